@@ -38,7 +38,7 @@ def section(name: str, results: dict[str, Any]) -> str:
             f"{len(plan.candidates)} methods, of which {methods} read {texts} documents.{out} **{why[0].upper()}{why[1:]}.**",
             "",
             f"`{results['command']}`: {plan.minutes:g} minutes were given, {minutes:.{0 if minutes >= 10 else 1}f} were measured; "
-            f"{machine['dtype']}, {machine['cpu']}, torch {machine['torch']}.",
+            f"{machine['dtype']}, {machine['cpu']}, load {machine['load']:.1f} on {machine['cores']} cores, torch {machine['torch']}.",
         ]
     )
 

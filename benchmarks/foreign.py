@@ -23,6 +23,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Positions, attention
 from posenc.bias import Modifier, SoftCap
+from posenc.testing.oracles import rotations as oracles
+from posenc.testing.oracles.attention import mix
 
 ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "conform.md", ROOT / "benchmarks" / "foreign.json"
@@ -63,11 +65,9 @@ def numbers(*shape: int) -> Tensor:
 
 def dense(q: Tensor, k: Tensor, v: Tensor, change: Callable[[Tensor], Tensor], visible: Tensor | None) -> Tensor:
     """softmax(change(q k^T / sqrt(d))) v with keys repeated for each query head; rows that see nothing are 0."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = change(q @ k.mT / math.sqrt(q.shape[-1]))
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -math.inf)
-    return scores.softmax(-1).nan_to_num(0.0) @ v
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    visible = torch.tensor(True) if visible is None else visible
+    return mix(change(q @ k.mT / math.sqrt(q.shape[-1])), v, visible=visible)
 
 
 # -------------------------------------------------------------------- Dao-AILab/flash-attention
@@ -164,12 +164,8 @@ CACHES = [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 20
 
 def turned(x: Tensor, at: Tensor, width: int, interleaved: bool, base: float = 10000.0) -> Tensor:
     """The first `width` channels of x (batch, heads, n, d) rotated by the angles of positions (batch, n)."""
-    angles = at[:, None, :, None].double() * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    cos, sin = angles.cos(), angles.sin()
-    a, b = (x[..., 0:width:2], x[..., 1:width:2]) if interleaved else x[..., :width].chunk(2, -1)
-    pair = a * cos - b * sin, a * sin + b * cos
-    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat((rotated, x[..., width:]), -1)
+    layout = "interleaved" if interleaved else "half"
+    return oracles.rotary(x, at[:, None, :, None], base, width, layout=layout) if width else x
 
 
 def flash_attention_kvcache() -> Iterator[Case]:
@@ -395,11 +391,7 @@ def liger_rope() -> Iterator[Case]:
 
 def turned_by_axes(x: Tensor, at: Tensor, axes: Tensor, base: float) -> Tensor:
     """x (batch, heads, n, d) with pairs of halves, of which c turns by axis axes[c] of positions (batch, n, 3)."""
-    pairs = x.shape[-1] // 2
-    angles = at.double()[..., axes] * base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return oracles.rotary(x, at[:, None][..., axes], base)
 
 
 def liger_m_rope() -> Iterator[Case]:

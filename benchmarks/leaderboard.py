@@ -23,6 +23,9 @@ from typing import Any
 
 import torch
 
+from posenc.encodings import ENCODINGS
+from posenc.encodings.catalogue import family
+from posenc.encodings.patterns import read
 from posenc.errors import listed
 from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, TEN
@@ -239,6 +242,33 @@ def advice(board: Board) -> str:
             rows.append([need.who, f"`{name}`", str(world), losses, f"{lag(name, need, world):.3f}"])
     factor = board.rankings["text"].settings.factors[-1]
     return table(["you", "take", "measured with", f"loss: 1×, {factor}×", "behind the best"], rows, text=3)
+
+
+WITHOUT = {
+    "grid": "their positions have several coordinates ([images](vision-lab.md))",
+    "augment": "they change positions in training, for use with another encoding, as `randomized` does in two rows",
+}
+"""Why the encodings of a family have no row. Others were not run."""
+
+
+def missing(board: Board) -> str:
+    """Which encodings the rows contain, alone or in sums, and which they do not, with the reason."""
+    rows = board.results["settings"]["encodings"]
+    there = {term.name for row in rows for terms in read(row).layers for term in terms}
+    alone = sum(row in ENCODINGS for row in rows)
+    without: dict[str, list[str]] = {}
+    for name, cls in ENCODINGS.items():
+        if name not in there:
+            without.setdefault(WITHOUT.get(family(cls), "they were not run"), []).append(f"`{name}`")
+    lines = [f"- {len(names)}, since {reason}: {', '.join(names)}." for reason, names in sorted(without.items())]
+    return "\n".join(
+        [
+            f"The {len(rows)} rows are {alone} encodings alone and {len(rows) - alone} sums or patterns of layers; together they have "
+            f"{len(there & ENCODINGS.keys())} of the {len(ENCODINGS)} encodings. Without a row are:",
+            "",
+            *lines,
+        ]
+    )
 
 
 def summary(board: Board) -> str:
@@ -478,7 +508,7 @@ def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
     made = {
         each.__name__: each(board)
-        for each in (facts, advice, gains, summary, removed, scores, luck, equal_time, budgets, baselines)
+        for each in (facts, advice, gains, summary, missing, removed, scores, luck, equal_time, budgets, baselines)
     }
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))

@@ -12,7 +12,7 @@ import sys
 import torch
 
 import posenc
-from posenc.report.evaluate import page
+from posenc.report.evaluate import files
 
 FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 TASKS = ("perplexity:protocol=last", "repeated", "copying", "facts", "passkey")
@@ -44,7 +44,7 @@ def main(folder="best-stretch", model="demo", length=12288, samples=8, text="pyd
         "generate": False,
         "attention": False,
     }
-    chosen |= {"name": model, "directory": folder, "pages": lambda results: {"report.html": page(results)}}
+    chosen |= {"name": model, "directory": folder, "pages": files}
     print(table(posenc.evaluate(lm, tokenizer, **chosen)))
 
 

@@ -11,7 +11,7 @@ unmodified model, and the accuracy of the next token. FOLDER has the results.jso
 import sys
 
 import posenc
-from posenc.report.evaluate import page
+from posenc.report.evaluate import files
 
 FACTORS = (1.5, 2, 4, 8, 16)
 KINDS = {"PI": "linear:factor={}", "PI + resonance": "linear:factor={}+resonance", "NTK": "ntk:factor={}"}
@@ -37,9 +37,7 @@ def main(folder: str = "density", model: str = "demo", length: int = 1024, sampl
     lm, tokenizer = posenc.load(model)
     methods = [kind.format(factor) for kind in KINDS.values() for factor in FACTORS]
     chosen = {"tasks": ["perplexity"], "attention": False, "methods": methods, "lengths": [length], "samples": samples}
-    results = posenc.evaluate(
-        lm, tokenizer, **chosen, name=model, directory=folder, pages=lambda results: {"report.html": page(results)}
-    )
+    results = posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, pages=files)
     print(table(results))
 
 

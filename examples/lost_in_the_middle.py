@@ -11,7 +11,7 @@ results.json and report.html; the same command resumes.
 import sys
 
 import posenc
-from posenc.report.evaluate import page
+from posenc.report.evaluate import files
 
 METHODS = ("softmax_n", "rerope:window=128", "self_extend:window=128:group=4", "dual_chunk:chunk=192:local=64",
            )  # fmt: skip
@@ -51,7 +51,7 @@ def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 2
         attention=False,
         name=model,
         directory=folder,
-        pages=lambda results: {"report.html": page(results)},
+        pages=files,
     )
     print(table(results))
 

@@ -13,7 +13,7 @@ import sys
 import torch
 
 import posenc
-from posenc.report.evaluate import page
+from posenc.report.evaluate import files
 
 PAIRS, DOCUMENTS = "key_value:keys=words:values=digits:pairs=140", "multi_document:documents="
 TASKS = (PAIRS, f"{PAIRS}:query_aware=true", f"{DOCUMENTS}10", f"{DOCUMENTS}20", f"{DOCUMENTS}20:query_aware=true",
@@ -51,7 +51,7 @@ def main(folder: str = "question-in-front", model: str = "demo", samples: int = 
         attention=False,
         name=model,
         directory=folder,
-        pages=lambda results: {"report.html": page(results)},
+        pages=files,
     )
     print(table(results))
 

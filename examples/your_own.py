@@ -17,7 +17,7 @@ from posenc.bias import Relative
 from posenc.conformance import check
 from posenc.lab import compare, data, text
 from posenc.lab.engines import InProcess
-from posenc.report.compare import page
+from posenc.report.compare import files
 
 
 class LogDistance(posenc.Encoding):
@@ -46,9 +46,7 @@ def main(folder="log-distance", steps=120):
     print(*analysis.sentences(), sep="\n", end="\n\n")
     settings = text.Settings(length=32, factors=(1, 4), steps=int(steps), dim=32, head_dim=None, targets=16)
     comparison = compare.Comparison(("rope", "alibi", "log_distance"), seeds=2, settings=settings)
-    results = compare.compare(
-        comparison, data.load("pydoc"), folder, engine=InProcess(), pages=lambda results: {"report.html": page(results)}
-    )
+    results = compare.compare(comparison, data.load("pydoc"), folder, engine=InProcess(), pages=files)
     print(*results["answer"], sep="\n")
     return report, analysis, results
 

@@ -269,6 +269,7 @@ EXPORT = {
     "documents of 1000 tokens retrieved by their last 128": "pretrained/test_learned_table_real.py::test_minilm_finds_texts_by_what_truncation_has_cut_off",
 }
 DOCTOR = {
+    "Where it fails, that is no finding": "pretrained/test_doctor.py::test_a_rule_of_thumb_that_fails_is_no_fault",
     "each is named, and nothing else is": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
     "none has a finding": "pretrained/test_doctor.py::test_no_alarm_at_a_clean_model_of_each_type",
     "can use wrong positions without any error": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",

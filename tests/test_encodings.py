@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import Binary, Integer, Learned, NoPE, Normalized, PerLayer, Positions, Rotary, Sinusoidal, Sum
-from posenc.conformance import formulas
+from posenc.testing.oracles.codes import sinusoidal
 from posenc.transformer import Transformer, TransformerConfig
 
 SHAPE = {"dim": 16, "num_heads": 2, "max_positions": 32, "causal": True}
@@ -26,7 +26,7 @@ def codes(encoding, positions):
 @given(base=st.sampled_from([100.0, 1e4]), offset=st.integers(0, 2000))
 def test_sinusoidal_codes(layout, base, offset):
     p = Positions.arange(3, offset)
-    want = formulas.sinusoidal(range(offset, offset + 3), 8, base, layout=layout)
+    want = sinusoidal(range(offset, offset + 3), 8, base, layout=layout)
     assert torch.allclose(codes(Sinusoidal(8, base=base, layout=layout), p)[0], want, atol=1e-10)
 
 

@@ -270,6 +270,15 @@ def test_the_comparison_fits_the_column_of_a_page(text):
     assert sum(10 * max(map(len, of_column)) + 27 for of_column in words) <= 830
 
 
+def test_the_advice_fits_a_phone():
+    """358 px of 390: two columns as wide as their longest words, in a font of 9 px, and their padding."""
+    rows = [
+        re.sub(r"\]\([^)]*\)|[\[`]", "", line).strip("|").split("|") for line in tables(ENGLISH)[0] if "---" not in line
+    ]
+    words = ([word for cell in column for word in cell.split()] for column in zip(*rows, strict=True))
+    assert sum(9 * max(map(len, of_column)) + 27 for of_column in words) <= 358
+
+
 def test_the_readme_is_for_three_readers_who_can_try_it():
     for text, want in (
         (ENGLISH, ("RoPE model", "research", "learn", "**Try it**")),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from posenc import InputError, frequencies
 from posenc import functional as F
-from posenc.conformance import formulas
+from posenc.testing.oracles import biases, codes
 
 EVEN = st.integers(1, 16).map(lambda n: 2 * n)
 BASES = st.sampled_from([100.0, 10000.0, 500000.0])
@@ -16,7 +16,7 @@ BASES = st.sampled_from([100.0, 10000.0, 500000.0])
 @given(dim=EVEN, base=BASES, layout=st.sampled_from(["interleaved", "concat"]), position=st.integers(0, 100000))
 def test_sinusoidal_is_the_papers_formula(dim, base, layout, position):
     got = F.sinusoidal(torch.tensor([position]), dim, base=base, layout=layout, dtype=torch.float64)[0]
-    want = formulas.sinusoidal([position], dim, base, layout=layout)[0]
+    want = codes.sinusoidal([position], dim, base, layout=layout)[0]
     assert torch.allclose(got, want, atol=1e-9)
 
 
@@ -61,7 +61,7 @@ def test_frequency_curves(curve, exponent, theta):
 
 @given(st.integers(1, 40))
 def test_alibi_slopes_are_the_authors_recursion(heads):
-    assert F.alibi_slopes(heads).tolist() == pytest.approx(formulas.alibi(heads), rel=1e-12)
+    assert F.alibi_slopes(heads).tolist() == pytest.approx(biases.alibi(heads), rel=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [(32, 128), (64, 256), (8, 20), (10, 50)])
@@ -69,7 +69,7 @@ def test_alibi_slopes_are_the_authors_recursion(heads):
 def test_t5_buckets_are_the_formula_at_every_distance(sizes, bidirectional):
     relative = torch.arange(-700, 701)
     named = dict(zip(("num_buckets", "max_distance"), sizes, strict=True))
-    want = formulas.t5(relative.tolist(), bidirectional, *sizes)
+    want = biases.t5(relative.tolist(), bidirectional, *sizes)
     assert F.t5_bucket(relative, bidirectional=bidirectional, **named).tolist() == want
 
 

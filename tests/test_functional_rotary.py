@@ -21,7 +21,7 @@ from posenc.functional import (
     turn_together,
     widened,
 )
-from references import loops
+from posenc.testing.oracles.rotations import angles, turned
 
 LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
 
@@ -71,10 +71,8 @@ ORDERS = ["plain", "heads inside", "slice of a fused projection", "channels stri
 @pytest.mark.usefixtures("small_blocks")
 def test_kernels_are_the_rotation_matrix(layout, order, width, pairs, start):
     x, (cos, sin) = stored(order, 2, 3, 11, width), tables(11, pairs)
-    part = x[..., start : start + 2 * pairs]
     base = 10000.0 if pairs > 1 else 7.0
-    turned = loops.rotate_all(part, torch.arange(11).expand(2, 11), base, layout)
-    wanted = torch.cat((x[..., :start], turned, x[..., start + 2 * pairs :]), -1)
+    wanted = turned(x, angles(torch.arange(11), 2 * pairs, base), layout, start)
     for dtype, bound in ((torch.float64, 1e-13), (torch.float32, 1e-6)):
         mine, c, s = x.to(dtype), cos.to(dtype), sin.to(dtype)
         before = mine.clone()

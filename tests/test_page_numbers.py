@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from posenc import analysis
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -84,7 +85,7 @@ def chinese_claims():
 
 FIRST = analysis.longest_length(1e4, 128)
 DISTANCES = torch.arange(FIRST, 4097, dtype=torch.float64)
-SUMS = torch.cos(DISTANCES[:, None] * 1e4 ** (-torch.arange(64) / 64)).sum(1)
+SUMS = torch.cos(DISTANCES[:, None] * ladder(128)).sum(1)
 BELOW = 100 * float((SUMS < 0).double().mean())
 
 

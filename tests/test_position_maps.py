@@ -18,7 +18,7 @@ from posenc.encodings.mapped import Turned
 from posenc.position_maps import MAPS, dual_chunk, jet_long, leaky_rerope, rerope, self_extend, streaming, string
 from posenc.positions.segments import segments
 from posenc.positions.visibility import Region
-from references import maps
+from posenc.testing.oracles import maps
 
 OPTIONS = [
     ("rerope", {"window": 4}), ("leaky_rerope", {"window": 4, "factor": 2.5}), ("inverse_leaky", {"window": 3, "factor": 2}),
@@ -150,7 +150,15 @@ def test_gradients_are_the_formulas(name, options, layout):
     factors = ((~seen.isnan()).sum(-1).clamp(min=1).double().log() / math.log(4)).clamp(min=1)
     bias = -encoding.parts[3].slope_table[:, None, None] * (p.q[:, None, :, None] - p.k[:, None, None])
     frequencies = Rotary(8).inv_freq
-    expected = maps.attend(*leaves, seen, frequencies, "half", factors=factors[:, None], bias=bias, sink=math.log(0.5))
+    expected = maps.attend(
+        *leaves,
+        seen,
+        frequencies,
+        "half",
+        factors=factors[:, None],
+        bias=bias,
+        sink=torch.full((4,), math.log(0.5), dtype=torch.float64),
+    )
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), leaves)
     for backend in ("sdpa", "reference"):

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def rank_correlation(one, other):
 
 def cells(text):
     """Reasons of the table of advice by what is advised."""
-    return dict(re.findall(r"^\| [^|]+ \| `([\w+]+)` \| (.+) \|$", text, re.MULTILINE))
+    return dict(re.findall(r"^\| [^|]+[:：] ?`([\w+]+)` \| (.+) \|$", text, re.MULTILINE))
 
 
 ADVICE = cells(ENGLISH)
@@ -109,7 +110,7 @@ def test_the_settings_of_the_losses_are_those_of_the_board():
     assert {
         millions(row["parameters"]) for row in TEXT.values() if row["name"] in ("rope", "alibi", "t5", "stick_breaking")
     } == {"0.5 M"}
-    head = f"because (losses in nats per byte: 0.5 M parameters, {steps} steps on one text, {WORDS[4]}) |"
+    head = f"because (losses in nats per byte: 0.5 M weights, {steps} steps on one text, {WORDS[4]}) |"
     assert head in ENGLISH
 
 
@@ -195,7 +196,7 @@ def test_yarn_for_servers():
     assert models == ["demo", "stories15M"]
     size = SMOLLM2["model"]["parameters"]
     assert ADVICE["yarn"].endswith(
-        f". Measured without fine-tuning on SmolLM2-{size / 1e6:.0f}M and stories15M "
+        f". Measured without fine-tuning on SmolLM2 ({size / 1e6:.0f} M) and stories15M "
         f"({STORIES['model']['parameters'] / 1e6:.0f} M); not tried larger"
     )
 
@@ -220,7 +221,7 @@ def test_dual_chunk_in_python():
     assert ADVICE["dual_chunk"] == (
         "inputs up to 3/4 of the context length stay as they were (under `yarn` none does). "
         f"[Over truncation it costs](docs/longer_context.md) {near:.2f} ± {wide:.2f} nats per token at 1.5 times the length of "
-        f"SmolLM2-135M, {far:.2f} ± {spread:.2f} at 4 times that of stories15M (`yarn` {yarn:.2f}); not tried larger"
+        f"SmolLM2 (135 M), {far:.2f} ± {spread:.2f} at 4 times that of stories15M (`yarn` {yarn:.2f}); not tried larger"
     )
 
 
@@ -335,7 +336,7 @@ TESTED = (
     r"Python 3\.11 or newer",
     r"found in 4 of 4 documents",
     r"trained for 120 steps on one text",
-    r"SmolLM2-135M|stories15M|SmolLM2|float32",
+    r"SmolLM2-135M|SmolLM2 \(135 M\)|stories15M|SmolLM2|float32",
     r"^Read in the code of .*$",
     r"0\.5 M|7\.5 M|rank correlation 0\.\d\d",
     r"<picture>.*$",
@@ -349,3 +350,14 @@ def test_no_number_of_the_readme_is_without_a_test():
         text = re.sub(pattern, "", text, flags=re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
     assert re.findall(r".*\d.*", re.sub(r"\bT5\b", "", text)) == []
+
+
+def test_the_leaderboard_names_what_has_no_row():
+    spec = spec_from_file_location("leaderboard", BENCHMARKS / "leaderboard.py")
+    board = module_from_spec(spec)
+    sys.modules["leaderboard_of_missing_rows"] = board
+    spec.loader.exec_module(board)
+    made = board.missing(SimpleNamespace(results=BOARD))
+    assert made in (ROOT / "docs/leaderboard.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"\w+", " ".join(BOARD["settings"]["encodings"])))
+    assert set(re.findall(r"`(\w+)`", made)) - {"randomized"} == set(ENCODINGS) - rows - {"window"}

@@ -1,6 +1,7 @@
 """The shape of src: no circle of imports, no code in a package's face, no knowledge of single encodings above them."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,26 @@ def test_modules_above_ask_for_traits_and_not_for_classes():
                 if named:
                     asked.setdefault(file.relative_to(SOURCE / "posenc").as_posix(), set()).update(named)
     assert asked == OF_ONE_KIND
+
+
+# ---------------------------------------------------------------- records
+
+
+def in_prose(node):
+    """Fields that a dataclass's docstring describes as "name: ..", in place of a line beside each."""
+    fields = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
+    return [name for name in fields if re.search(rf"(?m)(^|[\s,.]){name}(, \w+)*: ", ast.get_docstring(node) or "")]
+
+
+def test_a_record_of_many_fields_describes_each_beside_it():
+    by_class = {
+        f"{name}.{node.name}": in_prose(node)
+        for name, file in MODULES.items()
+        if not name.startswith("posenc.encodings.")  # whose docstrings are those of constructors, and pages
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+    }
+    assert len(by_class) > 100
+    assert [name for name, fields in by_class.items() if len(fields) > 7] == [
+        "posenc.lab.evals.config.EvaluationSettings"  # its lines are the command's help
+    ]

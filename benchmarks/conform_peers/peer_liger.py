@@ -8,12 +8,14 @@ import torch
 from liger_kernel.transformers.qwen2vl_mrope import liger_multimodal_rotary_pos_emb
 from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
+from posenc.testing.oracles import rotations
+
 PACKAGE = "liger-kernel"
 
 
 def _tables(x, positions, base):
     """(..., seq, head_dim), an angle for each channel."""
-    angles = positions.double()[..., None] * base ** (-torch.arange(0, x.shape[-1], 2).double() / x.shape[-1])
+    angles = rotations.angles(positions.double(), x.shape[-1], base)
     spread = torch.cat((angles, angles), -1)
     return spread.cos().to(x.dtype), spread.sin().to(x.dtype)
 

@@ -5,13 +5,15 @@ from types import SimpleNamespace
 import torch
 from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_thd
 
+from posenc.testing.oracles import rotations
+
 PACKAGE = "megatron-core"
 
 
 def _turn(x, cu_seqlens, base, positions, ranks=1, rank=0):
     """Turn by a table of these positions, (positions, 1, 1, head_dim), an angle for each channel."""
     group = SimpleNamespace(size=lambda: ranks, rank=lambda: rank)
-    angles = positions.double()[:, None] * base ** (-torch.arange(0, x.shape[-1], 2).double() / x.shape[-1])
+    angles = rotations.angles(positions.double(), x.shape[-1], base)
     table = torch.cat((angles, angles), -1)[:, None, None].float()
     turned = _apply_rotary_pos_emb_thd(x[0].transpose(0, 1), cu_seqlens.int(), table, cp_group=group)
     return turned.transpose(0, 1)[None]

@@ -111,7 +111,7 @@ def _page(name: str) -> Page:
         *speed(name),
         "## Code",
         f"```python\n{snippet(name)}```",
-        "## What holds",
+        "## Checked properties",
         f"Equal to {plain(cls.equal_to)}, up to rounding." if cls.equal_to != "the formula" else "",
         parity(name),
         "## Source code",

@@ -37,7 +37,9 @@
   // ------------------------------------------------------------------ filters
 
   const search = element("input", { type: "search", placeholder: words.search, ariaLabel: words.search });
-  const form = element("form", { className: "filters", autocomplete: "off" }, search), boxes = new Map(), counts = new Map();
+  const groups = element("div"), boxes = new Map(), counts = new Map();
+  const folded = element("details", { open: innerWidth > 600 }, element("summary", {}, words.filters), groups);  // a phone shows cards first
+  const form = element("form", { className: "filters", autocomplete: "off" }, search, folded);
   for (const facet of facets) {
     const group = element("fieldset", {}, element("legend", {}, words[facet]));
     for (const [value, label] of Object.entries(words.facets[facet])) {
@@ -46,7 +48,7 @@
       counts.set(`${facet} ${value}`, count);
       group.append(element("label", {}, check, ` ${label} `, count));
     }
-    form.append(group);
+    groups.append(group);
   }
   const clear = element("button", { type: "button" }, words.clear), shown = element("p", { className: "shown", role: "status" });
   const status = element("div", { className: "bar" }, shown, clear), versus = element("section", { className: "versus", tabIndex: -1, hidden: true });
@@ -182,10 +184,12 @@
   addEventListener("hashchange", () => {
     if (!location.hash || location.hash.includes("=")) {  // others are headings of the page
       read();
+      folded.open ||= facets.some(facet => state[facet].length);
       show();
     }
   });
   read();
+  folded.open ||= facets.some(facet => state[facet].length);
   show();
   box.classList.add("live");
 }

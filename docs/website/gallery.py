@@ -56,7 +56,7 @@ FACETS: dict[str, dict[str, tuple[str, str]]] = {
 WORDS = {
     "en": {
         "family": "Family", "learned": "Parameters", "longer": "Past the training length", "memory": "Attention takes",
-        "decoding": "Use in", "search": "Search the encodings", "compare": "Compare", "clear": "Clear all", "acts_on": "Acts on",
+        "decoding": "Use in", "search": "Search the encodings", "filters": "Filters", "compare": "Compare", "clear": "Clear all", "acts_on": "Acts on",
         "shown": "{shown} of {all} encodings.", "none": "No encoding has all of this.",
         "pick": "Choose two encodings to compare.", "second": "Choose a second encoding to compare with {name}.",
         "between": "{one} and {other}", "figure": "Change of the score from distance 0, in nats, by distance in tokens (of images: in patches). A line for each head, at most four.",
@@ -65,7 +65,7 @@ WORDS = {
     },
     "zh": {
         "family": "类别", "learned": "参数", "longer": "超过训练长度", "memory": "注意力占用", "decoding": "用于", "search": "搜索编码",
-        "compare": "比较", "clear": "全部清除", "acts_on": "作用于", "shown": "{all} 种编码中的 {shown} 种。", "none": "没有编码满足所有条件。",
+        "filters": "筛选", "compare": "比较", "clear": "全部清除", "acts_on": "作用于", "shown": "{all} 种编码中的 {shown} 种。", "none": "没有编码满足所有条件。",
         "pick": "选择两种编码进行比较。", "second": "再选一种与 {name} 比较。", "between": "{one} 与 {other}",
         "figure": "分数相对距离 0 的变化（nat），横轴为距离（词元；图像为图块）。每个头一条线，最多四条。",
         "without": "{names} 的分数不只取决于距离：见图。", "close": "关闭", "source": "据其来源", "use": "何时使用", "picture": "图示",

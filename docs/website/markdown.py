@@ -66,6 +66,7 @@ def _live(found: re.Match[str], page: Path) -> str:
     assert here is not None
     source = Path(os.path.relpath("explorer.html", here.parent)).as_posix()
     title = f"The explorer: {given['view']} of {given['encoding']}"
+    state += "&lang=zh" if page.name.endswith(".zh.md") else ""
     frame = f'<iframe src="{source}#{escape(state)}" title="{title}" loading="lazy"></iframe>'
     return f'<div class="live{" instead" if instead else ""}" markdown="1">\n\n{image}\n\n{frame}\n\n</div>'
 
@@ -129,7 +130,9 @@ def _explorer(found: re.Match[str], page: Path) -> str:
     here, words = place(page), found[1].split()
     if here is None:
         return found[0]
-    state = urlencode({flag[2:]: value for flag, value in zip(words[::2], words[1::2], strict=True)}, safe=":=")
+    asked = {flag[2:]: value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    asked |= {"lang": "zh"} if page.name.endswith(".zh.md") else {}
+    state = urlencode(asked, safe=":=")
     there = Path(os.path.relpath("explorer.html", here.parent)).as_posix()
     return f'<a href="{there}{"#" if state else ""}{escape(state)}">{found[0]}</a>'
 

@@ -14,7 +14,7 @@ CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 
 def marked(html: str, path: Path) -> str:
     """The HTML of the page at a path with `columns` on outputs that are tables, which scroll where others wrap, `data-stacked` on
-    tables of sentences, with their heads in each cell, and `wide` on wide pictures. Long names in first columns may break."""
+    tables of sentences, with their heads in each cell (`data-none`: it has a dash), and `wide` on wide pictures. Long names in first columns may break."""
     html = re.sub(r"<pre>(?=(?:<span></span>)?<code>([^<]*)</code>)", _output, html)
     html = re.sub(r"<table>.*?</table>", lambda found: _table(found[0]), html, flags=re.DOTALL)
     return re.sub(r'<p>(?=<img [^>]*src="([^"#:]+)"[^>]*></p>)', lambda found: _picture(found, path.parent), html)
@@ -42,7 +42,8 @@ def _table(html: str) -> str:
 
 
 def _named(cell: re.Match[str], name: str) -> str:
-    named = f' data-head="{escape(name)}"' if name and cell[3].strip() else ""
+    says = cell[3].strip()
+    named = " data-none" if says == "–" else f' data-head="{escape(name)}"' if name and says else ""
     return f"<{cell[1]}{cell[2]}{named}>{cell[3]}</{cell[1]}>"
 
 

@@ -24,8 +24,9 @@ from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
 from posenc.encoding import Encoding, gates_of
-from posenc.encodings import PrefixKV, create
+from posenc.encodings import ENCODINGS, PrefixKV, create
 from posenc.encodings.accumulated_rotary import AccumulatedRotary
+from posenc.encodings.catalogue import rows
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.floater import FLOATER
 from posenc.lab.experiment import Experiment, Run
@@ -51,7 +52,7 @@ OF_TEXT = (
     "normalized", "integer", "learned", "multiplicative", "hierarchical", "axial_table", "learned_rope", "t5", "kerple", "sines",
     "fire", "sink",
 )  # fmt: skip
-OF_IMAGES = ("grid_table", "mixed_rope", "liere", "comrope", "cayley_string", "swin", "beit", "swin_v2")
+OF_IMAGES = tuple(row["name"] for row in rows() if row["learned"] and row["family"] == "grid")
 """Encodings whose own numbers are drawn."""
 PHRASE = "the value of the object."
 """A text whose pairs of tokens are drawn."""
@@ -185,18 +186,24 @@ def of_words(model: Transformer, text: Tensor) -> dict[str, Tensor]:
 
 BYTES = " et."
 """Bytes whose frequencies are drawn."""
-MEASURED: dict[str, Callable[[Transformer, Tensor], dict[str, Tensor]]] = {
-    **dict.fromkeys(
-        (
-            "pope", "shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "projected_relative", "grape_a",
-            "dape", "wall", "path", "cope", "fox",
-        ),
-        of_scores,
-    ),
-    **dict.fromkeys(("selective_rope", "mamba3_rope", "carope"), of_angles),
-    "prefix_kv": of_prefix, "floater": of_flow, "complex_order": of_words,
-}  # fmt: skip
-"""Encodings of which what they do in their model is drawn, and how it is measured."""
+SPECIAL: dict[str, Callable[[Transformer, Tensor], dict[str, Tensor]]] = {
+    "prefix_kv": of_prefix,
+    "floater": of_flow,
+    "complex_order": of_words,
+}
+
+
+def measure_of(name: str) -> Callable[[Transformer, Tensor], dict[str, Tensor]]:
+    """How it is measured what an encoding does in its model, where this and not its numbers are drawn."""
+    return SPECIAL.get(name) or (of_angles if issubclass(ENCODINGS[name], AccumulatedRotary) else of_scores)
+
+
+MEASURED = {
+    row["name"]: measure_of(row["name"])
+    for row in rows()
+    if row["learned"] and row["name"] not in (*OF_TEXT, *OF_IMAGES)
+}
+"""Other encodings that learn, and how it is measured what they do in their model, which is drawn."""
 NAMES = (*OF_TEXT, *OF_IMAGES, *MEASURED)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
+"""Positional encodings for PyTorch (RoPE, ALiBi, T5, FoX ...) behind one function, and RoPE scaling of pretrained models."""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING

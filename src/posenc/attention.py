@@ -101,6 +101,8 @@ def attention(
             gates = gates or None
         if positions is None or positions.sharding is None:
             _check_no_ring()
+            if causal is not None and positions is not None:
+                positions, causal = positions.with_causal(causal), None  # made once, and with them what layers share
             usual = causal is None and sink is None and gates is None and softcap is None and type(keys_rotated) is bool
             usual = usual and type(dropout_p) is float and dropout_p == 0.0 and backend == "auto"
             memory = _memory(q, k, v, encoding, positions, scale, layer) if usual else None

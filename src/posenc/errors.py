@@ -158,7 +158,7 @@ class _Shown(str):
 
 
 def _plain(value: object) -> object:
-    """A value that any process can read: numbers, texts and short lists of them as they are, else as a message shows it."""
+    """A value that any process can read: numbers, strings and short lists of them as they are, else as a message shows it."""
     each = value if type(value) in (tuple, list) and len(value) <= 64 else [value]  # type: ignore[arg-type]
     plain = all(one is NO_VALUE or type(one) in (str, int, float, bool, NoneType) for one in each)  # type: ignore[attr-defined]
     return value if plain else _Shown(shown(value))

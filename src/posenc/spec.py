@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of texts that name things with options: "rope:layout=half@rerope:window=4+alibi/none" for encodings,
+"""The grammar of names with options: "rope:layout=half@rerope:window=4+alibi/none" for encodings,
 "yarn:factor=4+resonance" for schedules, "key_value:keys=digits" for tasks. `parse` reads a text into a tree, str() prints it.
 
     encoding = layer / layer ..        layers that take turns

@@ -402,7 +402,7 @@ class Transformer(TransformerBase):
 
 
 def _checked_cross(cross: Encoding, config: TransformerConfig) -> Encoding:
-    """Refuse what does not act between two texts."""
+    """Refuse what does not act between two sequences."""
     sites = set(cross.sites())
     if sites and not config.cross_attention:
         raise InputError("needs cross-attention, TransformerConfig(cross_attention=True)", cross=cross.known_as)

@@ -20,18 +20,15 @@ __all__ = ["VisionConfig", "VisionTransformer"]
 
 @dataclass(frozen=True)
 class VisionConfig(BlockConfig):
-    """Shape of a `VisionTransformer`.
-
-    num_classes: logits. patch_size: pixels of a square patch's side. channels: of the images. dim, num_layers,
-    num_heads, num_kv_heads, head_dim, mlp_ratio, dropout, norm, norm_first: as in `TransformerConfig`. tubelet_size: frames that a
-    patch of a video spans; None: images. class_token: read the class from a [CLS] token; False: from the mean of
-    the patches. registers: further tokens, whose outputs are not used (Darcet et al. 2024).
-    """
+    """Shape of a `VisionTransformer`. Fields that are not described are those of `TransformerConfig`."""
 
     num_classes: int
+    """Logits"""
     _: KW_ONLY
     patch_size: int
+    """Pixels of a square patch's side"""
     channels: int = 3
+    """Of the images"""
     dim: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -40,8 +37,11 @@ class VisionConfig(BlockConfig):
     mlp_ratio: float = 4.0
     dropout: float = 0.0
     tubelet_size: int | None = None
+    """Frames that a patch of a video spans; None: images"""
     class_token: bool = False
+    """Read the class from a [CLS] token; False: from the mean of the patches"""
     registers: int = 0
+    """Further tokens, whose outputs are not used (Darcet et al. 2024)"""
     norm: Literal["rms", "layer"] = "rms"
     norm_first: bool = True
 

@@ -280,6 +280,7 @@ _shtab_posenc_explore_options=(
   "--at[of the tokens, apart by commas (default\: in order)]:AT:"
   "--token[the query, which is compared with the others, from 1\; the last, unless given, or in both directions the first (default\: 1)]:N:"
   "--key[the token whose key the clock hands show, from 1\; if the first is the query, the last, unless given (default\: 1)]:N:"
+  "--lang[of the page\: English or Chinese (default\: en)]:LANG:"
   "--view[the only part of the page, with the controls that change it\; all\: the complete page (default\: all)]:VIEW:"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
   "--print-config[print all settings as YAML, presets resolved, and do nothing else]"

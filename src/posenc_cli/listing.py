@@ -83,7 +83,7 @@ def listed(
         known = {row["name"] for of_kind in rows.values() for row in of_kind}
         for name in names:
             if name not in known:
-                raise Mistake(unknown_name("name", name, known, nearest(name, known)))
+                raise Mistake(unknown_name("name", name, known, nearest(name, known)) + _findable(name, rows))
         rows = {each: [row for row in of_kind if row["name"] in names] for each, of_kind in rows.items()}
     rows = {each: of_kind for each, of_kind in rows.items() if of_kind}
     if not rows:
@@ -93,6 +93,13 @@ def listed(
     if names:
         return public, "\n\n".join(_entry(each, row) for each, of_kind in rows.items() for row in of_kind)
     return public, _overview(rows, summaries=bool(search))
+
+
+def _findable(name: str, rows: Rows) -> str:
+    """The search that finds what is no name, for a message."""
+    words = _words(name)
+    some = words and any(words <= _searched(row, words) for of_kind in rows.values() for row in of_kind)
+    return f" Or posenc list --search {' '.join(sorted(words))}" if some else ""
 
 
 def _words(text: str) -> set[str]:

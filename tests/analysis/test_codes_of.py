@@ -16,6 +16,7 @@ from posenc.encodings import ENCODINGS, ALiBi, Learned, Rotary, Sinusoidal, crea
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, sinusoidal, t5_bucket
 from posenc.positions import Positions
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 AT = torch.arange(20)
 REFUSED = {
@@ -73,7 +74,7 @@ def test_sinusoidal_codes_are_the_known_answers():
 
 
 def test_rotation_is_read_off_a_query_of_ones():
-    angle = 3 * 10000 ** (-2 * torch.arange(32, dtype=torch.float64) / 64)
+    angle = 3 * ladder(64)
     expected = torch.cat((angle.cos() - angle.sin(), angle.cos() + angle.sin()))
     assert torch.allclose(codes_of("rope")(torch.tensor([3]))[0], expected, atol=1e-12)
 

@@ -13,6 +13,7 @@ from posenc.analysis import four_terms
 from posenc.analysis.model import tables
 from posenc.analysis.score_terms import first_layer
 from posenc.errors import InputError
+from posenc.testing.oracles.rotations import frequencies as ladder
 from posenc.transformer import Transformer, TransformerConfig
 from references import minilm
 
@@ -166,7 +167,7 @@ def test_sinusoids_between_equal_projections_depend_on_distance_alone():
     model.blocks[0].attention_norm.weight.fill_(1.0)
     found = four_terms(model, TOKENS)
     assert found.explained.item() == pytest.approx(1, abs=1e-9)
-    theta = 10000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+    theta = ladder(32)
     expected = (
         (found.distances[:, None] * theta).cos().sum(-1) * 2 / 32**0.5
     )  # sinusoids have norm dim / 2, RMSNorm dim
@@ -251,7 +252,7 @@ def test_bad_tokens_are_refused():
     for model in (ours(), theirs("gpt2")):
         with pytest.raises(InputError, match=r"tokens: ids \d+ to 5\d; the model's vocabulary is 0 to 49"):
             four_terms(model, TOKENS + 10 * (TOKENS > 45))
-    with pytest.raises(InputError, match=r"tokens: texts of 36; the model's table has 32 positions"):
+    with pytest.raises(InputError, match=r"tokens: sequences of 36; the model's table has 32 positions"):
         four_terms(theirs("gpt2"), TOKENS.repeat(1, 3))
     with pytest.raises(InputError, match=r"term"):
         four_terms(ours(), TOKENS).of("content")

@@ -13,6 +13,7 @@ from posenc.analysis.codes import SHAPE
 from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.functional import sinusoidal
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 # ---------------------------------------------------------------- unique
 
@@ -131,7 +132,7 @@ def test_a_step_of_sinusoidal_codes_is_the_same_everywhere():
     found = steps("sinusoidal")
     assert found.holds
     assert found.uneven < 1e-12
-    frequencies = 10000 ** (-torch.arange(32, dtype=torch.float64) / 32)
+    frequencies = ladder(64)
     expected = [math.sqrt((2 - 2 * (k * frequencies).cos()).sum()) for k in found.steps]
     assert found.mean.tolist() == pytest.approx(expected, rel=1e-12)
 

@@ -13,6 +13,7 @@ from posenc.analysis import counter, digits
 from posenc.encodings import Sinusoidal
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.testing.oracles.rotations import frequencies
 
 
 @given(length=st.integers(2, 600), bits=st.integers(1, 12))
@@ -27,7 +28,7 @@ def test_the_counters_codes_are_the_sinusoidal_encodings():
     found = counter(50, 6, base=500.0)
     codes = Sinusoidal(12, base=500.0).codes(Positions.arange(50))[0]
     torch.testing.assert_close(found.codes, codes[:, 0::2])
-    torch.testing.assert_close(found.wavelengths, math.tau * 500.0 ** (torch.arange(6).double() / 6))
+    torch.testing.assert_close(found.wavelengths, math.tau / frequencies(12, 500.0))
     largest, smallest = found.code_steps
     assert largest == pytest.approx(smallest)
     assert smallest == pytest.approx(float((codes[1] - codes[0]).norm()))

@@ -9,6 +9,8 @@ import posenc
 from posenc.analysis import bias, rotation, scores
 from posenc.analysis.scores import PositionScores
 from posenc.errors import InputError
+from posenc.testing.oracles.biases import alibi
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 LENGTH = 40
 
@@ -22,7 +24,7 @@ def close_within_its_error(
 
 
 def test_alibi_adds_its_slopes_whatever_the_content():
-    slopes = [2.0 ** (-2 * (head + 1)) for head in range(4)]  # Press et al. 2022, four heads
+    slopes = alibi(4)
     distances = torch.arange(LENGTH, dtype=torch.float64)
     expected = torch.stack([-slope * distances for slope in slopes])
     found = scores("alibi", LENGTH, samples=3)
@@ -39,7 +41,7 @@ def test_alibi_adds_its_slopes_whatever_the_content():
 
 def test_rope_turns_a_token_away_from_its_like_by_the_sum_of_cosines():
     found = scores("rope", LENGTH, samples=200)
-    theta = torch.tensor([10000 ** (-2 * c / 64) for c in range(32)], dtype=torch.float64)
+    theta = ladder(64)
     distances = torch.arange(LENGTH, dtype=torch.float64)
     # a pair of unit variance has squared norm 2 on average: q.k is 2 sum cos(D theta), 64 without rotation
     expected = (2 * (distances[:, None] * theta).cos().sum(-1) - 64) / 8
@@ -117,7 +119,7 @@ def test_a_bias_of_content_and_direction_says_so():
 
 def test_the_wavelengths_of_a_rotation():
     found = rotation("rope:rope_theta=500", 100)
-    expected = [2 * math.pi * 500 ** (2 * c / 64) for c in range(32)]
+    expected = (2 * math.pi / ladder(64, 500.0)).tolist()
     torch.testing.assert_close(found.wavelengths, torch.tensor(expected, dtype=torch.float64))
     assert found.unfinished == sum(wave > 100 for wave in expected)
     assert found.sentences()[0].startswith(

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from posenc.analysis import spectrum
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 
 def test_wavelengths_of_the_paper():
     found = spectrum("sinusoidal")
-    expected = 2 * math.pi * 10000 ** (torch.arange(32, dtype=torch.float64) / 32)
+    expected = 2 * math.pi / ladder(64)
     assert found.known
     assert torch.allclose(found.wavelengths, expected.repeat_interleave(2))
     assert found.unfinished == 2 * int((expected > 512).sum()) == 32

@@ -173,7 +173,7 @@ class Silent(Encoding):
 @torch.no_grad()
 def test_bad_input_is_refused():
     for tokens in (TOKENS[0], TOKENS[:3], TOKENS[:, :1], TOKENS.float()):
-        with pytest.raises(InputError, match=r"tokens: .*at least 4 texts of 2"):
+        with pytest.raises(InputError, match=r"tokens: .*at least 4 sequences of 2"):
             survival(model_of("none"), tokens)
     with pytest.raises(InputError, match=r"the model's vocabulary is 0 to 49"):
         survival(model_of("none"), TOKENS + 9)

@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import pad
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from posenc.conformance import conform, formulas
+from posenc.conformance import conform
+from posenc.testing.oracles import biases
 
 
 def inv_freq(width, base):
@@ -93,14 +94,14 @@ def flux(x, positions, base, widths, layout="interleaved", run_on=False):
 
 
 def alibi(num_heads, num_queries, num_keys, last=None, power=False):
-    ours = [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)] if power else formulas.alibi(num_heads)
+    ours = [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)] if power else biases.alibi(num_heads)
     first = num_keys - num_queries if last is None else last
     return torch.tensor(ours)[:, None, None] * (torch.arange(num_keys) - torch.arange(num_queries)[:, None] - first)
 
 
 def bloom(num_heads, num_queries, num_keys):
     """The slope times the key's number for every query, which the softmax takes for ALiBi's."""
-    return (torch.tensor(formulas.alibi(num_heads))[:, None, None] * torch.arange(num_keys)).expand(-1, num_queries, -1)
+    return (torch.tensor(biases.alibi(num_heads))[:, None, None] * torch.arange(num_keys)).expand(-1, num_queries, -1)
 
 
 def t5(table, num_queries, num_keys, bidirectional, max_distance, first=None, direction=1):

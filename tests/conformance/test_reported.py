@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from posenc.conformance import conform, formulas
+from posenc.conformance import conform
+from posenc.testing.oracles import rotations
 
 
 def inv_freq(width, base, step=2.0):
@@ -225,7 +226,7 @@ def misplaced(axis, by_index):
 
     def turned(x, given, base):
         name = "offsets" if given.dim() and len(given) == len(x) else "cu_seqlens"
-        positions = formulas.positions_of({"x": x, name: given})
+        positions = rotations.positions_of({"x": x, name: given})
         angles = tables(positions, axis, x.shape[axis], by_index) * inv_freq(x.shape[-1], base)
         return apply(x, angles)
 
@@ -241,7 +242,7 @@ BY_TOKEN, BY_INDEX = "turns by the position of token n", "turns by position n"
 def test_tables_along_another_axis_are_named(kind, axis, where, by_index, words):
     """Of one row, which is at position 0, those along the batch turn nothing."""
     if kind == "fope":
-        function = lambda x, p, b, c, s: formulas.fope(  # noqa: E731
+        function = lambda x, p, b, c, s: rotations.fope(  # noqa: E731
             x, p, b, c, s, at=lambda q: tables(q, axis, x.shape[axis], by_index)
         ).to(x.dtype)
     else:
@@ -270,7 +271,7 @@ def test_clamped_positions_are_named_besides_another_fault():
 
     def cut(x, cu_seqlens, base, starts=(), ranks=1, rank=0):
         given = {"cu_seqlens": cu_seqlens, "starts": starts, "ranks": ranks, "rank": rank}
-        return apply(x, formulas.positions_of(given).clamp(max=511) * inv_freq(x.shape[-1], base))
+        return apply(x, rotations.positions_of(given).clamp(max=511) * inv_freq(x.shape[-1], base))
 
     assert "positions are clamped: 511 is used from position 512 on" in conform(cut, "rotary_packed").findings
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from posenc import functional as F
-from posenc.conformance import conform, formulas
+from posenc.conformance import conform
 from posenc.conformance.diagnosis import SPREAD, TEXTS
+from posenc.testing.oracles import biases, schedules
 from references.mutants import by_tables, codes, from_scratch, slopes, turn, yarn
 
 HALF = torch.bfloat16
@@ -91,11 +92,11 @@ def part(x, p, b, r, beyond=lambda rest: rest):
 
 
 def rounded_share(d, b, fraction):
-    return [f if c < round(fraction * d / 2) else 0.0 for c, f in enumerate(formulas.default(d, b))]
+    return [f if c < round(fraction * d / 2) else 0.0 for c, f in enumerate(schedules.default(d, b))]
 
 
 def doubled_for(*heads):
-    return lambda n: [2 * s for s in formulas.alibi(n)] if n in heads else formulas.alibi(n)
+    return lambda n: [2 * s for s in biases.alibi(n)] if n in heads else biases.alibi(n)
 
 
 def t5_rounded(r, two, n, far, dtype=torch.float16, more=0.0):
@@ -112,7 +113,7 @@ def power(number):
 
 
 def yarn_with(head_dim, base, factor, original_max_positions, beta_fast=32.0, beta_slow=1.0, truncate=True):
-    return formulas.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, truncate)
+    return schedules.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, truncate)
 
 
 def plain_only(name):
@@ -122,7 +123,7 @@ def plain_only(name):
         options = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
         if (head_dim, base) != (64, 1e4):
             del options[name]
-        return formulas.yarn(head_dim, base, factor, original_max_positions, **options)
+        return schedules.yarn(head_dim, base, factor, original_max_positions, **options)
 
     return fault
 
@@ -139,7 +140,7 @@ def truncate_without_limits(
     head_dim, base, factor, original_max_positions, beta_fast=32.0, beta_slow=1.0, truncate=True
 ):
     rounded = truncate or (beta_fast, beta_slow) != (32.0, 1.0)
-    return formulas.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, rounded)
+    return schedules.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, rounded)
 
 
 SUBTLE = {
@@ -173,22 +174,22 @@ SUBTLE = {
     "base ignored for 128": ("sinusoidal", lambda p, d, b: codes(p, d, b if d in (4, 64) else 1e4)),
     "integer factors": ("linear", lambda d, b, s: from_scratch(d, b) / int(s)),
     "factors that are powers of two": ("linear", lambda d, b, s: from_scratch(d, b) / power(s)),
-    "ntk of integer factors": ("ntk", lambda d, b, s: formulas.ntk(d, b, int(s))),
-    "yarn of integer factors": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, int(s), L)),
-    "lengths that are powers of two": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, s, power(L))),
-    "llama3 lengths that are powers of two": ("llama3", lambda d, b, s, L: formulas.llama3(d, b, s, power(L))),
+    "ntk of integer factors": ("ntk", lambda d, b, s: schedules.ntk(d, b, int(s))),
+    "yarn of integer factors": ("yarn", lambda d, b, s, L: schedules.yarn(d, b, int(s), L)),
+    "lengths that are powers of two": ("yarn", lambda d, b, s, L: schedules.yarn(d, b, s, power(L))),
+    "llama3 lengths that are powers of two": ("llama3", lambda d, b, s, L: schedules.llama3(d, b, s, power(L))),
     "temperature of doublings": ("yarn", lambda d, b, s, L: (yarn(d, b, s, L), 0.1 * math.log(2) * int(math.log2(s)) + 1)),
     "a ramp that begins before the first pair": ("yarn", below_zero),
     "beta_fast for one base only": ("yarn", plain_only("beta_fast")),
     "beta_slow for one base only": ("yarn", plain_only("beta_slow")),
     "truncate for one base only": ("yarn", plain_only("truncate")),
     "truncate for the default limits only": ("yarn", truncate_without_limits),
-    "heads wider than 128": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, s, L) if d <= 128 else formulas.default(d, b)),
+    "heads wider than 128": ("yarn", lambda d, b, s, L: schedules.yarn(d, b, s, L) if d <= 128 else schedules.default(d, b)),
     "a share that is rounded": ("proportional", rounded_share),
     **{f"{heads} heads": ("alibi", doubled_for(heads)) for heads in (4, 6, 10, 24, 32, 48, 96, 128)},
     "logarithms in float16": ("t5", t5_rounded),
     "logarithms in bfloat16": ("t5", lambda *given: t5_rounded(*given, dtype=HALF)),
-    "xpos heads wider than 64": ("xpos", lambda p, d, b: formulas.xpos(p.tolist(), d, b if d <= 64 else 512)),
+    "xpos heads wider than 64": ("xpos", lambda p, d, b: schedules.xpos(p.tolist(), d, b if d <= 64 else 512)),
 }  # fmt: skip
 
 

@@ -104,6 +104,8 @@ def test_cards_are_filtered_found_and_compared(few, tmp_path, new_tab):
     tab.goto((tmp_path / "index.html").as_uri())
     shown = lambda: tab.locator(".cards > li:visible").evaluate_all("all => all.map(one => one.dataset.name)")  # noqa: E731
     assert sorted(shown()) == sorted(FEW)
+    assert not tab.get_by_label("Images and video").is_visible()  # on a phone, cards come first
+    tab.get_by_text("Filters", exact=True).click()
     tab.get_by_label("Images and video").check()
     assert shown() == ["axial_rope"]
     tab.get_by_label("Relative bias").check()

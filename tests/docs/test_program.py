@@ -186,6 +186,11 @@ def test_a_search_finds_titles_names_in_chinese_and_beginnings():
         listed(TABLE, search=["bias"], kind="tasks", acts_on="embed")
 
 
+def test_a_word_that_is_no_name_leads_to_the_search(capsys):
+    assert "Or posenc list --search rotary" in answered(capsys, "list", "rotary")[2]
+    assert "--search" not in answered(capsys, "list", "foxx")[2]
+
+
 def test_every_kind_is_listed_under_its_heading():
     text = listed(TABLE)[1]
     assert all(heading[1:] in text for heading in KINDS.values())

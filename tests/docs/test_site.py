@@ -16,7 +16,7 @@ import torch
 import yaml
 from website import build, encodings, extensions, measured, notebooks, reference, repository, snippets, trained
 from website.keywords import ALIASES, CHINESE, KEYWORDS
-from website.markdown import fitted, for_site, place, summary
+from website.markdown import fitted, for_site, place, summary, title
 from website.narrow import marked, width
 from website.page import DOCS, ROOT, explorer, formula, lines, linked_sources, plain
 from website.pictures import Half, card_of, pictures, says
@@ -37,7 +37,7 @@ from posenc.report.explorer import page as explorer_page
 from references.axe import AXE
 
 SECTIONS = (
-    "When to use it", "Formula", "Picture", "What it does", "Cost", "Code", "What holds", "Source code",
+    "When to use it", "Formula", "Picture", "What it does", "Cost", "Code", "Checked properties", "Source code",
 )  # fmt: skip
 EXTENSION = ("When to use it", "Formula", "Picture", "Arguments", "Code", "What loads it")
 """Of the page of a schedule or a map."""
@@ -122,6 +122,13 @@ def test_every_page_is_in_the_navigation_once():
     missing, gone = (written | generated) - set(named), set(named) - written - generated
     assert not missing, f"add {sorted(missing)} to the nav of mkdocs.yml"
     assert not gone, f"remove {sorted(gone)} from the nav of mkdocs.yml, or write the page in docs/"
+
+
+def test_no_two_pages_have_one_title():
+    """In the search and in tabs a title stands alone."""
+    titles = [title(path.read_text(encoding="utf-8")) for path in DOCS.rglob("*.md")]
+    titles += [words for words, _ in reference.MODULES.values()]
+    assert {each for each in titles if titles.count(each) > 1} == set()
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -249,6 +256,9 @@ def test_what_a_phone_cannot_show_is_marked(tmp_path):
     stacked = marked(table.format("word " * 12 + "and more"), page)
     assert stacked.startswith("<table data-stacked>")
     assert '<td data-head="two">b</td>\n<td data-head="three">c</td>' in stacked
+    assert "<td data-none>–</td>" in marked(
+        table.format("word " * 12 + "and more").replace("<td>b</td>", "<td>–</td>"), page
+    )
     for size in (701, 699):
         (tmp_path / "b.svg").write_text(f'<svg height="9" width="{size}"></svg>')
         shown = '<p><img alt="b" src="b.svg"></p>'
@@ -376,8 +386,8 @@ def test_the_menu_of_chinese_pages_is_chinese():
 
     def words(nav):
         for entry in nav:
-            for title, target in entry.items() if isinstance(entry, dict) else ():
-                yield from [title, *words(target if isinstance(target, list) else ())]
+            for word, target in entry.items() if isinstance(entry, dict) else ():
+                yield from [word, *words(target if isinstance(target, list) else ())]
 
     assert {*words(config["nav"]), *(each["toggle"]["name"] for each in config["theme"]["palette"])} == {
         *build.MENU,
@@ -608,7 +618,7 @@ def test_a_command_that_writes_the_explorer_leads_to_the_sites_in_that_state():
     )
     assert "`posenc explore --out x.html`" in for_site("`posenc explore --out x.html`", ROOT / "src" / "x.md")
     guides = [for_site(path.read_text(encoding="utf-8"), path) for path in (guide, guide.with_suffix(".zh.md"))]
-    steps = [set(re.findall(r'"explorer.html#step=(\d)"', text)) for text in guides]
+    steps = [set(re.findall(r'"explorer.html#step=(\d)(?:&amp;lang=zh)?"', text)) for text in guides]
     assert steps == [set("1234678")] * 2
 
 

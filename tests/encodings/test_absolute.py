@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
-from posenc.conformance import formulas
-from references import absolute
+from posenc.testing.oracles.codes import axial, complex_word, hierarchical, sinusoidal, sinusoidal_2d
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 detr, dinov2, reformer, vit, vit_mae = (
     import_module(f"transformers.models.{name}.modeling_{name}") for name in ("detr", "dinov2", "reformer", "vit", "vit_mae")
@@ -43,7 +43,7 @@ def codes(encoding, positions):
 def test_hierarchical_is_the_formula(rows, alpha):
     encoding = wide(Hierarchical(rows, dim=3, alpha=alpha))
     table = encoding.table.tolist()
-    want = torch.tensor([absolute.hierarchical(table, k, alpha) for k in range(rows**2)], dtype=torch.float64)
+    want = torch.tensor([hierarchical(table, k, alpha) for k in range(rows**2)], dtype=torch.float64)
     assert_close(codes(encoding, Positions.arange(rows**2))[0], want, **EXACT)
 
 
@@ -104,7 +104,7 @@ def test_axial_table_is_the_formula(count, columns):
     encoding = wide(AxialTable(count, dim=5, columns=columns, first_dim=2))
     first, second = encoding.first.tolist(), encoding.second.tolist()
     assert len(first) * len(second) == encoding.max_positions >= count
-    want = [absolute.axial(first, second, k) for k in range(count)]
+    want = [axial(first, second, k) for k in range(count)]
     assert_close(codes(encoding, Positions.arange(count))[0], torch.tensor(want, dtype=torch.float64), **EXACT)
     assert len(posenc.from_spec(encoding.spec()).first) == len(first)
 
@@ -193,8 +193,8 @@ def test_grid_table_clamps_to_the_nearest_patch():
 @pytest.mark.parametrize(("height", "width", "dim", "base"), [(3, 5, 8, 1e4), (4, 2, 16, 100.0)])
 def test_grid_sinusoidal_is_the_authors_mae(height, width, dim, base):
     encoding, positions = GridSinusoidal(dim, base=base, x_first=True), Positions.grid(height, width, prefix=1)
-    want = [[0.0] * dim] + [absolute.mae(y, x, dim, base) for y in range(height) for x in range(width)]
-    assert_close(codes(encoding, positions)[0], torch.tensor(want, dtype=torch.float64), **EXACT)
+    want = torch.cat((torch.zeros(1, dim), sinusoidal_2d(height, width, dim, base)))
+    assert_close(codes(encoding, positions)[0], want, **EXACT)
 
 
 ORDERS = {
@@ -212,9 +212,7 @@ def test_grid_sinusoidal_has_the_orders_of_rows_columns_sines_and_cosines(layout
     """With endpoint, "concat" and x_first it is big_vision's posemb_sincos_2d (big_vision/models/vit.py)."""
     encoding = GridSinusoidal(16, layout=layout, cos_first=cos_first, x_first=x_first, endpoint=endpoint)
     order = ORDERS[layout, cos_first, x_first]
-    want = formulas.sinusoidal_2d(
-        3, 5, 16, 10000.0, order=order, interleaved=layout == "interleaved", endpoint=endpoint
-    )
+    want = sinusoidal_2d(3, 5, 16, 10000.0, order=order, interleaved=layout == "interleaved", endpoint=endpoint)
     assert_close(codes(encoding, Positions.grid(3, 5))[0], want, **EXACT)
 
 
@@ -240,7 +238,7 @@ def test_grid_sinusoidal_is_detr(normalize):
 
 def test_grid_sinusoidal_of_a_video_and_its_left_over_channels():
     actual = codes(GridSinusoidal(20, axes=3, layout="interleaved"), Positions.grid(2, 3, frames=4))[0]
-    want = formulas.sinusoidal([3, 1, 2], 6, 1e4).flatten()
+    want = sinusoidal([3, 1, 2], 6, 1e4).flatten()
     assert_close(actual[(3 * 2 + 1) * 3 + 2], torch.cat((want, torch.zeros(2))), **EXACT)
 
 
@@ -265,7 +263,7 @@ def test_complex_order_is_the_papers_three_tables():
         j = int(words[0, n])
         for c in range(4):
             entries = (float(table[j, c]) for table in (amplitude, frequency, phase))
-            wave = absolute.complex_word(*entries, float(at[0, n]))
+            wave = complex_word(*entries, float(at[0, n]))
             assert complex(real[0, n, c], imaginary[0, n, c]) == pytest.approx(wave, abs=1e-9)
     weight = encoding.projection.weight
     want = real @ weight[:, :4].T + imaginary @ weight[:, 4:].T
@@ -284,8 +282,7 @@ def test_complex_order_shifts_without_knowing_where(shift, start):
 def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
     encoding, d = ComplexOrder(64).double(), 64
     # get_sinusoid_encoding_table of the authors' complex_mem_transformer.py: neighbours share a frequency
-    want = [10000 ** (-2 * (c // 2) / d) for c in range(d)]
-    assert_close(encoding.frequency.bias.data, torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert_close(encoding.frequency.bias.data, ladder(d).repeat_interleave(2), rtol=1e-6, atol=0)
     assert not encoding.frequency.weight.any()
     assert not encoding.phase.weight.any()
     x = torch.randn(200, 50, d, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Selective RoPE, Mamba-3's rotation and CARoPE: the authors' expressions as loops, also in linear attention."""
+"""Selective RoPE, Mamba-3's rotation and CARoPE: the authors' expressions, also in linear attention."""
 
 import math
 
@@ -10,17 +10,47 @@ import posenc
 from posenc import CARoPE, InputError, Mamba3Rotary, Positions, Rotary, SelectiveRotary
 from posenc.attention import elu_plus_one
 from posenc.encoding import gates_of
-from references import gated
-from references import rotary as loops
-from references.calls import DIM, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, qkv, random
+from posenc.testing.oracles import gates as oracles
+from posenc.testing.oracles import rotations
+from posenc.testing.oracles.attention import linear_attention as oracle
+from references.calls import DIM, EVERYWHERE, EXACT, LAYOUTS, check_against, document_by_document, qkv, random
+
+
+def selective_rope(encoding, x):
+    temperature = encoding.temperature if encoding.trainable else rotations.frequencies(4, encoding.rope_theta)
+    gate = (encoding.gate_weight[0], encoding.gate_bias[0]) if encoding.gate else None
+    return oracles.selective_rope(x, encoding.down[0], encoding.up[0], encoding.kernel[0], temperature, gate)
+
+
+def mamba3_rope(encoding, x):
+    return oracles.mamba3_rope(x, encoding.angle[0], encoding.weight[0], encoding.bias_of_dt[0])
+
+
+def carope(encoding, x):
+    return oracles.carope(x, encoding.weight[0], encoding.logit[0], 2)
+
+
+def formula(step, encoding, positions):
+    """What turning adds to the scaled scores."""
+
+    def of_call(q, k, x):
+        def of_document(q, k, row, keys, rows):
+            angles = step(encoding, x[row : row + 1, keys]).repeat_interleave(2, 1)
+            turned_q = rotations.turned(q, angles[:, :, rows], encoding.layout)
+            return 0.5 * (turned_q @ rotations.turned(k, angles, encoding.layout).mT - q @ k.mT)
+
+        return document_by_document(positions, q, k, of_document)
+
+    return of_call
+
 
 MADE = {
-    "selective_rope": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), gated.selective),
-    "selective_rope, gated": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, gate=True, kernel_size=3, **o), gated.selective),
-    "selective_rope, trainable": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, trainable=True, rank=2, **o), gated.selective),
-    "mamba3_rope": (lambda **o: Mamba3Rotary(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), gated.mamba3),
-    "mamba3_rope, all channels": (lambda **o: Mamba3Rotary(4, dim=DIM, num_heads=4, num_kv_heads=2, fraction=1.0, layout="half", **o), gated.mamba3),
-    "carope": (lambda **o: CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), gated.carope),
+    "selective_rope": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), selective_rope),
+    "selective_rope, gated": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, gate=True, kernel_size=3, **o), selective_rope),
+    "selective_rope, trainable": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, trainable=True, rank=2, **o), selective_rope),
+    "mamba3_rope": (lambda **o: Mamba3Rotary(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), mamba3_rope),
+    "mamba3_rope, all channels": (lambda **o: Mamba3Rotary(4, dim=DIM, num_heads=4, num_kv_heads=2, fraction=1.0, layout="half", **o), mamba3_rope),
+    "carope": (lambda **o: CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), carope),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", MADE)
 
@@ -30,8 +60,7 @@ NAMES = pytest.mark.parametrize("name", MADE)
 def test_it_is_the_authors_expression(name, positions):
     make, step = MADE[name]
     encoding = random(make())
-    formula = gated.accumulated(step(encoding), positions, encoding.layout, 2)
-    check_against_loops(encoding, positions, formula, "auto", 2, 4)
+    check_against(formula(step, encoding, positions), encoding, positions, "auto", 2, 4)
 
 
 @NAMES
@@ -42,8 +71,7 @@ def test_documents_in_pieces(name):
         random(make()),
         Positions.packed(document_ids=torch.tensor([7, 2, 7, -1, 2, 7, 2]), causal=True),
     )
-    formula = gated.accumulated(step(encoding), positions, encoding.layout, 2)
-    check_against_loops(encoding, positions, formula, "reference", 2, 4)
+    check_against(formula(step, encoding, positions), encoding, positions, "reference", 2, 4)
 
 
 @NAMES
@@ -53,9 +81,8 @@ def test_linear_attention(name, place):
     encoding, (q, k, v) = random(make()), qkv(positions, 4, 2)
     gates = gates_of(encoding, torch.randn(2, positions.num_keys, DIM, dtype=torch.float64))
     fq, fk = elu_plus_one(q), elu_plus_one(k)
-    seen = positions.mask().expand(2, -1, -1, -1)[:, 0].tolist()
     rotated = encoding.rotate(fq, fk, positions.with_gates(gates))
-    want = loops.linear_attention(fq, fk, *rotated, v, lambda b, i, j: seen[b][i][j])
+    want = oracle(fq, fk, *rotated, v, positions.mask())
     out = posenc.linear_attention(q, k, v, encoding, positions, gates=gates, chunk_size=2)
     assert_close(out, want, **EXACT)
 
@@ -66,9 +93,8 @@ def test_carope_of_no_input_is_rope():
     q, k, _ = qkv(LAYOUTS["causal"], 2, 2, 8)
     gates = gates_of(encoding, torch.randn(2, 7, DIM, dtype=torch.float64))
     turned = encoding.rotate(q, k, LAYOUTS["causal"].with_gates(gates))
-    powers = posenc.frequencies.default(8).inv_freq * 10000 ** (-2 / 8)
-    angles = torch.arange(7)[:, None] * powers
-    expected = [posenc.functional.rotary(x, angles.cos(), angles.sin()) for x in (q, k)]
+    angles = rotations.angles(torch.arange(7), 8) * rotations.frequencies(8)[1]
+    expected = [rotations.turned(x, angles) for x in (q, k)]
     assert_close(turned[0] @ turned[1].mT, expected[0] @ expected[1].mT, rtol=1e-6, atol=1e-6)
 
 
@@ -92,8 +118,7 @@ def test_angles_are_exact_far_from_the_start():
 def test_a_convolution_longer_than_the_text():
     encoding = random(SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, kernel_size=12))
     positions = LAYOUTS["causal"]
-    formula = gated.accumulated(gated.selective(encoding), positions, "half", 2)
-    check_against_loops(encoding, positions, formula, "auto", 2, 4)
+    check_against(formula(selective_rope, encoding, positions), encoding, positions, "auto", 2, 4)
 
 
 def test_steps_of_mamba_start_within_a_turn():

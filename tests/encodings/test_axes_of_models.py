@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import AxialRotary, InputError, MRotary, Positions, Rotary
-from references import rotary as loops
+from posenc.testing.oracles import rotations
 from references import timm_here
 from references.calls import scores
 
@@ -64,28 +64,14 @@ def made(name: str) -> AxialRotary:
 def rotated(x: Tensor, at: Tensor, widths: tuple[int, ...], base: float | tuple[float, ...], layout: str) -> Tensor:
     """(heads, n, width) at (n, axes) coordinates: one pair after the other, axis by axis."""
     bases = base if isinstance(base, tuple) else (base,) * len(widths)
-    turns = [
-        (axis, theta ** (-2 * c / width))
-        for axis, (width, theta) in enumerate(zip(widths, bases, strict=True))
-        for c in range(width // 2)
-    ]
-    out = torch.zeros_like(x)
-    if layout == "turns":
-        turns, layout = [turn for each in zip(*_of_axes(turns), strict=True) for turn in each], "interleaved"
+    ladders = [rotations.frequencies(width, theta) for width, theta in zip(widths, bases, strict=True)]
+    angles = [at[:, axis, None] * ladder for axis, ladder in enumerate(ladders)]
     if layout == "apart":
-        starts = [sum(widths[:axis]) for axis in range(len(widths))]
-        pairs = [(a + s, b + s) for s, width in zip(starts, widths, strict=True) for a, b in loops.pairs(width, "half")]
-    else:
-        pairs = loops.pairs(sum(widths), layout)
-    for (axis, frequency), (a, b) in zip(turns, pairs, strict=True):
-        cos, sin = (at[:, axis].double() * frequency).cos(), (at[:, axis].double() * frequency).sin()
-        out[..., a] = x[..., a] * cos - x[..., b] * sin
-        out[..., b] = x[..., a] * sin + x[..., b] * cos
-    return out
-
-
-def _of_axes(turns: list[tuple[int, float]]) -> list[list[tuple[int, float]]]:
-    return [[turn for turn in turns if turn[0] == axis] for axis in range(1 + max(axis for axis, _ in turns))]
+        parts = zip(x.split(widths, -1), angles, strict=True)
+        return torch.cat([rotations.turned(part, by, "half") for part, by in parts], -1)
+    if layout == "turns":
+        return rotations.turned(x, torch.stack(angles, -1).flatten(-2), "interleaved")
+    return rotations.turned(x, torch.cat(angles, -1), layout)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,20 +7,15 @@ from x_transformers.x_transformers import CoPE as TheirCoPE
 
 import posenc
 from posenc import CoPE, Positions
-from references import biases
-from references.calls import BACKENDS, CAUSAL, EXACT, check_against_loops, dense, qkv, random
+from posenc.testing.oracles import content
+from references.calls import BACKENDS, CAUSAL, EXACT, check_against, dense, document_by_document, qkv, random
 
 
-def cope_formula(encoding, heads=3, divisor=2.0):
-    def of_call(q, k, seen):
-        def bias(b, h, i, j):
-            group = q.shape[1] // k.shape[1]
-            between = [k[b, h // group, t] for t in range(j, k.shape[2]) if seen[b % len(seen), 0, i, t]]
-            return biases.cope(q[b, h, i], between, encoding.embeddings[0].detach()) / divisor
+def cope_formula(encoding, positions, divisor=2.0):
+    def of_document(q, k, row, keys, rows):
+        return content.cope(q, k, encoding.embeddings[0], rows) / divisor
 
-        return bias
-
-    return of_call
+    return lambda q, k: document_by_document(positions, q, k, of_document)
 
 
 @BACKENDS
@@ -29,12 +24,12 @@ def cope_formula(encoding, heads=3, divisor=2.0):
 @pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
 def test_cope_is_the_papers_formula(positions, num_counts, kv_heads, backend):
     encoding = random(CoPE(4, num_layers=2, num_counts=num_counts))
-    check_against_loops(encoding, positions, cope_formula(encoding), backend, kv_heads)
+    check_against(cope_formula(encoding, positions), encoding, positions, backend, kv_heads)
 
 
 def test_cope_without_division():
-    encoding = random(CoPE(4, scaled=False))
-    check_against_loops(encoding, CAUSAL["causal"], cope_formula(encoding, divisor=1.0), "auto")
+    encoding, positions = random(CoPE(4, scaled=False)), CAUSAL["causal"]
+    check_against(cope_formula(encoding, positions, divisor=1.0), encoding, positions)
 
 
 @pytest.mark.parametrize("num_counts", [4, 16])

@@ -1,20 +1,19 @@
-"""DAPE: the formula, the authors' expression, blocks of queries and their gradients, sums with other encodings."""
+"""DAPE: the formula, blocks of queries and their gradients, sums with other encodings."""
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 import posenc
 from posenc import DAPE, Positions, Rotary, attention
 from posenc.backends import sdpa
-from references import biases
+from posenc.testing.oracles import content
 from references.calls import (
     BACKENDS,
     EVERYWHERE,
     EXACT,
     LAYOUTS,
-    check_against_loops,
+    check_against,
     check_gradients,
     dense,
     qkv,
@@ -29,36 +28,23 @@ def parts_of(encoding, layer=0):
     return [x.detach()[layer] for x in (mlp.weight_in, mlp.bias_in, mlp.weight_out, mlp.bias_out)]
 
 
+def dape_formula(encoding, positions):
+    bias = dense(encoding.adapted, positions, 3)
+    return lambda q, k: content.dape(q @ k.mT / 2, bias, *parts_of(encoding))
+
+
 @BACKENDS
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @EVERYWHERE
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = random(DAPE(3, num_layers=2, kind="alibi", hidden=5))
-    bias = dense(encoding.adapted, positions, 3)
-
-    def formula(q, k, seen):
-        def at(b, h, i, j):
-            products = [float(q[b, g, i] @ k[b, g * kv_heads // 3, j]) / 2 for g in range(3)]
-            of_pair = [float(bias[b % len(bias), g, i, j]) for g in range(3)]
-            return biases.dape(h, products, of_pair, *parts_of(encoding))
-
-        return at
-
-    check_against_loops(encoding, positions, formula, backend, kv_heads)
+    check_against(dape_formula(encoding, positions), encoding, positions, backend, kv_heads)
 
 
 @KINDS
-def test_it_is_the_authors_expression(kind):
-    # theirs: heads last, torch.nn's layers; s + b + MLP of both, then the causal mask
+def test_every_kind_is_the_formula(kind):
     encoding, positions = random(DAPE(3, kind=kind)), Positions.arange(9, causal=True)
-    mlp = nn.Sequential(nn.Linear(6, 32), nn.LeakyReLU(), nn.Linear(32, 3)).double()
-    for parameter, of_mlp in zip(mlp.parameters(), parts_of(encoding), strict=True):
-        parameter.data = of_mlp
-    q, k, v = qkv(positions)
-    scores, bias = q @ k.mT / 2, dense(encoding.adapted, positions, 3).expand(2, -1, -1, -1)
-    changed = scores + bias + mlp(torch.cat((scores, bias), 1).movedim(1, -1)).movedim(-1, 1)
-    weights = changed.masked_fill(~positions.mask(), -torch.inf).softmax(-1)
-    assert_close(attention(q, k, v, encoding, positions), weights @ v, **EXACT)
+    check_against(dape_formula(encoding, positions), encoding, positions)
 
 
 @KINDS

@@ -12,10 +12,11 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import DeBERTa, DeBERTaV2, EnhancedMaskDecoder, Positions
-from posenc.conformance import formulas
 from posenc.functional import deberta_bucket
+from posenc.testing.oracles import biases, content
+from posenc.testing.oracles.attention import attend
 from posenc.transformer import Transformer, TransformerConfig
-from references import content
+from references.calls import distances, qkv
 
 deberta, deberta_v2 = (import_module(f"transformers.models.{n}.modeling_{n}") for n in ("deberta", "deberta_v2"))
 
@@ -40,16 +41,14 @@ def randomised(module, std=0.5):
 
 def by_formula(encoding, keys, queries, q, k, v, positions, delta):
     """He et al. 2021, equations 2 to 4; keys and queries are the table's, (num_heads, rows, head_dim)."""
-    terms = encoding.terms.split("|")
-
-    def term(b, h, i, j, m, n):
-        of_key, of_query = delta(m, n), delta(n, m) if encoding.paper_index else delta(m, n)
-        c2p = q[b, h, i] @ keys[h, of_key]
-        p2c = k[b, h // (4 // k.shape[1]), j] @ queries[h, of_query]
-        p2p = queries[h, of_query] @ keys[h, of_key]
-        return sum(float(x) for name, x in {"c2p": c2p, "p2c": p2c, "p2p": p2p}.items() if name in terms)
-
-    return content.attend(q, k, v, positions, (6 * (1 + len(terms))) ** -0.5, term)
+    terms, distance = encoding.terms.split("|"), distances(positions)
+    of_queries, of_heads = (
+        delta(-distance if encoding.paper_index else distance),
+        k.repeat_interleave(4 // k.shape[1], 1),
+    )
+    bias = content.deberta(q, of_heads, queries, keys, delta(distance), of_queries, terms)
+    scale = (6 * (1 + len(terms))) ** -0.5
+    return attend(q, k, v, scale=scale, visible=positions.mask(), bias=bias.detach() * scale)
 
 
 @EVERYWHERE
@@ -61,13 +60,13 @@ def test_v1_is_the_formula(terms, paper_index, positions):
             10, num_heads=4, head_dim=6, num_layers=2, max_relative_positions=3, terms=terms, paper_index=paper_index
         )
     )
-    q, k, v = content.qkv(positions)
+    q, k, v = qkv(positions, 4, 2, 6)
     p = {name: value.detach() for name, value in encoding.named_parameters()}
     unused = torch.zeros(2, 4, 6, 10, dtype=torch.float64)
     keys = torch.einsum("rd,hed->hre", p["table"], p.get("key.weight", unused)[1])
     queries = torch.einsum("rd,hed->hre", p["table"], p.get("query.weight", unused)[1])
     queries = queries + p.get("query.bias", unused[..., 0])[1, :, None]
-    want = by_formula(encoding, keys, queries, q, k, v, positions, lambda i, j: content.delta(i, j, 3))
+    want = by_formula(encoding, keys, queries, q, k, v, positions, lambda d: content.delta(d, 3))
     for backend in ("sdpa", "reference"):
         assert_close(posenc.attention(q, k, v, encoding, positions, layer=1, backend=backend), want, **EXACT)
 
@@ -91,17 +90,16 @@ def test_v2_is_the_formula_with_shared_projections(terms, norm, kv_heads, paper_
     )
     layers = [(nn.Linear(10, 24).double(), nn.Linear(10, 6 * kv_heads).double()) for _ in range(2)]
     encoding.share(layers)
-    q, k, v = content.qkv(positions, kv_heads)
+    q, k, v = qkv(positions, 4, kv_heads, 6)
     table = encoding.table.detach()
     if norm:
-        table = torch.stack(
-            [content.layer_norm(r, encoding.layer_norm.weight, encoding.layer_norm.bias, 1e-7) for r in table]
-        )
+        norm = encoding.layer_norm
+        table = torch.nn.functional.layer_norm(table, (10,), norm.weight, norm.bias, 1e-7)
     queries, keys = (p(table).detach().view(8, -1, 6).transpose(0, 1) for p in layers[1])
     keys = keys[[h // (4 // kv_heads) for h in range(4)]]
     want = by_formula(
         encoding, keys, queries, q, k, v, positions,
-        lambda i, j: content.clip(formulas.deberta([i - j], 4, 5)[0] + 4, 0, 7),
+        lambda d: (biases.deberta_buckets(d, 4, 5) + 4).clamp(0, 7),
     )  # fmt: skip
     assert_close(posenc.attention(q, k, v, encoding, positions, layer=1), want, **EXACT)
 
@@ -179,7 +177,7 @@ def test_v1_is_transformers(kinds, length, most):
 def test_buckets(buckets, most):
     distances = torch.arange(-most, most + 1)
     ours = deberta_bucket(distances, num_buckets=buckets, max_distance=most)
-    assert ours.tolist() == formulas.deberta(distances.tolist(), buckets, most)
+    assert ours.tolist() == biases.deberta(distances.tolist(), buckets, most)
     wide = torch.arange(-3 * most, 3 * most + 1)
     theirs = deberta_v2.make_log_bucket_position(wide, buckets, most).long()
     assert torch.equal(deberta_bucket(wide, num_buckets=buckets, max_distance=most), theirs)
@@ -269,7 +267,7 @@ def test_gradients(cls, paper_index, positions):
         **options,
     )
     randomised(encoding)
-    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
+    q, k, v = (x.requires_grad_() for x in qkv(positions, 4, 2, 6))
     inputs = (q, k, v, *encoding.parameters())
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 

@@ -11,15 +11,15 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import KERPLE, ALiBi, GridALiBi, InputError, Positions, Sandwich, Sines, functional
-from references import biases
+from posenc.testing.oracles import biases
 from references.calls import (
     BACKENDS,
     EVERYWHERE,
     EXACT,
     at_distances,
-    check_against_loops,
+    check_against,
     dense,
-    of_distance,
+    distances,
     random,
 )  # fmt: skip
 
@@ -40,18 +40,13 @@ IMAGES = {
 @pytest.mark.parametrize("backend", ["auto", "reference", "flex"])
 @pytest.mark.parametrize("positions", IMAGES.values(), ids=IMAGES.keys())
 def test_grid_alibi_is_the_papers_formula(positions, backend):
-    def formula(q, k, seen):
-        def bias(b, h, i, j):
-            at = (positions.q[b % len(positions.q), i], positions.k[b % len(positions.k), j])
-            for placed, token in ((positions.q_placed, i), (positions.k_placed, j)):
-                if placed is not None and not placed[0, token]:
-                    return 0.0
-            return biases.grid_alibi(h, 4, *(x.tolist() for x in at))
-
-        return bias
+    def formula(q, k):
+        placed = [torch.tensor([[True]]) if x is None else x for x in (positions.q_placed, positions.k_placed)]
+        both = placed[0][:, None, :, None] & placed[1][:, None, None]
+        return torch.where(both, biases.grid_alibi(4, positions.q.double(), positions.k.double()), 0.0)
 
     with torch.no_grad():
-        check_against_loops(GridALiBi(4), positions, formula, backend, heads=4)
+        check_against(formula, GridALiBi(4), positions, backend, heads=4)
 
 
 @EVERYWHERE
@@ -84,10 +79,8 @@ def test_grid_alibi_known_answer():
 @EVERYWHERE
 def test_kerple_is_the_papers_formula(positions, kind, backend):
     encoding = KERPLE(3, num_layers=2, kind=kind).double()
-    p, a = encoding.p[0].tolist(), encoding.a[0].tolist()
-    check_against_loops(
-        encoding, positions, of_distance(positions, lambda h, d: biases.kerple(kind, p[h], a[h], d)), backend
-    )
+    p, a = encoding.p[0, :, None, None], encoding.a[0, :, None, None]
+    check_against(lambda q, k: biases.kerple(kind, p, a, distances(positions)), encoding, positions, backend)
     assert not torch.equal(dense(encoding, positions, 3, layer=1), dense(encoding, positions, 3))
 
 
@@ -116,8 +109,8 @@ def test_kerple_keeps_parameters_in_bounds_and_lets_them_return(kind, p_used):
     encoding.p.data.copy_(torch.tensor([[-1.0, 5.0]]))
     encoding.a.data.copy_(torch.tensor([[-3.0, 0.5]]))
     actual = at_distances(encoding, [0, 1, 7], 2)
-    want = [[biases.kerple(kind, p, a, d) for d in (0, 1, 7)] for p, a in ((0.01, 0.01), (p_used, 0.5))]
-    assert_close(actual, torch.tensor(want, dtype=torch.float64), **EXACT)
+    want = [biases.kerple(kind, p, a, torch.tensor([0.0, 1.0, 7.0]).double()) for p, a in ((0.01, 0.01), (p_used, 0.5))]
+    assert_close(actual, torch.stack(want), **EXACT)
 
     inside = KERPLE(2, kind=kind).double()
     inside.p.data.copy_(torch.tensor([[0.01, p_used]]))
@@ -152,8 +145,8 @@ def test_kerple_falls_with_the_distance(near, further, kind):
 @pytest.mark.parametrize(("dim_bar", "base"), [(128, 10000.0), (6, 500.0)])
 @EVERYWHERE
 def test_sandwich_is_the_papers_formula(positions, dim_bar, base, backend):
-    formula = of_distance(positions, lambda h, d: biases.sandwich(d, h, 3, dim_bar, base))
-    check_against_loops(Sandwich(3, dim_bar=dim_bar, base=base), positions, formula, backend)
+    encoding = Sandwich(3, dim_bar=dim_bar, base=base)
+    check_against(lambda q, k: biases.sandwich(distances(positions), 3, dim_bar, base), encoding, positions, backend)
 
 
 def test_sandwich_known_answers():
@@ -184,8 +177,8 @@ def test_sandwich_counts_exactly_where_float32_cannot():
 @EVERYWHERE
 def test_sines_is_its_formula(positions, backend):
     encoding = random(Sines(3, train_length=11))
-    formula = of_distance(positions, lambda h, d: biases.sines(d, 11, *encoding.weight[h].tolist()))
-    check_against_loops(encoding, positions, formula, backend)
+    weights = encoding.weight[:, :, None, None].unbind(1)
+    check_against(lambda q, k: biases.sines(distances(positions), 11, *weights), encoding, positions, backend)
 
 
 def test_sines_tell_direction_and_repeat_after_twice_the_length():
@@ -237,13 +230,9 @@ def test_alibi_has_mpts_bias_max(num_heads, bias_max):
 def test_alibi_with_slopes_of_heads_and_of_rows(positions, backend):
     of_heads, of_rows = [0.3, 0.0, -0.1], [[0.3, 0.0, -0.1], [2.0, 1.0, 0.5]]
 
-    def formula(slope):
-        q_at, k_at = ([[float(x) for x in row] for row in at] for at in (positions.q, positions.k))
-        return lambda q, k, seen: lambda b, h, i, j: -slope(b, h) * abs(q_at[b % len(q_at)][i] - k_at[b % len(k_at)][j])
-
-    check_against_loops(ALiBi(3, slopes=of_heads), positions, formula(lambda b, h: of_heads[h]), backend)
-    for of_each in (of_rows, torch.tensor(of_rows, dtype=torch.float64)):
-        check_against_loops(ALiBi(3, slopes=of_each), positions, formula(lambda b, h: of_rows[b][h]), backend)
+    for slopes in (of_heads, of_rows, torch.tensor(of_rows, dtype=torch.float64)):
+        each = torch.as_tensor(slopes, dtype=torch.float64)[..., None, None]
+        check_against(lambda q, k, s=each: -s * distances(positions).abs(), ALiBi(3, slopes=slopes), positions, backend)
 
 
 def test_slopes_of_rows_are_each_row_alone_where_keys_are_cached_too():

@@ -10,24 +10,16 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import FIRE, Positions
-from references import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against_loops, dense, random
+from posenc.testing.oracles import biases
+from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against, dense, random
 
 
-def fire_formula(encoding, positions, layer=0):
-    mlp = {name: parameter.detach()[layer] for name, parameter in encoding.mlp.named_parameters()}
-    c, multiple = encoding.c[layer].item(), encoding.multiple[layer].item()
-
-    def formula(h, i, j):
-        return biases.fire(
-            i, j, c=c, threshold=abs(multiple * encoding.threshold), eps=1e-6, weight_in=mlp["weight_in"][:, 0],
-            bias_in=mlp["bias_in"], weight_out=mlp["weight_out"][h], bias_out=float(mlp["bias_out"][h]),
-        )  # fmt: skip
-
-    def at(b, h, i, j):
-        return formula(h, *(float(x[b % len(x), n]) for x, n in ((positions.q, i), (positions.k, j))))
-
-    return lambda q, k, seen: at
+def fire_formula(encoding, positions):
+    mlp = {name: parameter.detach()[0] for name, parameter in encoding.mlp.named_parameters()}
+    mlp["weight_in"], c = mlp["weight_in"][:, 0], encoding.c[0].item()
+    threshold = abs(encoding.multiple[0].item() * encoding.threshold)
+    i, j = positions.q[:, :, None].double(), positions.k[:, None].double()
+    return lambda q, k: biases.fire(i, j, c=c, threshold=threshold, eps=1e-6, **mlp)
 
 
 @BACKENDS
@@ -35,7 +27,7 @@ def fire_formula(encoding, positions, layer=0):
 @EVERYWHERE
 def test_fire_is_the_papers_formula(positions, threshold, backend):
     encoding = random(FIRE(3, num_layers=2, hidden=5, threshold=threshold))
-    check_against_loops(encoding, positions, fire_formula(encoding, positions), backend)
+    check_against(fire_formula(encoding, positions), encoding, positions, backend)
     assert not torch.equal(dense(encoding, positions, 3, layer=1), dense(encoding, positions, 3))
 
 

@@ -10,8 +10,8 @@ from torchdiffeq import odeint
 import posenc
 from posenc import FLOATER, Positions
 from posenc.encodings import floater
+from posenc.testing.oracles import codes as oracles
 from posenc.transformer import Transformer, TransformerConfig
-from references import absolute
 
 CONFIG = TransformerConfig(11, dim=12, num_layers=2, num_heads=3)
 GROUPED = TransformerConfig(11, dim=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=5)
@@ -49,7 +49,7 @@ def test_the_flow_is_the_papers_entry_by_entry():
                 assert actual[position, part, layer].tolist() == pytest.approx(p, abs=1e-12)
                 for substep in range(5):
                     t = 0.1 * position + 0.02 * substep
-                    p = absolute.kutta(lambda t, p: absolute.slope(t, p, *lists), t, p, 0.02)
+                    p = oracles.kutta(lambda t, p: oracles.slope(t, p, *lists), t, p, 0.02)
 
 
 def slope_of(encoding):

@@ -1,17 +1,33 @@
-"""Key-gated additive GRAPE: the formula, the authors' expression, gradients, distances far from the start, memory."""
+"""Key-gated additive GRAPE: the formula, gradients, distances far from the start, memory."""
 
 import math
 
 import pytest
 import torch
-from torch.nn.functional import softplus
+from torch.nn.functional import normalize, softplus
 from torch.testing import assert_close
 
 import posenc
 from posenc import GRAPEA, Encoding, Positions, attention
 from posenc.bias import KeySlope
-from references import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, check_gradients, qkv, random
+from posenc.testing.oracles import biases, content
+from references.calls import (
+    BACKENDS,
+    EVERYWHERE,
+    EXACT,
+    LAYOUTS,
+    check_against,
+    check_gradients,
+    distances,
+    qkv,
+    random,
+)
+
+
+def grape_formula(encoding, positions):
+    slopes = torch.tensor(biases.alibi(encoding.num_heads), dtype=torch.float64)
+    u = normalize(encoding.direction[0], dim=-1) if encoding.unit else encoding.direction[0]
+    return lambda q, k: content.grape_a(k, u, encoding.strength[0], slopes, distances(positions))
 
 
 @BACKENDS
@@ -20,30 +36,14 @@ from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = random(GRAPEA(4, head_dim=4, num_layers=2))
 
-    def formula(q, k, seen):
-        def at(b, h, i, j):
-            distance = float(positions.q[b % len(positions.q), i]) - float(positions.k[b % len(positions.k), j])
-            u, omega = encoding.direction.detach()[0, h], float(encoding.strength.detach()[0, h])
-            return biases.grape_a(distance, 2.0 ** (-2 * (h + 1)), omega, u, k[b, h * kv_heads // 4, j])
-
-        return at
-
-    check_against_loops(encoding, positions, formula, backend, kv_heads, heads=4)
+    check_against(grape_formula(encoding, positions), encoding, positions, backend, kv_heads, heads=4)
 
 
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("heads", [3, 8])
-def test_it_is_the_authors_expression(heads, unit):
-    # theirs: u over its norm, slopes times softplus(omega), distances of the future 0
-    encoding, positions = random(GRAPEA(heads, head_dim=6, unit=unit)), Positions.arange(9, causal=True)
-    q, k, _ = qkv(positions, heads, heads, 6)
-    u = encoding.direction[0]
-    u = u / u.norm(dim=-1, keepdim=True).clamp(min=1e-6) if unit else u
-    gate = softplus((k * u[:, None]).sum(-1) / math.sqrt(6))
-    distance = (positions.q.T - positions.k).clamp(min=0)
-    omega = softplus(encoding.strength[0]) * posenc.functional.alibi_slopes(heads)
-    wanted = -distance * omega[:, None, None] * gate[:, :, None]
-    assert_close(encoding.bias(q, k, positions).dense(q.device).tril(), wanted.tril(), **EXACT)
+def test_any_number_of_heads_and_directions_of_any_length(heads, unit):
+    encoding = random(GRAPEA(heads, head_dim=4, unit=unit))
+    check_against(grape_formula(encoding, LAYOUTS["causal"]), encoding, LAYOUTS["causal"], heads=heads)
 
 
 @pytest.mark.parametrize("omega", [1e-4, 1.0, 80.0, 1000.0])

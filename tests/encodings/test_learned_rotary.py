@@ -1,6 +1,5 @@
-"""RoPE with frequencies per head or learned ones, FoPE and RoPE++: formulas, one token at a time, and the authors' expressions."""
+"""RoPE with frequencies per head or learned ones, FoPE and RoPE++: the formulas and the authors' expressions."""
 
-import cmath
 import math
 
 import pytest
@@ -9,25 +8,8 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import FoPE, HeadRotary, InputError, LearnedRotary, PerLayer, Positions, RoPEPlusPlus, Rotary
-from references.calls import EVERYWHERE, EXACT, LAYOUTS, qkv, random, scores
-
-
-def complex_pairs(x, layout):
-    """A vector as d/2 complex numbers."""
-    half = len(x) // 2
-    first, second = (x[:half], x[half:]) if layout == "half" else (x[::2], x[1::2])
-    return [complex(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
-
-
-def table(positions, q, k, score):
-    """Scores one pair of tokens at a time: score(head, q vector, k vector, position of q, position of k)."""
-    groups = q.shape[1] // k.shape[1]
-    out = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
-    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in out.shape)).tolist():
-        where = (float(x[b % len(x), n]) for x, n in ((positions.q, i), (positions.k, j)))
-        out[b, h, i, j] = score(h, q[b, h, i], k[b, h // groups, j], *where)
-    return out
-
+from posenc.testing.oracles import rotations
+from references.calls import EVERYWHERE, EXACT, LAYOUTS, qkv, random, scores, turned_scores
 
 # ---------------------------------------------------------------- a schedule per key head
 
@@ -45,15 +27,9 @@ def test_each_key_head_turns_by_its_schedule(positions, layout):
     )
     q, k, _ = qkv(positions, 8, 4, 6)
 
-    def theta(key_head, c):
-        return math.pi * (2 * c + 1) / 20 if key_head < 2 else 50.0 ** (-2 * c / 6) / 3
-
-    def score(head, x, y, i, j):
-        pairs = zip(complex_pairs(x, layout), complex_pairs(y, layout), strict=True)
-        turned = (a * b.conjugate() * cmath.exp(1j * (i - j) * theta(head // 2, c)) for c, (a, b) in enumerate(pairs))
-        return sum(product.real for product in turned)
-
-    assert_close(scores(encoding, q, k, positions), table(positions, q, k, score), **EXACT)
+    periodic, slower = torch.tensor([1.0, 3.0, 5.0]).double() * math.pi / 20, rotations.frequencies(6, 50.0) / 3
+    frequencies = torch.stack([periodic] * 4 + [slower] * 4)[:, None]
+    assert_close(scores(encoding, q, k, positions), turned_scores(q, k, positions, frequencies, layout), **EXACT)
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -63,8 +39,7 @@ def test_without_schedules_it_is_the_authors_ms_poe(heads):
     q, k, _ = qkv(positions, heads, heads, width)
     ratios = 1.2 + (1.8 - 1.2) * (torch.arange(heads, dtype=torch.float64) / heads)
     t = torch.arange(11, dtype=torch.float64).repeat(heads, 1) / ratios[:, None]
-    inv_freq = 1.0 / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.einsum("ki,j->kij", t, inv_freq)
+    angles = rotations.angles(t, width)
     cos, sin = (torch.cat((x, x), -1)[None] for x in (angles.cos(), angles.sin()))
 
     def half(x):
@@ -126,14 +101,9 @@ def test_learned_frequencies_turn_each_pair_by_the_formula(positions, layout, gr
         LearnedRotary(6, rope_theta=50.0, layout=layout, groups=groups, schedule={"name": "linear", "factor": 3.0})
     )
     q, k, _ = qkv(positions, 4, 2, 6)
-
-    def score(head, x, y, i, j):
-        ladder = encoding.log_scale[head // 2 % groups if groups > 1 else 0].tolist()
-        theta = [50.0 ** (-2 * c / 6) / 3 * math.exp(s) for c, s in enumerate(ladder)]
-        pairs = zip(complex_pairs(x, layout), complex_pairs(y, layout), theta, strict=True)
-        return sum((a * b.conjugate() * cmath.exp(1j * (i - j) * t)).real for a, b, t in pairs)
-
-    assert_close(scores(encoding, q, k, positions), table(positions, q, k, score), **EXACT)
+    of_heads = encoding.log_scale.detach()[[h // 2 % groups for h in range(4)], None]
+    frequencies = rotations.frequencies(6, 50.0) / 3 * of_heads.exp()
+    assert_close(scores(encoding, q, k, positions), turned_scores(q, k, positions, frequencies, layout), **EXACT)
 
 
 def test_untrained_frequencies_are_ropes_and_plain_is_the_trained_rotation():
@@ -196,42 +166,16 @@ def test_fope_is_its_formula(positions, layout):
         16, num_heads=4, train_length=40, num_kv_heads=2, num_layers=2, rope_theta=50.0, layout=layout
     ).double()
     q, k, _ = qkv(positions, 4, 2, 16)
-    frequencies = [50.0 ** (-2 * c / 16) for c in range(8)]
-    frequencies = [theta for theta in frequencies if theta * 40 >= 2 * math.pi]
+    frequencies = rotations.frequencies(16, 50.0)
+    frequencies = frequencies[frequencies * 40 >= 2 * math.pi]
     assert 0 < len(frequencies) < 8, "some frequencies are dropped, and some are not"
-    cosines, sines = (x[1].tolist() for x in (encoding.cosines, encoding.sines))
-    outputs = len(cosines[0][0])
-    assert outputs == 4, "the rest of the pairs passes unchanged"
-
-    def turned(head, x, position):
-        pairs = complex_pairs(x, layout)
-        for c in range(outputs):
-            cos = sum(a[c] * math.cos(position * t) for a, t in zip(cosines[head // 2], frequencies, strict=True))
-            sin = sum(b[c] * math.sin(position * t) for b, t in zip(sines[head // 2], frequencies, strict=True))
-            pairs[c] = pairs[c] * complex(cos, sin)
-        return pairs
-
-    def score(head, x, y, i, j):
-        return sum((a * b.conjugate()).real for a, b in zip(turned(head, x, i), turned(head, y, j), strict=True))
-
-    assert_close(scores(encoding, q, k, positions, layer=1), table(positions, q, k, score), **EXACT)
-
-
-def test_fope_is_the_authors_expression_where_every_pair_is_mixed():
-    # olmo/model.py of the authors' repository: t * cos + rotate_half(t) * sin, cos and sin of einsum("bhtD,hDd->bhtd")
-    encoding = FoPE(8, num_heads=2, train_length=10**6, pairs=4).double()
-    positions = Positions.arange(9)
-    q, k, _ = qkv(positions, 2, 2, 8)
-    theta = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-    angles = (torch.arange(9.0, dtype=torch.float64)[:, None] * theta)[None, None].expand(1, 2, -1, -1)
-    cos = torch.einsum("bhtD,hDd->bhtd", angles.cos(), encoding.cosines[0])
-    sin = torch.einsum("bhtD,hDd->bhtd", angles.sin(), encoding.sines[0])
-
-    def apply(t):
-        half = torch.cat((-t[..., 4:], t[..., :4]), -1)
-        return t * torch.cat((cos, cos), -1) + half * torch.cat((sin, sin), -1)
-
-    assert_close(scores(encoding, q, k, positions), apply(q) @ apply(k).mT, **EXACT)
+    cosines, sines = encoding.cosines[1], encoding.sines[1]
+    assert cosines.shape == (2, len(frequencies), 4), "the rest of the pairs passes unchanged"
+    turned_k = rotations.fope(k, positions.k[:, None, :, None], 50.0, cosines, sines, layout=layout)
+    of_queries = cosines.repeat_interleave(2, 0), sines.repeat_interleave(2, 0)
+    turned_q = rotations.fope(q, positions.q[:, None, :, None], 50.0, *of_queries, layout=layout)
+    expected = turned_q @ turned_k.repeat_interleave(2, 1).mT
+    assert_close(scores(encoding, q, k, positions, layer=1), expected, **EXACT)
 
 
 def test_what_fope_leaves_out_passes_unchanged():
@@ -271,23 +215,16 @@ def test_fope_names_what_does_not_fit(options, named):
 def test_imaginary_heads_score_the_imaginary_part(positions, layout):
     encoding = RoPEPlusPlus(6, rope_theta=50.0, layout=layout)
     q, k, _ = qkv(positions, 4, 2, 6)
-
-    def score(head, x, y, i, j):
-        pairs = zip(complex_pairs(x, layout), complex_pairs(y, layout), strict=True)
-        total = sum(
-            a * b.conjugate() * cmath.exp(1j * (i - j) * 50.0 ** (-2 * c / 6)) for c, (a, b) in enumerate(pairs)
-        )
-        return total.imag if head % 2 else total.real
-
-    assert_close(scores(encoding, q, k, positions), table(positions, q, k, score), **EXACT)
+    odd = torch.arange(4)[:, None, None] % 2 == 1
+    queries = torch.where(odd, rotations.quarter_turn(q, layout), q)
+    expected = turned_scores(queries, k, positions, rotations.frequencies(6, 50.0), layout)
+    assert_close(scores(encoding, q, k, positions), expected, **EXACT)
 
 
 def test_rope_pp_is_the_authors_expression():
     # modeling_llama_rope_pp.py of the authors' repository: q sin - rotate_half(q) cos, against the rotated keys
     q, k, _ = qkv(Positions.arange(7), 2, 2, 8)
-    angles = torch.arange(7.0, dtype=torch.float64)[:, None] * 10000.0 ** (
-        -torch.arange(0, 8, 2, dtype=torch.float64) / 8
-    )
+    angles = rotations.angles(torch.arange(7), 8)
     cos, sin = (torch.cat((x, x), -1) for x in (angles.cos(), angles.sin()))
 
     def half(x):

@@ -1,4 +1,4 @@
-"""PaTH: the formula one pair of tokens at a time, the authors' expression, convolutions that stay in a document."""
+"""PaTH: the formula, its gradients, convolutions that stay in a document."""
 
 import pytest
 import torch
@@ -8,44 +8,39 @@ import posenc
 from posenc import PaTH, Positions
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
-from references import carried
-from references.calls import BACKENDS, DIM, EXACT, check_against_loops, qkv, random
-from references.carried import EVERYWHERE
+from posenc.testing.oracles import gates
+from posenc.testing.oracles.attention import mix
+from references.calls import BACKENDS, DIM, EXACT, IN_ORDER, ORDERED, check_against, document_by_document, qkv, random
 
 
 def path_formula(encoding, positions):
-    def formula(q, k, seen, x):
-        gates, groups = gates_of(encoding, x)[0].detach(), q.shape[1] // k.shape[1]
-        beta, w = 2 * gates[..., -1].sigmoid(), torch.zeros_like(gates[..., :-1])
-        for b in range(len(w)):
-            for h in range(w.shape[1]):
-                filters = None if encoding.filter is None else encoding.filter[0, h].detach()
-                for tokens in carried.documents(positions, b):
-                    w[b, h] += carried.directions(gates[b, h, :, :-1], filters, tokens)
+    def formula(q, k, x):
+        (given,), kernel = gates_of(encoding, x), None if encoding.filter is None else encoding.filter[0]
+        groups = q.shape[1] // given.shape[1]
 
-        def at(b, h, i, j):
-            one, other, head = q[b, h, i], k[b, h // groups, j], h // groups
-            tokens = carried.between(positions, b, i, j)
-            return 0.5 * (carried.path(one, other, w[b, head], beta[b, head], tokens) - float(one @ other))
+        def of_document(q, k, row, keys, rows):
+            y, logits = given[row : row + 1, :, keys, :-1], given[row : row + 1, :, keys, -1:]
+            each = [x.repeat_interleave(groups, 1) for x in (gates.directions(y, kernel), 2 * logits.sigmoid())]
+            return 0.5 * (gates.path(q, k, *each, rows) - q @ k.mT)
 
-        return at
+        return document_by_document(positions, q, k, of_document)
 
     return formula
 
 
 @pytest.mark.usefixtures("tiles")
 @BACKENDS
-@EVERYWHERE
+@IN_ORDER
 def test_path_is_its_formula(positions, backend):
     encoding = random(PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=2, rank=3))
-    check_against_loops(encoding, positions, path_formula(encoding, positions), backend, kv_heads=2, heads=4)
+    check_against(path_formula(encoding, positions), encoding, positions, backend, kv_heads=2, heads=4)
 
 
 @pytest.mark.parametrize("conv_size", [0, 1, 9])
 def test_convolutions_of_any_size(conv_size):
-    positions = carried.LAYOUTS["packed"]
+    positions = ORDERED["packed"]
     encoding = random(PaTH(DIM, num_heads=3, head_dim=4, rank=None, conv_size=conv_size))
-    check_against_loops(encoding, positions, path_formula(encoding, positions))
+    check_against(path_formula(encoding, positions), encoding, positions)
     assert encoding.looks_back == max(conv_size - 1, 0)
 
 
@@ -60,17 +55,12 @@ def test_gates_are_a_direction_and_a_logit_per_key_head():
     assert_close(gates[..., -1], (x @ encoding.beta_weight[1].T + encoding.beta_bias[1]).mT, **EXACT)
 
 
-def naive(q, k, v, w, beta):
-    """The product of all maps from every key to every query, (.., i, j, d, d), as the paper's equation has it."""
-    n, d = q.shape[2:]
-    maps = torch.eye(d, dtype=q.dtype) - beta[..., None] * w[..., :, None] * w[..., None, :]
-    scores = q.new_full((*q.shape[:2], n, n), -torch.inf)
-    for j in range(n):
-        key = k[:, :, j]
-        for i in range(j, n):
-            key = key if i == j else (maps[:, :, i] @ key[..., None])[..., 0]
-            scores[:, :, i, j] = (q[:, :, i] * key).sum(-1)
-    return (scores * d**-0.5).softmax(-1) @ v
+def by_formula(q, k, v, given):
+    """Causal attention with gates (batch, heads, n, d + 1), the last of which is the logit of beta."""
+    every = torch.arange(q.shape[2])
+    w, beta = gates.directions(given[..., :-1], None), 2 * given[..., -1:].sigmoid()
+    scores = gates.path(q, k, w, beta, every) * q.shape[3] ** -0.5
+    return mix(scores, v, visible=every <= every[:, None])
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -80,46 +70,18 @@ def test_values_and_gradients_are_those_of_the_equation(cut, request):
     positions, encoding = Positions.arange(14, causal=True), PaTH(DIM, num_heads=2, head_dim=5, conv_size=0).double()
     leaves = [x.requires_grad_() for x in (*qkv(positions, 2, 2, 5), torch.randn(2, 2, 14, 6).double())]
     out = posenc.attention(*leaves[:3], encoding, positions, gates=leaves[3])
-    w, beta = leaves[3][..., :-1], 2 * leaves[3][..., -1:].sigmoid()
-    expected = naive(*leaves[:3], w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt(), beta)
+    expected = by_formula(*leaves)
     assert_close(out, expected, **EXACT)
     weight = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):
         assert_close(ours, theirs, **EXACT)
 
 
-def authors(q, k, w, beta, size):
-    """The scores of fla's naive.py: within a chunk from a triangular inverse, between chunks by carrying queries back through each
-    chunk's product, with the names of the paper."""
-    n = q.shape[2]
-    chunks = [slice(first, first + size) for first in range(0, n, size)]
-    scores = torch.zeros(*q.shape[:2], n, n, dtype=q.dtype)
-    for here in chunks:
-        ready = {}
-        for part in chunks[: chunks.index(here) + 1]:
-            W, B, K = w[:, :, part], (beta * w)[:, :, part], k[:, :, part]
-            T = torch.linalg.inv(torch.eye(size, dtype=q.dtype) + (B @ W.mT).tril(-1))
-            ready[part.start] = W, T @ B, T @ (B @ K.mT).tril(-1), K
-        W, TB, TBK, K = ready[here.start]
-        Q = q[:, :, here]
-        along = (Q @ W.mT).tril()
-        scores[:, :, here, here] = (Q @ K.mT).tril() - along @ TBK
-        Q = Q - along @ TB
-        for part in reversed(chunks[: chunks.index(here)]):
-            W, TB, TBK, K = ready[part.start]
-            scores[:, :, here, part] = Q @ (K - TBK.mT @ W).mT
-            Q = Q - Q @ W.mT @ TB
-    return scores
-
-
-def test_long_texts_equal_the_authors_expression():
+def test_long_texts_equal_the_equation():
     positions, encoding = Positions.arange(192, causal=True), random(PaTH(DIM, num_heads=2, head_dim=8, conv_size=0))
     q, k, v = qkv(positions, 2, 2, 8)
     gates = encoding.gates(torch.randn(2, 192, DIM, dtype=torch.float64))
-    w, beta = gates[..., :-1], 2 * gates[..., -1:].sigmoid()
-    scores = authors(q, k, w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt(), beta, 32) * 8**-0.5
-    later = torch.ones(192, 192, dtype=torch.bool).triu(1)
-    expected = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    expected = by_formula(q, k, v, gates)
     assert_close(posenc.attention(q, k, v, encoding, positions, gates=gates), expected, **EXACT)
     single = posenc.attention(*(x.float() for x in (q, k, v)), encoding, positions, gates=gates.float())
     assert_close(single, expected.float(), rtol=1e-4, atol=1e-5)

@@ -9,8 +9,8 @@ from x_transformers.x_transformers import RelativeProjPositionalBias
 import posenc
 from posenc import Positions, ProjectedRelative, attention
 from posenc.encoding import gates_of
-from references import biases
-from references.calls import BACKENDS, CAUSAL, DIM, EXACT, LAYOUTS, check_against_loops, qkv, random
+from posenc.testing.oracles import content
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, LAYOUTS, check_against, distances, qkv, random
 
 INTEGERS = {name: p for name, p in LAYOUTS.items() if name != "fractional"}
 
@@ -28,17 +28,12 @@ def test_it_is_declared_complete():
 @pytest.mark.parametrize("positions", INTEGERS.values(), ids=INTEGERS.keys())
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = made(num_layers=2)
-    weights = encoding.projection.weight.detach()[0]
-    first = positions.num_keys - positions.num_queries
+    weight, table = encoding.projection.weight[0], encoding.table[0]
 
-    def formula(q, k, seen, x):
-        def at(b, h, i, j):
-            q, k = (int(ids[b % len(ids), n]) for ids, n in ((positions.q, i), (positions.k, j)))
-            return biases.projected(weights[h] @ x[b, first + i], encoding.table.detach()[0].T, q - k)
+    def formula(q, k, x):
+        return content.projected_relative(x[:, -positions.num_queries :], weight, table, distances(positions))
 
-        return at
-
-    check_against_loops(encoding, positions, formula, backend, kv_heads)
+    check_against(formula, encoding, positions, backend, kv_heads)
 
 
 @pytest.mark.parametrize("extent", [1, 3, 40])

@@ -14,7 +14,7 @@ from x_transformers.x_transformers import apply_rotary_pos_emb
 
 import posenc
 from posenc import DecoupledRotary, InputError, NoPE, PerLayer, Positions, PRotary, Rotary, XPos, frequencies
-from references import rotary as loops
+from posenc.testing.oracles import rotations, schedules
 
 deepseek_v3, gemma3, smollm3 = (
     import_module(f"transformers.models.{name}.modeling_{name}") for name in ("deepseek_v3", "gemma3", "smollm3")
@@ -33,9 +33,18 @@ def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
+def products(q: Tensor, k: Tensor, frequencies: Tensor, layout: str, start: int = 0) -> Tensor:
+    """Of queries at 5, 6, .. and keys at 0, 1, .., turned from channel start on."""
+    q, k = (
+        rotations.turned(x, (first + torch.arange(x.shape[1]))[:, None] * frequencies, layout, start)
+        for x, first in ((q, 5), (k, 0))
+    )
+    return q @ k.mT
+
+
 def angles(positions: Tensor, dim: int, base: float) -> Tensor:
     """Tables as transformers' modules take them, in float64: (1, n, dim)."""
-    each = positions[:, None].double() * base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    each = rotations.angles(positions, dim, base)
     return torch.cat((each, each), -1)[None]
 
 
@@ -47,12 +56,7 @@ def angles(positions: Tensor, dim: int, base: float) -> Tensor:
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.7, 1.0])
 def test_p_rope_is_its_formula(layout, base, fraction):
     q, k = random(3, 4, 12), random(1, 9, 12)
-    channels = loops.pairs(12, layout)
-    expected = loops.table(
-        q, k, lambda h, a, b, i, j: loops.score(
-            a, b, channels, lambda c: (j - i - 5) * loops.proportional(c, 12, base, fraction)
-        )
-    )  # fmt: skip
+    expected = products(q, k, torch.tensor(schedules.proportional(12, base, fraction), dtype=torch.float64), layout)
     p = Positions.arange(4, 5)
     assert_close(
         scores(PRotary(12, rope_theta=base, layout=layout, fraction=fraction), q[None], k[None], p)[0],
@@ -70,10 +74,7 @@ def test_p_rope_is_its_formula(layout, base, fraction):
 def test_decoupled_rope_is_its_formula(layout, base, rotary_dim):
     q, k = random(3, 4, 12), random(3, 9, 12)
     turning = 4 if rotary_dim is None else rotary_dim  # a third of 12
-    channels = loops.pairs(turning, layout, first=12 - turning)
-    expected = loops.table(
-        q, k, lambda h, a, b, i, j: loops.score(a, b, channels, lambda c: (j - i - 5) * loops.theta(c, turning, base))
-    )  # fmt: skip
+    expected = products(q, k, rotations.frequencies(turning, base), layout, 12 - turning)
     encoding, p = DecoupledRotary(12, rope_theta=base, layout=layout, rotary_dim=rotary_dim), Positions.arange(4, 5)
     assert_close(scores(encoding, q[None], k[None], p)[0], expected, **EXACT)
     assert encoding.scale(12) == 12**-0.5
@@ -87,18 +88,11 @@ def test_decoupled_rope_is_its_formula(layout, base, rotary_dim):
 @pytest.mark.parametrize(("gamma", "scale_base"), [(0.4, 512.0), (0.4, 4.0), (1.5, 10.0)])
 def test_xpos_is_its_formula(layout, base, gamma, scale_base):
     q, k = random(2, 4, 10), random(1, 9, 10)
-    channels = loops.pairs(10, layout)
-
-    def one(h, a, b, i, j):
-        distance = i + 5 - j
-        return loops.score(
-            a, b, channels, lambda c: -distance * loops.theta(c, 10, base),
-            lambda c: loops.zeta(c, 10, gamma) ** (distance / scale_base),
-        )  # fmt: skip
-
+    sizes = torch.tensor(schedules.xpos(range(9), 10, scale_base, gamma=gamma), dtype=torch.float64)
+    sizes = rotations.by_layout(layout, sizes, sizes)
     encoding = XPos(10, rope_theta=base, layout=layout, gamma=gamma, scale_base=scale_base)
     ours = scores(encoding, q[None], k[None], Positions.arange(4, 5))[0]
-    expected = loops.table(q, k, one)
+    expected = products(q * sizes[5:], k / sizes, rotations.frequencies(10, base), layout)
     assert_close(ours, expected, **EXACT)
     assert (
         scores(Rotary(10, rope_theta=base, layout=layout), q[None], k[None], Positions.arange(4, 5))[0] - expected

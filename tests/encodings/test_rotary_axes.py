@@ -14,8 +14,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import AxialRotary, InputError, MixedRotary, MRotary, Positions, Rotary
-from references import multimodal as loops_of_rows
-from references import rotary as loops
+from posenc.testing.oracles import places, rotations
 from references.calls import scores
 
 dinov3_vit, llama4, pixtral, qwen2_vl, qwen3_vl = (
@@ -39,28 +38,26 @@ def random(*shape: int) -> Tensor:
 
 @GRIDS
 @pytest.mark.parametrize(
-    ("options", "angle"),
+    ("options", "axes"),
     [
-        ({}, lambda c, y, x, h, w: loops.axial(c, 16, 100.0, y, x)),
-        ({"layout": "half"}, lambda c, y, x, h, w: loops.axial(c, 16, 100.0, y, x)),
-        ({"rope_theta": 30.0, "x_first": False}, lambda c, y, x, h, w: loops.axial(c, 16, 30.0, x, y)),
-        (PIXTRAL, lambda c, y, x, h, w: loops.dealt(c, 16, 10000.0, y, x)),
-        (DINOV3, lambda c, y, x, h, w: loops.centred(c, 16, 100.0, y, x, h, w)),
-        (LLAMA4, lambda c, y, x, h, w: loops.axial(c, 16, 10000.0, y + 1, x + 1)),
+        ({}, lambda y, x, h, w: (x, y)),
+        ({"layout": "half"}, lambda y, x, h, w: (x, y)),
+        ({"rope_theta": 30.0, "x_first": False}, lambda y, x, h, w: (y, x)),
+        (PIXTRAL, lambda y, x, h, w: (y, x)),
+        (DINOV3, lambda y, x, h, w: (math.pi * (4 * (y + 0.5) / h - 2), math.pi * (4 * (x + 0.5) / w - 2))),
+        (LLAMA4, lambda y, x, h, w: (x + 1, y + 1)),
     ],
     ids=["rope-vit", "half", "y first", "pixtral", "dinov3", "llama4"],
 )
-def test_axial_rope_is_its_formula(height, width, options, angle):
-    places = [None, *((y, x) for y in range(height) for x in range(width))]  # None: a prefix token, not rotated
-    q, k = random(2, len(places), 16), random(1, len(places), 16)
-    channels = loops.pairs(16, options.get("layout", "interleaved"))
-
-    def at(i: int, c: int) -> float:
-        return 0.0 if places[i] is None else angle(c, *places[i], height, width)
-
-    expected = loops.table(
-        q, k, lambda h, a, b, i, j: loops.score(a, b, channels, lambda c: at(j, c) - at(i, c))
-    )  # fmt: skip
+def test_axial_rope_is_its_formula(height, width, options, axes):
+    at = torch.cartesian_prod(torch.arange(height), torch.arange(width)).double().T
+    at = torch.cat((torch.zeros(2, 1), torch.stack(axes(*at, height, width))), 1)  # a prefix token, which does not turn
+    q, k = random(2, at.shape[1], 16), random(1, at.shape[1], 16)
+    base, given = options.get("rope_theta", 100.0), {"layout": options.get("layout", "interleaved")}
+    if "ladder" in options:  # Pixtral's: even entries of the head's for the first axis, odd ones for the second
+        given["frequency"] = lambda ladders: rotations.frequencies(16, base).view(8 // 2, 2).T.flatten()
+    turned_q, turned_k = (rotations.rotary_axial(x[None], at, base, [8, 8], **given)[0] for x in (q, k))
+    expected = turned_q @ turned_k.mT
     grid = Positions.grid(height, width, prefix=1)
     assert_close(scores(AxialRotary(16, **options), q[None], k[None], grid)[0], expected, **EXACT)
     wrong = scores(AxialRotary(16, **options | {"x_first": not options.get("x_first", True)}), q[None], k[None], grid)
@@ -181,15 +178,12 @@ def test_sections_are_those_of_the_models():
 def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
     encoding = MRotary(head_dim, time_last=True, sections=None if head_dim == 128 else sections)
     assert encoding.sections == sections
-    axes = loops_of_rows.low_frequency_time(sections)
+    axes = places.low_frequency_time(sections)
     assert "".join("thw"[axis] for axis in encoding.frequency.argmax(1)) == axes
     q, at = random(1, 1, 7, head_dim), torch.randint(-9, 99, (7, 3))
     turned, _ = encoding.rotate(q, q, Positions.from_ids(at[None]))
-    for token in range(7):
-        for pair, axis in enumerate(axes):
-            angle = float(at[token]["thw".index(axis)]) * 1e6 ** (-2 * pair / head_dim)
-            a, b = (float(q[0, 0, token, pair + half]) for half in (0, head_dim // 2))
-            assert turned[0, 0, token, pair] == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-12)
+    by_pair = at[:, ["thw".index(axis) for axis in axes]]
+    assert_close(turned, rotations.rotary(q, by_pair[None, None], 1e6), **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -210,18 +204,12 @@ def test_text_under_m_rope_is_rope(options):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_mixed_rope_is_its_formula(layout):
     encoding = MixedRotary(8, num_heads=6, num_layers=2, num_kv_heads=3, layout=layout).double()
-    channels, places = loops.pairs(8, layout), [(y, x) for y in range(3) for x in range(4)]
+    places = torch.cartesian_prod(torch.arange(3), torch.arange(4)).double()
     q, k = random(6, 12, 8), random(3, 12, 8)
     for layer in range(2):
-        vectors = encoding.frequency[layer].tolist()
-
-        def turn(h, c, i, j, vectors=vectors):
-            along_y, along_x = vectors[h // 2][c]
-            return along_y * (places[j][0] - places[i][0]) + along_x * (places[j][1] - places[i][1])
-
-        expected = loops.table(
-            q, k, lambda h, a, b, i, j, turn=turn: loops.score(a, b, channels, lambda c: turn(h, c, i, j))
-        )  # fmt: skip
+        angles = places @ encoding.frequency[layer].detach().mT  # (key heads, tokens, pairs)
+        turned = rotations.turned(q, angles.repeat_interleave(2, 0), layout)
+        expected = turned @ rotations.turned(k, angles, layout).repeat_interleave(2, 0).mT
         assert_close(scores(encoding, q[None], k[None], Positions.grid(3, 4), layer)[0], expected, **EXACT)
     first, second = (scores(encoding, q[None], k[None], Positions.grid(3, 4), layer) for layer in range(2))
     assert (first - second).abs().max() > 0.1, "each layer has its own"

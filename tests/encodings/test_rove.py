@@ -27,9 +27,10 @@ from posenc import (
 from posenc.attention import elu_plus_one
 from posenc.bias import KeyValues
 from posenc.cache import KVCache
+from posenc.testing.oracles import attention as oracles
+from posenc.testing.oracles import rotations
 from posenc.transformer import Transformer, TransformerConfig
-from references import loops
-from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, qkv, random
+from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, distances, qkv, random
 
 ARGUMENTS = {
     "all": {},
@@ -43,31 +44,14 @@ ARGUMENTS = {
 def contribution(encoding: RoVE, v: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
     """What values (..., keys, width) are to queries at distances (..., queries, keys): each pair is a complex number that turns."""
     first = encoding.head_dim - encoding.rotated if encoding.trailing else 0
-    half, columns = encoding.rotated // 2, list(v[..., None, :, :].expand(*distance.shape, -1).unbind(-1))
-    for c in range(half):
-        a, b = (2 * c, 2 * c + 1) if encoding.layout == "interleaved" else (c, c + half)
-        angle = -distance.double() * encoding.inv_freq[c]
-        pair = torch.complex(columns[first + a], columns[first + b]) * torch.complex(angle.cos(), angle.sin())
-        columns[first + a], columns[first + b] = pair.real, pair.imag
-    return torch.stack(columns, -1)
+    each = v[..., None, :, :].expand(*v.shape[:-2], *distance.shape[-2:], -1)
+    return rotations.turned(each, -distance[..., None].double() * encoding.inv_freq, encoding.layout, first)
 
 
-def by_loops(encoding: RoVE, positions: Positions, q, k, v):
-    seen, groups = positions.mask(), q.shape[1] // k.shape[1]
-
-    def turned(b, h, i, j):
-        at_query, at_key = (x[b % len(x), n] for x, n in ((positions.q, i), (positions.k, j)))
-        value = v[b, h // groups, j]
-        return contribution(encoding, value[None], (at_query - at_key)[None, None])[0, 0] - value
-
-    return loops.attend(
-        q,
-        k,
-        v,
-        scale=q.shape[3] ** -0.5,
-        visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]),
-        added_value=turned,
-    )
+def by_formula(encoding: RoVE, positions: Positions, q, k, v):
+    of_heads = v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    added = contribution(encoding, of_heads, distances(positions)) - of_heads[:, :, None]
+    return oracles.attend(q, k, v, scale=q.shape[3] ** -0.5, visible=positions.mask(), added=added)
 
 
 @BACKENDS
@@ -77,7 +61,7 @@ def test_each_value_turns_by_its_distance(positions, arguments, backend):
     encoding = RoVE(8, **ARGUMENTS[arguments])
     q, k, v = qkv(positions, 4, 2, 8)
     out = posenc.attention(q, k, v, encoding, positions, backend=backend)
-    assert_close(out, by_loops(encoding, positions, q, k, v), **EXACT)
+    assert_close(out, by_formula(encoding, positions, q, k, v), **EXACT)
 
 
 def dense(encoding: Encoding, positions: Positions, q, k, v, prefix=None):
@@ -88,8 +72,7 @@ def dense(encoding: Encoding, positions: Positions, q, k, v, prefix=None):
     scores = (q_rotated @ k_rotated.repeat_interleave(groups, 1).mT * 8**-0.5).masked_fill(
         ~positions.mask(), -torch.inf
     )
-    distance = (positions.q[:, :, None] - positions.k[:, None]).expand(len(q), -1, -1)
-    turned = torch.stack([contribution(encoding, x, distance) for x in v.repeat_interleave(groups, 1).unbind(1)], 1)
+    turned = contribution(encoding, v.repeat_interleave(groups, 1), distances(positions))
     if prefix is None:
         weights = scores.softmax(-1).nan_to_num()  # padding sees nothing
         return torch.einsum("bhij,bhijd->bhid", weights, turned)

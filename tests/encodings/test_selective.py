@@ -10,8 +10,8 @@ from posenc import Positions, Rotary, SelectiveAttention, attention
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
 from posenc.encodings import selective
-from references import biases
-from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against_loops, qkv
+from posenc.testing.oracles import content
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against, document_by_document, qkv
 
 EVERYWHERE = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
 
@@ -34,32 +34,18 @@ def tokens_of(positions):
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @EVERYWHERE
 def test_it_is_the_formula(positions, kv_heads, backend, small_blocks):
-    encoding, order = SelectiveAttention(4), positions.k_order
+    encoding = SelectiveAttention(4)
     encoding.share([(torch.nn.Linear(DIM, 12).double(), None)])
 
-    def formula(q, k, seen, x):
+    def formula(q, k, x):
         (gates,) = gates_of(encoding, x)
-        # what a token sees: keys of its document that are not after it, and no padding
-        document = torch.zeros_like(order) if positions.k_document is None else positions.k_document
-        valid = torch.ones_like(order) if positions.valid is None else positions.valid
 
-        def sees(b, t, j):
-            row = [x[b % len(x)] for x in (order, document, valid)]
-            return bool(row[0][j] <= row[0][t] and row[1][j] == row[1][t] and row[2][t] and row[2][j])
+        def of_document(q, k, row, keys, rows):
+            return content.selective_attention(gates[row, :, keys], k[:, 0])[:, :, rows]
 
-        def at(b, h, i, j):
-            first = not any(sees(b, j, other) for other in range(positions.num_keys) if other != j)
-            here = int(positions.q_order[b % len(positions.q_order), i])
-            between = [
-                t for t in range(positions.num_keys) if order[b % len(order), t] < here and t != j and sees(b, t, j)
-            ]
-            return (
-                0.0 if first else biases.selective([float(gates.detach()[b, 0, t] @ k[b, 0, j]) / 2 for t in between])
-            )
+        return document_by_document(positions, q, k, of_document)
 
-        return at
-
-    check_against_loops(encoding, positions, formula, backend, kv_heads)
+    check_against(formula, encoding, positions, backend, kv_heads)
 
 
 @pytest.mark.parametrize("rotation", ["", "half", "interleaved"])

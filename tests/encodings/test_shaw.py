@@ -9,8 +9,10 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import Positions, Shaw
-from posenc.conformance import formulas
-from references import content
+from posenc.testing.oracles import content
+from posenc.testing.oracles.attention import attend
+from posenc.testing.oracles.codes import sinusoidal
+from references.calls import distances, qkv
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 WHERE = {
@@ -22,6 +24,13 @@ WHERE = {
     "left padded": Positions.from_mask(torch.tensor([[1] * 8, [0] * 3 + [1] * 5])),
 }
 EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys())
+
+
+def by_formula(q, k, v, positions, keys, values, left, right):
+    """Tables are (heads or 1, rows, width)."""
+    rows = content.shaw_rows(distances(positions), left, right)
+    bias, added = content.read(q @ keys.mT, rows) * 6**-0.5, values[:, rows[:, 0]].movedim(0, 1)
+    return attend(q, k, v, scale=6**-0.5, visible=positions.mask(), bias=bias, added=added)
 
 
 def made(**options):
@@ -36,17 +45,9 @@ def made(**options):
 @pytest.mark.parametrize(("clip", "clip_future"), [(2, None), (3, 1), (0, 4), (20, None)])
 def test_it_is_the_formula(clip, clip_future, per_head, positions):
     encoding = made(num_layers=2, clip=clip, clip_future=clip_future, per_head=per_head)
-    q, k, v = content.qkv(positions)
+    q, k, v = qkv(positions, 4, 2, 6)
     right = clip if clip_future is None else clip_future
-
-    def vector(table, h, m, n):
-        return table[1, h if per_head else 0, content.shaw_row(m, n, clip, right)].detach()
-
-    want = content.attend(
-        q, k, v, positions, 6**-0.5,
-        lambda b, h, i, j, m, n: float(q[b, h, i] @ vector(encoding.key_table, h, m, n)),
-        lambda h, m, n: vector(encoding.value_table, h, m, n),
-    )  # fmt: skip
+    want = by_formula(q, k, v, positions, encoding.key_table[1].detach(), encoding.value_table[1].detach(), clip, right)
     assert_close(posenc.attention(q, k, v, encoding, positions, layer=1), want, **EXACT)
 
 
@@ -94,22 +95,15 @@ def test_the_fixed_table_is_nezhas():
     encoding, positions = Shaw(6, num_heads=4, clip=2, fixed=True), Positions.arange(7)
     assert not list(encoding.parameters())
     assert not encoding.state_dict()
-    q, k, v = content.qkv(positions, kv_heads=4)
-
-    def vector(m, n):
-        row = content.shaw_row(m, n, 2, 2)
-        return formulas.sinusoidal([row], 6, 10000.0)[0]
-
-    want = content.attend(
-        q, k, v, positions, 6**-0.5, lambda b, h, i, j, m, n: float(q[b, h, i] @ vector(m, n)),
-        lambda h, m, n: vector(m, n),
-    )  # fmt: skip
+    q, k, v = qkv(positions, 4, 4, 6)
+    table = sinusoidal(range(5), 6, 10000.0)[None]
+    want = by_formula(q, k, v, positions, table, table, 2, 2)
     assert_close(posenc.attention(q, k, v, encoding, positions, layer=3), want, **EXACT)
 
 
 @EVERYWHERE
 def test_invariants(positions):
-    q, k, v = content.qkv(positions, kv_heads=4)
+    q, k, v = qkv(positions, 4, 4, 6)
     plain = posenc.attention(q, k, v, positions=positions)
     zero = made(clip=3)
     for table in zero.parameters():

@@ -1,4 +1,4 @@
-"""Stick-breaking: the formula one key at a time, the authors' expression, what is left."""
+"""Stick-breaking: the formula, its gradients, what is left."""
 
 import pytest
 import torch
@@ -7,47 +7,36 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import ALiBi, Positions, Rotary, StickBreaking, Sum, bias
-from references import carried
-from references.calls import BACKENDS, EXACT, qkv, random
-from references.carried import EVERYWHERE
+from posenc.testing.oracles import gates
+from references.calls import BACKENDS, EXACT, IN_ORDER, qkv, random
 
 
 @BACKENDS
 @pytest.mark.parametrize("attend_current", [False, True])
-@EVERYWHERE
+@IN_ORDER
 def test_sticks_are_broken_from_the_nearest_key_on(positions, attend_current, backend):
     q, k, v = qkv(positions, 4, 2)
-    seen, expected = positions.mask(), torch.zeros_like(q)
-    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
-        order = positions.k_order[b % len(positions.k_order)]
-        nearest = [j for j in order.argsort(descending=True).tolist() if seen[b % len(seen), 0, i, j]]
-        if not attend_current:
-            nearest = nearest[1:]
-        weights = carried.sticks([float(q[b, h, i] @ k[b, h // 2, j]) / 2 for j in nearest])
-        for j, weight in zip(nearest, weights, strict=True):
-            expected[b, h, i] += weight * v[b, h // 2, j]
+    scores = (q @ k.repeat_interleave(2, 1).mT / 2).masked_fill(~positions.mask(), -torch.inf)
+    order = positions.k_order.argsort()[:, None, None].expand_as(scores)
+    ordered = scores.gather(-1, order)
+    if not attend_current:
+        nearer = ordered.isfinite().flip(-1).cumsum(-1).flip(-1)  # visible keys from each to the last
+        ordered = ordered.masked_fill(nearer == 1, -torch.inf)
+    weights = torch.zeros_like(scores).scatter(-1, order, gates.broken_sticks(ordered))
+    expected = weights @ v.repeat_interleave(2, 1)
     encoding = StickBreaking(attend_current)
     assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), expected, **EXACT)
 
 
-def authors(q, k, v, attend_current):
-    """sb_ref.py: logarithms of shares, and a product with a triangle of ones for what nearer keys leave."""
-    n = q.shape[2]
-    hidden = torch.ones(n, n, dtype=torch.bool).triu(1 if attend_current else 0)
-    logits = q @ k.mT * q.shape[3] ** -0.5
-    left = logsigmoid(-logits).masked_fill(hidden, 0.0)
-    weights = (logsigmoid(logits).masked_fill(hidden, -1e5) + left @ torch.ones(n, n).tril(-1).to(q)).exp()
-    return weights @ v, 1 - weights.sum(-1)
-
-
 @pytest.mark.parametrize("attend_current", [False, True])
-def test_values_and_gradients_are_those_of_the_authors_expression(attend_current):
+def test_values_gradients_and_remainders_are_those_of_the_formula(attend_current):
     positions = Positions.arange(40, causal=True)
     encoding = random(StickBreaking(attend_current, remainder=True, num_heads=3, head_dim=4))
     leaves = [*(x.requires_grad_() for x in qkv(positions)), encoding.rest]
     out = posenc.attention(*leaves[:3], encoding, positions)
-    attended, remainder = authors(*leaves[:3], attend_current)
-    expected = attended + remainder[..., None] * encoding.rest[0, :, None]
+    hidden = torch.ones(40, 40, dtype=torch.bool).triu(1 if attend_current else 0)
+    weights = gates.broken_sticks((leaves[0] @ leaves[1].mT / 2).masked_fill(hidden, -torch.inf))
+    expected = weights @ leaves[2] + (1 - weights.sum(-1, keepdim=True)) * encoding.rest[0, :, None]
     assert_close(out, expected, **EXACT)
     weight = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):

@@ -9,8 +9,8 @@ import transformers
 
 import posenc
 from posenc import LearnedSink, LogN, Positions, SoftmaxN, StepTemperature, Temperature
-from posenc.conformance import formulas
-from references import loops
+from posenc.testing.oracles import biases
+from posenc.testing.oracles.attention import attend
 
 gpt_oss = import_module("transformers.models.gpt_oss.modeling_gpt_oss")
 llama4 = import_module("transformers.models.llama4.modeling_llama4")
@@ -70,12 +70,10 @@ def test_a_sink_beside_other_encodings(with_bias):
     logits = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
     encoding = LearnedSink(4).double()
     encoding.logits.data[0] = logits
-    slopes = formulas.alibi(4)
+    n = q.shape[2]
+    bias = biases.alibi_bias(4, n, n) if with_bias else 0.0
     both = encoding + posenc.ALiBi(4) if with_bias else encoding
-    expected = loops.attend(
-        q, k, v, scale=6**-0.5, visible=lambda b, i, j: j <= i, sink=logits.tolist(),
-        bias=lambda b, h, i, j: -slopes[h] * (i - j) if with_bias else 0.0,
-    )  # fmt: skip
+    expected = attend(q, k, v, scale=6**-0.5, visible=torch.ones(n, n).tril().bool(), sink=logits, bias=bias)
     assert torch.allclose(posenc.attention(q, k, v, both, causal=True), expected, atol=1e-12)
 
 

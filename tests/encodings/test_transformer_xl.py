@@ -5,15 +5,15 @@ from importlib import import_module
 import pytest
 import torch
 import transformers
-from torch import Tensor
-from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import posenc
 from posenc import Positions, TransformerXL, XLNet
 from posenc.bias import Factored, QueryRelative
-from posenc.conformance import formulas
-from references import content
+from posenc.testing.oracles import content
+from posenc.testing.oracles.attention import attend
+from posenc.testing.oracles.codes import sinusoidal
+from references.calls import distances, qkv
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 # the other side computes R in float32: angles up to 100 are off by about 100 * 2^-23, then averaged by the softmax
@@ -38,13 +38,10 @@ def by_formula(encoding, q, k, v, positions, layer=0, sign=1):
     limit = encoding.clamp_len or float("inf")
     pair = layer if encoding.untie else 0
     u, bias, w = (x.detach() for x in (encoding.u[pair], encoding.v[pair], encoding.projection.weight[layer]))
-    zero = torch.zeros(6, dtype=torch.float64)
-
-    def term(b, h, i, j, m, n):  # without q . k, which attend() has
-        distance = sign * max(-limit, min(m - n, limit))
-        return content.transformer_xl(q[b, h, i], zero, u[h], bias[h], w[h], distance) + float(u[h] @ k[b, h // 2, j])
-
-    return content.attend(q, k, v, positions, 6**-0.5, term)
+    found, rows = (sign * distances(positions).double().clamp(-limit, limit)).unique(return_inverse=True)
+    keys = sinusoidal(found, 10, 1e4, layout="concat") @ w.mT
+    queries, terms = content.transformer_xl(q, u, bias, keys, rows)
+    return attend(queries, k, v, scale=6**-0.5, visible=positions.mask(), bias=terms * 6**-0.5)
 
 
 @pytest.mark.parametrize("cls", [TransformerXL, XLNet])
@@ -53,7 +50,7 @@ def test_it_is_the_formula(clamp_len, names, cls):
     for name in names:
         positions = FRACTIONAL if name == "fractional" else WHERE[name]
         encoding = made(cls, num_layers=2, clamp_len=clamp_len)
-        q, k, v = content.qkv(positions)
+        q, k, v = qkv(positions, 4, 2, 6)
         want = by_formula(encoding, q, k, v, positions, layer=1)
         for backend in ("sdpa", "reference"):
             assert_close(posenc.attention(q, k, v, encoding, positions, layer=1, backend=backend), want, **EXACT)
@@ -63,7 +60,7 @@ def test_it_is_the_formula(clamp_len, names, cls):
 
 
 def test_the_bias_is_structured_where_distances_are_known():
-    q, k, _ = content.qkv(WHERE["memory"])
+    q, k, _ = qkv(WHERE["memory"], 4, 2, 6)
     encoding = made()
     unlimited = encoding.bias(q, k, WHERE["memory"])
     assert isinstance(unlimited, QueryRelative)
@@ -79,31 +76,21 @@ def test_the_bias_is_structured_where_distances_are_known():
     assert clamped.table.shape == (4, 7, 6)
 
 
-def authors_shift(x: Tensor) -> Tensor:
-    """Appendix B as coded: a column of zeros on the left, read as (columns + 1, rows), first row dropped, read back."""
-    rows, columns = x.shape[-2:]
-    padded = pad(x, (1, 0)).reshape(*x.shape[:-2], columns + 1, rows)
-    return padded[..., 1:, :].reshape(x.shape)
-
-
-def test_the_authors_shift_gives_our_distances_where_it_is_defined():
-    shifted = authors_shift(torch.arange(12.0).view(3, 4))
-    assert shifted.tolist() == [[2, 3, 0, 4], [5, 6, 7, 0], [8, 9, 10, 11]]  # computed with kimiyoung/transformer-xl
+def test_the_authors_shift_gives_our_distances():
     encoding, positions = made(), Positions.arange(5, 3, causal=True)
-    q, k, _ = content.qkv(positions)
+    q, k, _ = qkv(positions, 4, 2, 6)
     # R runs from the furthest distance, klen - 1, down to 0
-    codes = formulas.sinusoidal(range(7, -1, -1), 10, 1e4, layout="concat")
+    codes = sinusoidal(range(7, -1, -1), 10, 1e4, layout="concat")
     keys = torch.einsum("hed,nd->hne", encoding.projection.weight[0], codes)
-    theirs = authors_shift((q + encoding.v[0, :, None]) @ keys.mT) * 6**-0.5
+    theirs = content.relative_shift_causal((q + encoding.v[0, :, None]) @ keys.mT) * 6**-0.5
     ours = encoding.bias(q, k, positions).dense(q.device)
     seen = positions.mask().expand_as(ours)
     assert_close(ours[seen], theirs[seen], **EXACT)
-    assert (ours - theirs)[~seen].abs().min() > 1e-6, "keys after the query come out wrong there, by design"
 
 
 def test_zeros_are_no_encoding_and_memory_is_one_long_pass():
     positions = Positions.arange(9, causal=True)
-    q, k, v = content.qkv(positions)
+    q, k, v = qkv(positions, 4, 2, 6)
     encoding = made()
     full = posenc.attention(q, k, v, encoding, positions)
     last = posenc.attention(q[:, :, 5:], k, v, encoding, Positions.arange(4, 5, causal=True))
@@ -190,7 +177,7 @@ def test_conformers_have_it_interleaved(source, kv_heads, length):
 )
 def test_gradients(clamp_len, positions):
     encoding = made(clamp_len=clamp_len)
-    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
+    q, k, v = (x.requires_grad_() for x in qkv(positions, 4, 2, 6))
     inputs = (q, k, v, *encoding.parameters())
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 

@@ -7,8 +7,9 @@ from torch.testing import assert_close
 import posenc
 from posenc import TUPE, TUPER, Positions
 from posenc.bias import Factored, Relative
-from posenc.conformance import formulas
-from references import content
+from posenc.testing.oracles import biases, content
+from posenc.testing.oracles.attention import attend
+from references.calls import qkv
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 WHERE = {
@@ -32,30 +33,21 @@ def made(cls=TUPE, **options):
 def by_formula(encoding, q, k, v, positions):
     """Ke et al. 2021, sections 3.1 and 3.2, with the rows that the authors' code takes."""
     e = {name: p.detach() for name, p in encoding.named_parameters()}
-    p = [content.layer_norm(row, e["norm.weight"], e["norm.bias"], 1e-5) for row in e["table"]]
-
-    def projected(side, h, row):
-        return e[f"{side}.weight"][0, h] @ p[row] + e[f"{side}.bias"][0, h]
-
-    def pair(h, row, column):
-        return float(projected("query", h, row) @ projected("key", h, column))
-
-    def bucket(m, n):
-        if encoding.untie_cls and 0 in (m, n):
-            return 16 if m == 0 else 32  # "[CLS] to others" is written last; 16 is what the buckets leave unused
-        both = not positions.causal if encoding.bidirectional is None else encoding.bidirectional
-        return formulas.t5([n - m], both, 32, 128)[0]
-
-    def term(b, h, i, j, m, n):
-        if encoding.untie_cls:
-            actual = pair(h, 0, 0) if m == 0 else pair(h, 1, 1) if n == 0 else pair(h, m + 1, n + 1)
-        else:
-            actual = pair(h, m, n)
-        if isinstance(encoding, TUPER):  # T5's bias is not scaled
-            actual += float(e["distances"][h, bucket(m, n)]) * 12**0.5
-        return actual
-
-    return content.attend(q, k, v, positions, (2 * 6) ** -0.5, term)
+    table = torch.nn.functional.layer_norm(e["table"], (10,), e["norm.weight"], e["norm.bias"], 1e-5)
+    queries, keys = (table @ e[f"{side}.weight"][0].mT + e[f"{side}.bias"][0][:, None] for side in ("query", "key"))
+    shift = int(encoding.untie_cls)
+    m, n = positions.q[:, :, None], positions.k[:, None]
+    terms = content.tupe(queries, keys, positions.q + shift, positions.k + shift)
+    both = not positions.causal if getattr(encoding, "bidirectional", None) is None else encoding.bidirectional
+    buckets = biases.t5_buckets(n - m, both, 32, 128)
+    if encoding.untie_cls:  # "[CLS] to others" is written last; 16 is what the buckets leave unused
+        from_cls, to_cls = ((queries[:, row] * keys[:, row]).sum(-1)[:, None, None, None] for row in (0, 1))
+        terms = torch.where(m == 0, from_cls, torch.where(n == 0, to_cls, terms))
+        buckets = torch.where(m == 0, 16, torch.where(n == 0, 32, buckets))
+    if isinstance(encoding, TUPER):  # T5's bias is not scaled
+        terms = terms + e["distances"][:, buckets] * 12**0.5
+    scale = (2 * 6) ** -0.5
+    return attend(q, k, v, scale=scale, visible=positions.mask(), bias=terms.movedim(0, 1) * scale)
 
 
 @EVERYWHERE
@@ -63,41 +55,21 @@ def by_formula(encoding, q, k, v, positions):
 @pytest.mark.parametrize(("cls", "options"), [(TUPE, {}), (TUPER, {}), (TUPER, {"bidirectional": False})])
 def test_it_is_the_formula(cls, options, untie_cls, positions):
     encoding = made(cls, untie_cls=untie_cls, **options)
-    q, k, v = content.qkv(positions)
+    q, k, v = qkv(positions, 4, 2, 6)
     want = by_formula(encoding, q, k, v, positions)
     for backend in ("sdpa", "reference"):
         assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), want, **EXACT)
 
 
-def test_it_is_what_the_authors_code_computes():
-    # their forward(): products of the first n + 1 rows, scaled; column 0, then row 0 overwritten; relative bias added
-    encoding, n = made(TUPER), 9
-    rows = torch.nn.functional.layer_norm(encoding.table[: n + 1], (10,), encoding.norm.weight, encoding.norm.bias)
-    linear = [rows @ side.weight.view(24, 10).T + side.bias.view(24) for side in (encoding.query, encoding.key)]
-    pos_q, pos_k = (x.view(n + 1, 4, 6).transpose(0, 1) for x in linear)
-    products = pos_q * (6 * 2) ** -0.5 @ pos_k.mT
-    bias = products[:, 1:, 1:].clone()
-    bias[:, :, 0] = products[:, 1, 1, None]
-    bias[:, 0, :] = products[:, 0, 0, None]
-    steps = torch.arange(n)[None] - torch.arange(n)[:, None]
-    buckets = torch.tensor([formulas.t5(line, True, 32, 128) for line in steps.tolist()])
-    buckets[:, 0] = 32
-    buckets[0, :] = 16
-    bias = bias + encoding.distances[:, buckets]
-    q, k, _ = content.qkv(Positions.arange(n))
-    ours = sum(term.dense(q.device) for term in encoding.bias(q, k, Positions.arange(n)))
-    assert_close(ours[0], bias, **EXACT)
-
-
 def test_bucket_16_is_free_for_cls():
     distances = range(-300, 301)
-    assert 16 not in formulas.t5(distances, True, 32, 128)
+    assert 16 not in biases.t5(distances, True, 32, 128)
 
 
 @pytest.mark.parametrize("cls", [TUPE, TUPER])
 def test_cls_is_untied(cls):
     encoding, positions = made(cls), Positions.packed([4, 6])
-    q, k, _ = content.qkv(positions)
+    q, k, _ = qkv(positions, 4, 2, 6)
     terms = encoding.bias(q, k, positions)
     bias = sum(t.dense(q.device) for t in (terms if isinstance(terms, list) else [terms]))[0]
     for start, end in ((0, 4), (4, 10)):  # in each document
@@ -110,7 +82,7 @@ def test_cls_is_untied(cls):
 
 def test_content_and_position_share_a_scale():
     assert TUPE(4, dim=8, num_heads=2, head_dim=4).scale(4) == pytest.approx(8**-0.5)
-    q, k, v = content.qkv(WHERE["bidirectional"])
+    q, k, v = qkv(WHERE["bidirectional"], 4, 2, 6)
     silent = made()
     for parameter in silent.query.parameters():
         torch.nn.init.zeros_(parameter)
@@ -119,7 +91,7 @@ def test_content_and_position_share_a_scale():
 
 
 def test_structures_and_tables():
-    q, k, _ = content.qkv(WHERE["cached"])
+    q, k, _ = qkv(WHERE["cached"], 4, 2, 6)
     absolute = made().bias(q, k, WHERE["cached"])
     assert isinstance(absolute, Factored)
     assert (absolute.left.shape, absolute.right.shape) == ((1, 4, 3, 8), (1, 4, 9, 8))  # two columns for the reset
@@ -133,7 +105,7 @@ def test_structures_and_tables():
 
 
 def test_past_the_table():
-    q, k, v = content.qkv(Positions.arange(15))
+    q, k, v = qkv(Positions.arange(15), 4, 2, 6)
     with pytest.raises(posenc.InputError, match="position 14 is outside the table of 12"):
         posenc.attention(q, k, v, made(TUPER))
     with pytest.raises(posenc.InputError, match="position 12 is outside"):  # of a key

@@ -1,4 +1,4 @@
-"""Wall attention: the formula one pair of tokens at a time, the authors' expression, gates that would overflow."""
+"""Wall attention: the formula, its gradients, gates that would overflow."""
 
 import pytest
 import torch
@@ -8,31 +8,29 @@ import posenc
 from posenc import ALiBi, Positions, PrefixKV, Rotary, Sum, Wall
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
-from references import carried
-from references.calls import BACKENDS, DIM, EXACT, check_against_loops, qkv, random
-from references.carried import EVERYWHERE
+from posenc.testing.oracles import gates
+from posenc.testing.oracles.attention import mix
+from references.calls import BACKENDS, DIM, EXACT, IN_ORDER, check_against, document_by_document, qkv, random
 
 
 def wall_formula(encoding, positions):
-    def formula(q, k, seen, x):
-        gates, groups = gates_of(encoding, x)[0].detach(), q.shape[1] // k.shape[1]
+    def formula(q, k, x):
+        decays = gates.log_gates(x, encoding.weight[0], encoding.bias_in[0]).unflatten(1, (4, 4)).mT
 
-        def at(b, h, i, j):
-            one, other = q[b, h, i], k[b, h // groups, j]
-            score = carried.wall(one, other, gates[b, h], carried.between(positions, b, i, j))
-            return 0.5 * (score - float(one @ other))  # the loops add the product
+        def of_document(q, k, row, keys, rows):
+            return 0.5 * (gates.wall(q, k, decays[row : row + 1, :, keys], rows) - q @ k.mT)
 
-        return at
+        return document_by_document(positions, q, k, of_document)
 
     return formula
 
 
 @pytest.mark.usefixtures("tiles")
 @BACKENDS
-@EVERYWHERE
+@IN_ORDER
 def test_wall_is_its_formula(positions, backend):
     encoding = random(Wall(DIM, num_heads=4, head_dim=4))
-    check_against_loops(encoding, positions, wall_formula(encoding, positions), backend, kv_heads=2, heads=4)
+    check_against(wall_formula(encoding, positions), encoding, positions, backend, kv_heads=2, heads=4)
 
 
 def test_gates_are_those_of_the_layer():
@@ -46,24 +44,20 @@ def test_gates_are_those_of_the_layer():
     )
 
 
-def naive(q, k, v, gates):
-    """The authors' expression (naive.py): every pair and channel at once, from a running sum."""
-    sums = gates.cumsum(2)
-    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-    decay = (sums[:, :, :, None] - sums[:, :, None]).masked_fill(later[..., None], 0.0).exp()
-    scores = torch.einsum("bhin,bhjn,bhijn->bhij", q, k, decay) * q.shape[3] ** -0.5
-    return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+def by_formula(q, k, v, decays):
+    every = torch.arange(q.shape[2])
+    return mix(gates.wall(q, k, decays, every) * q.shape[3] ** -0.5, v, visible=every <= every[:, None])
 
 
 @pytest.mark.parametrize("rows", [16, 2**10])
-def test_values_and_gradients_are_those_of_the_authors_expression(rows, monkeypatch):
+def test_values_and_gradients_are_those_of_the_formula(rows, monkeypatch):
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", rows)  # blocks of queries, computed again for the gradient
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 24)
     positions, encoding = Positions.arange(90, causal=True), Wall(DIM, num_heads=2, head_dim=8).double()
     inputs = [*qkv(positions, 2, 2, 8), torch.nn.functional.logsigmoid(torch.randn(2, 2, 90, 8).double())]
     leaves = [x.requires_grad_() for x in inputs]
     out = posenc.attention(*leaves[:3], encoding, positions, gates=leaves[3])
-    expected = naive(*leaves)
+    expected = by_formula(*leaves)
     assert_close(out, expected, **EXACT)
     weight = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):
@@ -79,7 +73,7 @@ def test_no_decay_overflows_and_none_rounds_another():
         -1e4,
     )  # exp of the sum up to a token, or of its negative, is 0 or infinite
     out = posenc.attention(q, k, v, encoding, positions, gates=gates)
-    assert_close(out, naive(*(x.double() for x in (q, k, v, gates))).float(), rtol=1e-4, atol=1e-5)
+    assert_close(out, by_formula(*(x.double() for x in (q, k, v, gates))).float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [150, 20])

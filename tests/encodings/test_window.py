@@ -11,8 +11,8 @@ from torch.testing import assert_close
 import posenc
 from posenc import ClassWindowTable, LogWindow, Positions, WindowTable
 from posenc.encodings.window import log_spaced
-from references import biases
-from references.calls import BACKENDS, EXACT, check_against_loops, dense, qkv, random
+from posenc.testing.oracles import biases
+from references.calls import BACKENDS, EXACT, check_against, dense, qkv, random
 
 beit, swin, swinv2 = (
     import_module(f"transformers.models.{name}.modeling_{name}") for name in ("beit", "swin", "swinv2")
@@ -39,32 +39,19 @@ def test_swin_rows_known_answer():
 
 @pytest.mark.parametrize(("height", "width"), WINDOWS)
 def test_swin_rows_are_the_offsets_in_order(height, width):
-    at = [divmod(n, width) for n in range(height * width)]
-    want = [[biases.swin_row(a[0] - b[0], a[1] - b[1], height, width) for b in at] for a in at]
-    assert rows(height, width).tolist() == want
+    assert rows(height, width).tolist() == biases.relative_index(height, width)
     assert set(rows(height, width).flatten().tolist()) == set(range((2 * height - 1) * (2 * width - 1)))
-
-
-def swin_formula(encoding, at_q, at_k):
-    def bias(b, h, i, j):
-        dy, dx = (int(x - y) for x, y in zip(at_q[i], at_k[j], strict=True))
-        return float(encoding.table[0, biases.swin_row(dy, dx, encoding.height, encoding.width), h])
-
-    return lambda q, k, seen: bias
 
 
 @BACKENDS
 @pytest.mark.parametrize("causal", [True, False])
 def test_swin_is_its_formula_on_a_grid_and_by_patch_numbers(causal, backend):
-    encoding, at = (
-        random(WindowTable(3, height=3, width=4, num_layers=2)).requires_grad_(False),
-        [divmod(n, 4) for n in range(12)],
-    )
-    formula = swin_formula(encoding, at, at)
+    encoding = random(WindowTable(3, height=3, width=4, num_layers=2)).requires_grad_(False)
+    bias = biases.swin_bias(encoding.table[0], 3, 4)
     for positions in (Positions.grid(3, 4), Positions.arange(12), Positions.from_ids(torch.arange(12))):
-        check_against_loops(encoding, positions.with_causal(causal), formula, backend)
+        check_against(lambda q, k: bias, encoding, positions.with_causal(causal), backend)
     cached = Positions.arange(5, 7, causal=causal)
-    check_against_loops(encoding, cached, swin_formula(encoding, at[7:], at), backend)
+    check_against(lambda q, k: bias[:, 7:], encoding, cached, backend)
     assert not torch.equal(dense(encoding, cached, 3, layer=1), dense(encoding, cached, 3))
 
 
@@ -220,22 +207,18 @@ def test_log_spaced_known_answers():
 
 def log_formula(encoding, at):
     mlp = {name: parameter.detach()[0] for name, parameter in encoding.mlp.named_parameters()}
-
-    def bias(b, h, i, j):
-        dy, dx = (float(x) - float(y) for x, y in zip(at[i], at[j], strict=True))
-        size = encoding.height, encoding.width
-        return biases.log_window(dy, dx, *size, mlp["weight_in"], mlp["bias_in"], mlp["weight_out"][h])
-
-    return lambda q, k, seen: bias
+    dy, dx = (torch.tensor(at, dtype=torch.float64)[:, None] - torch.tensor(at, dtype=torch.float64)).unbind(-1)
+    weights = mlp["weight_in"], mlp["bias_in"], mlp["weight_out"]
+    return lambda q, k: biases.log_window(dy, dx, encoding.height, encoding.width, *weights)
 
 
 @BACKENDS
 def test_log_window_is_its_formula(backend):
     encoding = random(LogWindow(3, height=4, width=3, num_layers=2, hidden=6, cosine=False))
     full = log_formula(encoding, [divmod(n, 3) for n in range(12)])
-    check_against_loops(encoding, Positions.grid(4, 3), full, backend)
-    check_against_loops(encoding, Positions.arange(12, causal=True), full, backend)
-    check_against_loops(encoding, Positions.from_ids([HALF], causal=True), log_formula(encoding, HALF), backend)
+    check_against(full, encoding, Positions.grid(4, 3), backend)
+    check_against(full, encoding, Positions.arange(12, causal=True), backend)
+    check_against(log_formula(encoding, HALF), encoding, Positions.from_ids([HALF], causal=True), backend)
     assert not torch.equal(dense(encoding, Positions.grid(4, 3), 3, layer=1), dense(encoding, Positions.grid(4, 3), 3))
 
 

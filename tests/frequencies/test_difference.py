@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from posenc import InputError, frequencies
 from posenc.cli import diff_command
 from posenc.frequencies import SCHEDULES, diff, options_of
+from posenc.testing.oracles.schedules import default
 from references import commands
 
 PLAIN = sorted(set(SCHEDULES) - {"abf", "longrope", "explicit"})
@@ -33,7 +34,7 @@ def test_numbers(first, second, head_dim, base, factor, length, at):
     assert actual.attention_factors == tuple(f.attention_factor for f in full)
     assert [pair.pair for pair in actual.pairs] == list(range(head_dim // 2))
     for c, pair in enumerate(actual.pairs):
-        plain, (a, b) = base ** (-2 * c / head_dim), (f.inv_freq[c].item() for f in full)
+        plain, (a, b) = default(head_dim, base)[c], (f.inv_freq[c].item() for f in full)
         assert pair.turns == pytest.approx(plain * length / (2 * math.pi))
         for frequency, stretch, wavelength in zip((a, b), pair.stretches, pair.wavelengths, strict=True):
             assert stretch == pytest.approx(plain / frequency if frequency else math.inf)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from posenc import InputError, Positions, Rotary, frequencies
+from posenc.testing.oracles.schedules import default
 
 DIMS = st.integers(2, 96).map(lambda n: 2 * n)
 BASES = st.sampled_from([1e4, 5e5, 1e6])
@@ -35,9 +36,9 @@ def radixes(head_dim, base, factor, length, progressive):
 def test_mrrope_divides_by_the_product_of_the_radixes_before(progressive, head_dim, base, factor, length):
     options = {"factor": factor, "original_max_positions": length}
     actual = frequencies.mrrope(head_dim, base=base, **options, progressive=progressive)
-    product, expected = 1.0, []
+    plain, product, expected = default(head_dim, base), 1.0, []
     for pair, radix in enumerate(radixes(head_dim, base, factor, length, progressive)):
-        expected.append(base ** (-2 * pair / head_dim) / product)
+        expected.append(plain[pair] / product)
         product *= radix
     assert_close(actual.inv_freq, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
     assert actual.attention_factor == frequencies.yarn(head_dim, base=base, **options).attention_factor
@@ -159,6 +160,6 @@ def test_hope_is_tapered_hard_at_the_trained_length():
     # HoPE, as others read it (praxis, encoding/hope.py): pairs of less than one turn in training pass unrotated
     for base, length in ((1e4, 512), (5e5, 8192)):
         actual = frequencies.tapered(64, base=base, original_max_positions=length, hard=True).inv_freq
-        expected = [f if f > 2 * math.pi / length else 0.0 for f in (base ** (-2 * c / 64) for c in range(32))]
+        expected = [f if f > 2 * math.pi / length else 0.0 for f in default(64, base)]
         assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
         assert 0 < sum(f == 0 for f in expected) < 32

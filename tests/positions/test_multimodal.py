@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import InputError, Positions
 from posenc.positions.multimodal import RULES
-from references import multimodal as loops
+from posenc.testing.oracles import places
 
 SIDE = st.integers(1, 5)
 SOME = settings(max_examples=40)
@@ -23,8 +23,8 @@ IMAGES = st.tuples(st.just(1), SIDE, SIDE)
 VIDEOS = st.tuples(st.integers(1, 7), SIDE, SIDE)
 STILLS = ["circle_rope"]
 LOOPS = {
-    "qwen2_vl": loops.qwen2_vl, "qwen3_vl": loops.qwen2_vl, "qwen3_5": loops.qwen2_vl, "videorope": loops.videorope,
-    "v2pe": lambda row: loops.v2pe(row, 0.0625), "circle_rope": loops.circle_rope,
+    "qwen2_vl": places.qwen2_vl, "qwen3_vl": places.qwen2_vl, "qwen3_5": places.qwen2_vl, "videorope": places.videorope,
+    "v2pe": lambda row: places.v2pe(row, 0.0625), "circle_rope": places.circle_rope,
 }  # fmt: skip
 IDS = {"image_token_id": 1, "video_token_id": 2}
 
@@ -240,12 +240,12 @@ def test_options_are_those_of_the_loops(row, spacing, delta, rate, seconds):
         second_per_grid_ts=None if videos is None else [seconds] * len(videos),
     )  # fmt: skip
     steps = [rate * seconds if part[3] else 1 for part in row if not isinstance(part, int)]
-    assert timed.q[0].tolist() == [list(at) for at in loops.qwen2_vl(plain(row), steps)]
+    assert timed.q[0].tolist() == [list(at) for at in places.qwen2_vl(plain(row), steps)]
     spaced = given_row(kinds, images, videos, "videorope", spacing=spacing, **merged)
-    assert spaced.q[0].tolist() == [list(at) for at in loops.videorope(plain(row), spacing)]
+    assert spaced.q[0].tolist() == [list(at) for at in places.videorope(plain(row), spacing)]
     assert spaced.fractional == (spacing != int(spacing))
     fine = given_row(kinds, images, videos, "v2pe", delta=delta, **merged)
-    assert fine.q[0].tolist() == [at for (at,) in loops.v2pe(plain(row), delta)]
+    assert fine.q[0].tolist() == [at for (at,) in places.v2pe(plain(row), delta)]
 
 
 @SOME
@@ -253,7 +253,7 @@ def test_options_are_those_of_the_loops(row, spacing, delta, rate, seconds):
 def test_a_circle_is_its_loop_and_as_far_from_every_text_token(row, radius, alpha):
     kinds, _, images, videos = batch_of([row])
     positions = given_row(kinds, images, videos, "circle_rope", radius=radius, alpha=alpha, spatial_merge_size=1)
-    want = torch.tensor(loops.circle_rope(plain(row), radius, alpha), dtype=torch.float64)
+    want = torch.tensor(places.circle_rope(plain(row), radius, alpha), dtype=torch.float64)
     assert_close(positions.q[0], want, rtol=0, atol=1e-9)
     if radius is not None:
         apart = (positions.q[0, kinds[0] != 0] - positions.q[0, 0]).norm(dim=1)

@@ -21,6 +21,7 @@ from posenc.pretrained import attach
 from posenc.pretrained.attach import attached
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
+from posenc.testing.oracles.rotations import frequencies as ladder
 from references.mapped_attention import MAPPED, use_mapped_attention
 from references.small_models import TRAINED, settings_of, small_model, tokens
 
@@ -133,7 +134,7 @@ def test_angles_stay_exact_in_half_precision(method: str) -> None:
     """The trap: .to(bfloat16) rounds a plain model's frequencies, which is radians at position 16000."""
     plain, model = small_model("llama").to(torch.bfloat16), extended("llama", method).to(torch.bfloat16)
     ids, x = torch.tensor([[16000]]), torch.zeros(1, 1, 64)  # asked in float32, so that only the angles are rounded
-    inv_freq = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    inv_freq = ladder(16)
     exact = (16000 * inv_freq).cos().repeat(2)
     ours, theirs = (m.model.rotary_emb(x, ids)[0][0, 0].double() for m in (model, plain))
     assert (ours - exact).abs().max() < 1e-6

@@ -480,11 +480,3 @@ def test_auto_refuses_what_needs_no_model_before_it_is_loaded(given, why, capsys
     assert code == 2
     assert why in err
     assert len(err.splitlines()) == 1
-
-
-def test_no_progress_of_transformers_where_there_is_no_terminal(capsys):
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    with cli.common.no_progress_bars():
-        assert not transformers.utils.logging.is_progress_bar_enabled()
-    assert capsys.readouterr().err == ""
-    assert transformers.utils.logging.is_progress_bar_enabled() == shown

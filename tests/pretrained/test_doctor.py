@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -625,8 +626,18 @@ def test_the_distances_of_layers_with_a_window_end_there():
     local, full = doctor(small_model("gemma3_text")).model.rotations.values()
     assert (local.tokens, full.tokens) == (24, 64)
     text = str(doctor(small_model("mistral", sliding_window=16)))
-    assert "never complete a rotation in the window of 16 tokens; the base bound fails nowhere within it" in text
-    assert "never complete a rotation in 64 tokens; the base bound fails" in str(doctor(small_model("mistral")))
+    assert "never complete a rotation in the window of 16 tokens\n" in text
+    assert "never complete a rotation in 64 tokens\n" in str(doctor(small_model("mistral")))
+
+
+def test_a_rule_of_thumb_that_fails_is_no_fault():
+    """The rule is by the base alone: 3616 tokens for one of 1e5 with 64 channels (above), of a model for 8192."""
+    text = str(doctor(small_model("llama", max_position_embeddings=64)))
+    assert "  the rule of thumb for rope_theta (base bound) holds there" in text
+    rotation = doctor(small_model("llama")).model.rotations
+    name, found = next(iter(rotation.items()))
+    described = replace(doctor(small_model("llama")).model, rotations={name: replace(found, base_bound=10)})
+    assert "holds up to 10 tokens: no fault in a model trained beyond them" in str(described)
 
 
 def test_pairs_that_never_turn():

@@ -213,6 +213,17 @@ def test_the_folder_appears_complete_or_not_at_all(tmp_path, monkeypatch):
         to_hf(model, tmp_path / "full" / "notes.txt" / "x")
 
 
+def test_no_progress_bar_where_nobody_watches(tmp_path, capsys):
+    on = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.enable_progress_bar()
+    try:
+        to_hf(small_model("llama"), tmp_path / "saved")
+        assert transformers.utils.logging.is_progress_bar_enabled()
+    finally:
+        (transformers.utils.logging.enable_progress_bar if on else transformers.utils.logging.disable_progress_bar)()
+    assert capsys.readouterr().err == ""
+
+
 def test_the_tokenizer_learns_the_new_length(tmp_path):
     from tokenizers import Tokenizer, models
 

@@ -9,6 +9,7 @@ import torch
 
 from posenc import InputError
 from posenc.pretrained.readers import ConfigFile, compare
+from posenc.testing.oracles.schedules import linear
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = {
@@ -75,7 +76,7 @@ def stated(fields):
 @pytest.mark.parametrize("name", [name for name, fields in PUBLISHED.items() if stated(fields)])
 def test_the_frequencies_are_those_that_are_stated(name):
     base, width, factor = stated(PUBLISHED[name])
-    wanted = torch.tensor([base ** (-2 * pair / width) / factor for pair in range(width // 2)], dtype=torch.float64)
+    wanted = torch.tensor(linear(width, base, factor), dtype=torch.float64)
     reading = compare(ConfigFile(name, PUBLISHED[name])).readings[0]
     assert (reading.base, reading.rotary_dim, reading.attention_factor) == (base, width, 1.0)
     torch.testing.assert_close(reading.inv_freq, wanted, rtol=1e-5, atol=0)

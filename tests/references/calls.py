@@ -1,5 +1,7 @@
 """Token layouts, and encodings called on them: what the tests of the biases share."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from posenc import Positions
 from posenc.attention import prepare
 from posenc.backends import fused
 from posenc.encoding import gates_of
-from references import loops
+from posenc.testing.oracles import rotations
+from posenc.testing.oracles.attention import attend
 
 DIM = 6
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
@@ -27,6 +30,15 @@ LAYOUTS = {
 }
 CAUSAL = {name: p for name, p in LAYOUTS.items() if p.causal}
 EVERYWHERE = pytest.mark.parametrize("positions", LAYOUTS.values(), ids=LAYOUTS.keys())
+ORDERED = CAUSAL | {
+    "ragged cache": Positions.arange(2, torch.tensor([1, 4]), causal=True),
+    "documents in turns": Positions.packed(document_ids=torch.tensor([[0, 1, 0, 1, 1, 0, 2], [0] * 7]), causal=True),
+    "holes": Positions.from_mask([[1, 0, 1, 1, 0, 1, 1], [1] * 7], causal=True),
+    "window": Positions.arange(5, 2, causal=True).with_window(2),
+    "reordered": Positions.arange(7, causal=True).take([3, 0, 6, 1, 2, 5, 4]),
+}
+"""Where the order of tokens counts."""
+IN_ORDER = pytest.mark.parametrize("positions", ORDERED.values(), ids=ORDERED.keys())
 
 
 def random(encoding: posenc.Encoding, std: float = 0.7) -> posenc.Encoding:
@@ -67,27 +79,60 @@ def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
-def check_against_loops(
-    encoding, positions, formula, backend: str = "auto", kv_heads: int | None = None, heads: int = 3
+def turned_scores(q: Tensor, k: Tensor, positions: Positions, frequencies: Tensor, layout: str = "half") -> Tensor:
+    """What `scores` gives by the oracle; frequencies: (pairs,), or (heads, 1, pairs)."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    q, k = (
+        rotations.turned(x, at[:, None, :, None] * frequencies, layout)
+        for x, at in ((q, positions.q), (k, positions.k))
+    )
+    return q @ k.mT
+
+
+def check_against(
+    formula, encoding, positions, backend: str = "auto", kv_heads: int | None = None, heads: int = 3
 ) -> None:
-    """Attention equals the loops, with formula(q, k, seen) for the bias of a query and key index as (b, h, i, j). Of an
-    encoding with gates it is formula(q, k, seen, x), x (2, num_keys, DIM) the input of the layer."""
+    """Attention equals the oracle's with the bias formula(q, k), where k has a head for each of the queries'; of an encoding with gates
+    it is formula(q, k, x), x (2, num_keys, DIM) the input of the layer."""
     q, k, v = qkv(positions, heads, heads if kv_heads is None else kv_heads)
-    seen, x = positions.mask(), torch.randn(2, positions.num_keys, DIM, dtype=torch.float64)
-    gates = gates_of(encoding, x)
-    bias = formula(q, k, seen, x) if gates else formula(q, k, seen)
-    want = loops.attend(q, k, v, scale=0.5, visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]), bias=bias)
+    x = torch.randn(2, positions.num_keys, DIM, dtype=torch.float64)
+    gates, of_heads = gates_of(encoding, x), k.repeat_interleave(heads // k.shape[1], 1)
+    bias = formula(q, of_heads, x) if gates else formula(q, of_heads)
+    want = attend(q, k, v, scale=0.5, visible=positions.mask(), bias=bias.detach())
     assert_close(posenc.attention(q, k, v, encoding, positions, gates=gates, backend=backend), want, **EXACT)
 
 
-def of_distance(positions, formula):
-    """A formula of (head, distance) as one of indices."""
+def distances(positions: Positions) -> Tensor:
+    """Query minus key, (rows, 1, queries, keys)."""
+    return (positions.q[:, :, None] - positions.k[:, None])[:, None]
 
-    def bias(b, h, i, j):
-        q, k = (x[b % len(x), n] for x, n in ((positions.q, i), (positions.k, j)))
-        return formula(h, float(q) - float(k))
 
-    return lambda q, k, seen: bias
+def document_by_document(positions: Positions, q: Tensor, k: Tensor, formula) -> Tensor:
+    """(batch, heads, queries, keys) of a formula of plain causal texts, of each document alone: formula(q, k, row, keys, rows) gives (1,
+    heads, queries, keys) of a document's queries and keys in their order, of a row of the batch; rows: at which of the keys the queries are."""
+    out = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
+    for row in range(len(q)):
+        for queries, keys, rows in documents(positions, row):
+            part = formula(q[row : row + 1, :, queries], k[row : row + 1, :, keys], row, keys, rows)
+            out[row, :, queries[:, None], keys] = part[0].detach()
+    return out
+
+
+def documents(positions: Positions, row: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each document of a row: its queries, its keys in their order without padding, and at which of the keys the queries are."""
+    of_queries, of_keys, q_order, k_order, valid = (
+        None if x is None else x[row % len(x)]
+        for x in (positions.q_document, positions.k_document, positions.q_order, positions.k_order, positions.valid)
+    )
+    of_queries = torch.zeros_like(q_order) if of_queries is None else of_queries
+    of_keys = torch.zeros_like(k_order) if of_keys is None else of_keys
+    for document in of_keys.unique():
+        keys = k_order.argsort()
+        keys = keys[(of_keys == document)[keys] & (valid is None or valid[keys])]
+        rows = (k_order[keys] <= q_order[:, None]).sum(1) - 1
+        queries = ((of_queries == document) & (rows >= 0)).nonzero()[:, 0]
+        if len(queries):
+            yield queries, keys, rows[queries]
 
 
 def visited(encoding: posenc.Encoding, heads: int, head_dim: int, n: int = 64, layer: int = 0) -> list[int]:

@@ -1,5 +1,5 @@
 """The cases of posenc's golden vectors. `python -m references.golden_cases`, in tests/, computes golden.json anew from
-posenc.conformance.formulas."""
+posenc.testing.oracles."""
 
 import json
 import math

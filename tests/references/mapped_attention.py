@@ -1,5 +1,4 @@
-"""Attention at mapped relative positions, by brute force in float64: every pair of tokens is rotated by itself, with
-complex numbers, at a relative position that is a formula of i and j. Runs inside transformers' own model code."""
+"""Attention at mapped relative positions by the oracles, inside transformers' own model code."""
 
 import math
 from functools import cache
@@ -8,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from references import maps
+from posenc.testing.oracles import maps
+from posenc.testing.oracles.attention import mix
 
 MAPPED = (
     "none", "rerope:window=12", "leaky_rerope:window=12:factor=5", "self_extend:window=12:group=4",
@@ -19,13 +19,12 @@ MAPPED = (
 
 @cache
 def relative(method: str, queries: int, keys: int) -> Tensor:
-    """The relative positions of queries and keys at 0, 1, .. under a map of `references.maps`; infinite where a key is
-    hidden."""
+    """The relative positions of queries and keys at 0, 1, .. under a map of the oracles; NaN where a key is hidden."""
     name, *options = method.split(":")
     given = {key: int(value) for key, value in (option.split("=") for option in options)}
     rho = getattr(maps, name)(**given) if given else lambda i, j: i - j
-    rows = [[rho(i, j) for j in range(keys)] for i in range(queries)]
-    return torch.tensor([[math.inf if x is None else x for x in row] for row in rows], dtype=torch.float64)
+    i, j = torch.arange(queries), torch.arange(keys)
+    return maps.relative(rho, i[None], j[None], torch.tensor(True))[0]
 
 
 class NoRotation(nn.Module):
@@ -62,27 +61,19 @@ def use_mapped_attention(
         start = x.shape[-1] - width if trailing else 0
         return x[..., start : start + width], torch.cat((x[..., :start], x[..., start + width :]), -1)
 
-    def pairs(x: Tensor) -> Tensor:
-        turned = parts(x)[0]
-        both = (turned[..., 0::2], turned[..., 1::2]) if layout == "interleaved" else turned.chunk(2, -1)
-        return torch.complex(*both)
-
     def attend(
         module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **others: Any
     ) -> tuple[Tensor, None]:
-        groups = q.shape[1] // k.shape[1]
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
         where = relative(method, q.shape[2], k.shape[2])
-        turn = torch.polar(torch.ones((), dtype=torch.float64), where.nan_to_num(posinf=0.0)[..., None] * inv_freq)
-        scores = torch.einsum("bhic,bhjc,ijc->bhij", pairs(q), pairs(k).conj(), turn).real
-        scores = (scores + parts(q)[1] @ parts(k)[1].mT) * scaling
+        scores = maps.scores(parts(q)[0], parts(k)[0], where[None], inv_freq, layout)
+        scores = (scores + parts(q)[1] @ parts(k)[1].repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scaling
         if train_length is not None:
-            seen = (where.isfinite() & (i >= j)).sum(1)
+            seen = (~where.isnan() & (i >= j)).sum(1)
             scores = scores * (seen.double().log() / math.log(train_length)).clamp(min=1)[:, None]
-        scores = scores + mask.masked_fill(where.isinf(), -torch.inf)
-        weights = scores.exp() / (n + scores.exp().sum(-1, keepdim=True))
-        return (weights @ v).transpose(1, 2).contiguous(), None
+        sink = torch.full(q.shape[1:2], math.log(n), dtype=torch.float64) if n else None
+        out = mix(scores + mask, v.double(), visible=~where.isnan(), sink=sink).to(v)
+        return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("mapped_by_brute_force", attend)
     AttentionMaskInterface.register("mapped_by_brute_force", eager_mask)

@@ -10,8 +10,8 @@ import torch
 import posenc
 from posenc import Positions, frequencies
 from posenc import functional as F
-from posenc.conformance import formulas
 from posenc.conformance.kinds import KINDS
+from posenc.testing.oracles import biases, places, rotations, schedules
 
 
 def turn(x, positions, base, rotary_dim=None, layout="half", sign=1, exponent=1.0):
@@ -198,7 +198,7 @@ def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, rul
 
 
 def m_rope_loops(*given, **options):
-    return formulas.m_rope_ids(*(a.tolist() if isinstance(a, torch.Tensor) else a for a in given), **options)
+    return places.m_rope_ids(*(a.tolist() if isinstance(a, torch.Tensor) else a for a in given), **options)
 
 
 def timed_ids(
@@ -241,7 +241,7 @@ MUTANTS = [
     ("m_rope", lambda x, p, b, s: turn(x, p[0], b), "only time turns: height and width are ignored"),
     ("m_rope", lambda x, p, b, s: m_rope(x, p, b, s[::-1]), "sections are taken from the last to the first"),
     ("m_rope", lambda x, p, b, s: turn(x, torch.arange(x.shape[2]), b), "positions are ignored: row n is taken to be at position n"),
-    ("m_rope_interleaved", lambda x, p, b, s: formulas.m_rope(x, -p, b, s, interleaved=True).to(x.dtype), "rotates backwards"),
+    ("m_rope_interleaved", lambda x, p, b, s: rotations.m_rope(x, -p, b, s, interleaved=True).to(x.dtype), "rotates backwards"),
     ("m_rope_ids", lambda *given: m_rope_loops(*given, last=lambda t, h, w: max(h, w)), "text after a video goes on after its last row or column"),
     ("m_rope_ids", lambda *given: m_rope_loops(*given, time=lambda n, begin, every: begin), "time stands still"),
     ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n // w // t, n % w)), "rows of a video are repeated over its frames first"),
@@ -259,7 +259,7 @@ MUTANTS = [
     ("fope", lambda *given: fope(*given, padding=1.0), "sin is padded with 1, expected 0: channels that pass through come back as x + rotate_half(x)"),
     ("fope", lambda x, p, b, cosines, sines: fope(x, p, b, sines, cosines), "cosines and sines are exchanged"),
     ("fope", lambda x, p, b, cosines, sines: fope(x, p, b, cosines, cosines), "sines is ignored: cosines weighs both"),
-    ("fope", lambda x, p, b, cosines, sines: formulas.fope(x, p, b, cosines.mT, sines.mT).to(x.dtype) if cosines.shape[1] == cosines.shape[2] else declines(), "weights are transposed"),
+    ("fope", lambda x, p, b, cosines, sines: rotations.fope(x, p, b, cosines.mT, sines.mT).to(x.dtype) if cosines.shape[1] == cosines.shape[2] else declines(), "weights are transposed"),
     ("fope", lambda x, p, b, cosines, sines: fope(x, p, b, cosines[:1].expand(cosines.shape), sines[:1].expand(sines.shape)), "all heads take the weights of the first"),
     ("softmax_scale", lambda d, s, m, every: d**-0.5, "mscale_all_dim is ignored: the scale is 1/sqrt(head_dim), expected times m^2"),
     ("softmax_scale", lambda d, s, m, every: d**-0.5 * (softmax_scale(d, s, m, every) * d**0.5) ** 0.5, "m is not squared"),
@@ -325,15 +325,15 @@ MUTANTS = [
     ("default", lambda d, b: from_scratch(d, b) + float("nan"), "12 of 12 cases differ"),
     ("linear", lambda d, b, s: from_scratch(d, b), "nothing is scaled"),
     ("linear", lambda d, b, s: from_scratch(d, b) * s, "frequencies are multiplied by factor, expected divided"),
-    ("linear", lambda d, b, s: formulas.ntk(d, b, s), "is NTK-aware scaling"),
+    ("linear", lambda d, b, s: schedules.ntk(d, b, s), "is NTK-aware scaling"),
     ("ntk", lambda d, b, s: from_scratch(d, b) / s, "is plain linear interpolation"),
     ("ntk", lambda d, b, s: from_scratch(d, b) / s ** (d / (d - 2)), "is plain linear interpolation by factor^(d/(d-2))"),
     ("ntk", lambda d, b, s: from_scratch(d, b * s), "exponent d/(d-2) missing"),
     ("ntk", lambda d, b, s: from_scratch(d, b), "nothing is scaled"),
     ("ntk_mixed", lambda head_dim, base, factor, exponent=0.625: mixed(head_dim, base, factor, 0.625), "exponent is ignored: 0.625 is used"),
     ("ntk_mixed", lambda d, b, s: from_scratch(d, b) / s, "is plain linear interpolation"),
-    ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, max(n / L, 1)), "factor is ignored: the scale is length / original_max_positions"),
-    ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, s), "length is ignored: scaled by factor"),
+    ("dynamic", lambda d, b, s, L, n: schedules.ntk(d, b, max(n / L, 1)), "factor is ignored: the scale is length / original_max_positions"),
+    ("dynamic", lambda d, b, s, L, n: schedules.ntk(d, b, s), "length is ignored: scaled by factor"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(long if n >= L else short), "long_factor is taken from original_max_positions on"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(long), "length is ignored: long_factor is always used"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(short), "length is ignored: short_factor is always used"),
@@ -352,7 +352,7 @@ MUTANTS = [
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, last=d // 2 - 1, blend=lambda f, s, t: f * t + f / s * (1 - t)), "ramp inverted: high frequencies are interpolated, low ones unchanged; ramp clamped at head_dim/2 - 1"),
     ("yarn", lambda d, b, s, L: from_scratch(d, b), "nothing is scaled"),
     ("yarn", lambda d, b, s, L: from_scratch(d, b) / s, "is plain linear interpolation"),
-    ("yarn", lambda d, b, s, L: formulas.ntk(d, b, s), "is plain NTK-aware scaling"),
+    ("yarn", lambda d, b, s, L: schedules.ntk(d, b, s), "is plain NTK-aware scaling"),
     ("yarn", lambda d, b, s, L: yarn(d, 10000.0, s, L), "base is ignored: 10000 is used"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, 8192), "original_max_positions is ignored: 8192 is used"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, int(L * s)), "original_max_positions is taken for the extended length"),
@@ -387,9 +387,9 @@ MUTANTS = [
     ("deberta", lambda r, n, far: deberta(-r, n, far), "direction reversed: it takes key minus query"),
     ("deberta", lambda r, n, far: deberta(r, 256, far), "buckets is ignored: 256 is used"),
     ("deberta", lambda r, n, far: deberta(r, n, 512), "max_position is ignored: 512 is used"),
-    ("xpos", lambda p, d, b: formulas.xpos((-p).tolist(), d, b), "this is the scale of keys"),
-    ("xpos", lambda p, d, b: formulas.xpos(p.tolist(), d, 512), "scale_base is ignored: 512 is used"),
-    ("xpos", lambda p, d, b: formulas.xpos((p - len(p) // 2).tolist(), d, b), "positions are centred"),
+    ("xpos", lambda p, d, b: schedules.xpos((-p).tolist(), d, b), "this is the scale of keys"),
+    ("xpos", lambda p, d, b: schedules.xpos(p.tolist(), d, 512), "scale_base is ignored: 512 is used"),
+    ("xpos", lambda p, d, b: schedules.xpos((p - len(p) // 2).tolist(), d, b), "positions are centred"),
 ]  # fmt: skip
 
 
@@ -450,13 +450,13 @@ RIGHT = [
     ("sinusoidal", lambda positions, dim, base: codes(positions, dim, base)[None]),
     ("sinusoidal_concat", lambda p, d, b: codes(p, d, b, "concat").tolist()),
     ("sinusoidal_endpoint", lambda p, d, b: codes(p, d, b, "concat", endpoint=True)),
-    ("proportional", lambda d, b, p: (formulas.proportional(d, b, p), 1.0)),
+    ("proportional", lambda d, b, p: (schedules.proportional(d, b, p), 1.0)),
     ("alibi", lambda n: F.alibi_slopes(n).float().view(n, 1, 1)),
-    ("alibi", lambda n: numpy.array(formulas.alibi(n), dtype=numpy.float32)),
+    ("alibi", lambda n: numpy.array(biases.alibi(n), dtype=numpy.float32)),
     ("t5", F.t5_bucket),
     ("t5", lambda relative, *rest: t5_with(relative, *rest)),
     ("deberta", deberta),
-    ("xpos", lambda p, d, b: torch.tensor(formulas.xpos(p.tolist(), d, b))),
+    ("xpos", lambda p, d, b: torch.tensor(schedules.xpos(p.tolist(), d, b))),
     ("yarn", lambda head_dim, base, factor, original_max_positions: yarn(head_dim, base, factor, original_max_positions, factor=plain)),
     ("yarn", lambda *numbers: yarn(*numbers).float()),
     *((name, schedule) for name, schedule in frequencies.SCHEDULES.items() if name in KINDS),

@@ -1,4 +1,4 @@
-"""The explorer's mathematics, in a browser, against the library: the same options, the same numbers, the same refusals."""
+"""The explorer's mathematics, in a browser: the library's options, schedules and refusals, and the oracles' maps."""
 
 from inspect import Parameter, signature
 from itertools import product
@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from posenc import Positions, frequencies, position_maps
+from posenc import frequencies, position_maps
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import OF_THE_MODEL
 from posenc.errors import InputError
@@ -14,6 +14,7 @@ from posenc.frequencies import SCHEDULES
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
 from posenc.report import explorer
+from posenc.testing.oracles import maps
 from report.formulas import SIZES, each, same, says
 
 pytestmark = pytest.mark.browser
@@ -230,7 +231,8 @@ def test_what_the_library_refuses_of_a_schedule_the_page_refuses(ask, schedule):
 
 
 def relative(name, options, n):
-    return MAPS[name](**options).relative(Positions.arange(n, causal=True))[0]
+    at = torch.arange(n)[None]
+    return maps.relative(getattr(maps, name)(**options), at, at, torch.ones(n, n).tril().bool())[0]
 
 
 def test_maps(ask):

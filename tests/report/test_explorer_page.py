@@ -71,7 +71,7 @@ def test_without_scripts_a_sentence_stands_there(visit):
 def test_it_says_what_is_not_drawn():
     text = unescape(explorer.page())
     for reason, names in explorer.settings()["undrawn"].items():
-        assert f"{', '.join(names)}: {reason}." in text
+        assert f"{', '.join(names)}: <span>{reason}</span>." in text
 
 
 def test_it_is_one_file_and_nothing_breaks_out_of_it():

@@ -153,7 +153,7 @@ def test_what_is_no_result_or_figure_is_refused(folder, tmp_path):
         posenc.plots.draw(folder, "chnge")
     with pytest.raises(InputError, match="colour"):
         posenc.plots.draw(folder, "change", colour="red")
-    with pytest.raises(InputError, match="rise"):
+    with pytest.raises(InputError, match="change"):
         posenc.plots.draw(folder, "change", measure="rice")
 
 
@@ -196,7 +196,7 @@ def test_the_address_has_what_was_chosen(folder, new_tab):
     page = (folder / "report.html").as_uri()
     tab.goto(page)
     assert tab.evaluate("location.hash") == ""
-    tab.locator("#by-size label:has-text('rise')").click()
+    tab.locator("#by-size label:has-text('change')").click()
     tab.locator("#ranking th button").nth(1).click()
     tab.locator("#ranking th button").nth(1).click()
     tab.locator("input[data-method=t5]").first.click()

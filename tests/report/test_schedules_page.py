@@ -22,7 +22,7 @@ def test_it_is_one_file_with_every_number():
     for schedule in FOUND.schedules:
         assert f"<code>{schedule}</code>" in plain
     rows = re.findall(r"<tr>(<td>.*?)</tr>", text)
-    assert [re.findall(r"<td>(.*?)</td>", row) for row in rows] == [pair.cells() for pair in FOUND.pairs]
+    assert [re.findall(r"<td>(.*?)</td>", row) for row in rows] == FOUND.rows()
     assert "posenc diff &#39;&lt;b&gt;&#39; ntk" in text
     assert "To reproduce" not in page(FOUND)
 

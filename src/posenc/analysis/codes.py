@@ -63,26 +63,30 @@ class Waves:
 class Codes:
     """A vector per position, or per distance: call it with (n,) positions for (n, dim) float64 vectors on the CPU.
 
-    name: for people. of: what a vector belongs to; an encoding that adds to the scores has none per position, but one number
-    per head for every distance. limit: positions 0 .. limit-1 are defined, None: all; ends: why only those, "" for a table.
-    waves: its frequencies, None: unknown. module: what it is read from, to train or not. needs_length: a code depends on how
-    many positions are asked for together. dim: width, where it is known. search: how far a search goes by default.
-
     Raises, when called:
         InputError: positions past the limit; codes that are not (n, dim), not finite, too large to be squared, or different
             in a second call; a function that fails.
     """
 
     name: str
+    """For people"""
     function: Callable[[Tensor], Any]
     of: Literal["position", "distance"] = "position"
+    """What a vector belongs to; an encoding that adds to the scores has none per position, but one number per head for every distance"""
     limit: int | None = None
+    """Positions 0 .. limit - 1 are defined; None: all"""
     waves: Waves | None = None
+    """Its frequencies; None: unknown"""
     module: nn.Module | None = None
+    """What it is read from, to train or not"""
     needs_length: bool = False
+    """A code depends on how many positions are asked for together"""
     dim: int | None = None
+    """Width, where it is known"""
     search: int = SEARCH
+    """How far a search goes by default"""
     ends: str = ""
+    """Why only those; "" for a table"""
 
     def __call__(self, positions: Tensor) -> Tensor:
         with seeded():  # a function's noise must not advance the caller's generator
@@ -236,7 +240,7 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
     if set(shape) - known:
         raise InputError(
             f"fixed for a {type(subject).__name__}",
-            "leave it out (only encodings and their texts take it)",
+            "leave it out (only encodings and their names take it)",
             argument=", ".join(sorted(set(shape) - known)),
         )
     if isinstance(subject, Encoding):

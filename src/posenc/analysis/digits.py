@@ -274,7 +274,7 @@ def plot_squeeze(ax: Axes, *findings: Digits) -> None:
 
 
 def _under_schedules(t: "Target") -> Findings:
-    """Under the target's schedule and the usual ones, for texts FACTOR times longer."""
+    """Under the target's schedule and the usual ones, for sequences FACTOR times longer."""
     rotary, schedule = t.rotary, dict(t.rotary.schedule)
     schedules = SCHEDULES if schedule == {"name": "default"} else (schedule, *SCHEDULES)
     channels, base = rotary.rotated, rotary.rope_theta
@@ -284,7 +284,7 @@ def _under_schedules(t: "Target") -> Findings:
 
 
 DIGITS = AnalysisQuestion(
-    f"What do texts {FACTOR} times longer do to each pair, and what do schedules?",
+    f"What do sequences {FACTOR} times longer do to each pair, and what do schedules?",
     _under_schedules,
     lambda t, finding: (plot_digits.of(*finding.findings), plot_squeeze.of(*finding.findings)),
 )

@@ -163,41 +163,44 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class Expansion(Finding):
-    """What codes do to a scalar function of a model, f, term by term.
-
-    Attributes:
-        name, codes: of the model and of what is added to its input. texts, length: tried.
-        whole: terms when every token has its code. pair: when two have, means over pairs of positions and sequences.
-        amplitudes, remainders: |remainder| with the codes of all tokens times each amplitude, means over texts.
-        exact: whether the remainder is rounding at every amplitude.
-        slope: of its logarithm in that of the amplitude, over the smallest: 3, unless the third order is absent or f
-            has kinks (ReLU). None: fewer than two remainders are more than rounding.
-        blocks, decay: see there; None: nothing interacts.
-        by_distance: p_m^T H_mn p_n, each pair with its H, means over pairs at distance 1, 2, ..
-        word_norm, code_norm: means over the vocabulary, None without one, and over positions.
-    """
+    """What codes do to a scalar function of a model, f, term by term."""
 
     name: str
+    """Of the model"""
     codes: str
+    """Name of what is added to its input"""
     texts: int
+    """Sequences that were tried"""
     length: int
+    """Their tokens"""
     whole: Terms
+    """Terms when every token has its code"""
     pair: Terms
+    """When two have, means over pairs of positions and sequences"""
     amplitudes: list[float]
+    """What the codes are multiplied by"""
     remainders: list[float]
+    """|remainder| with the codes of all tokens times each amplitude, means over sequences"""
     exact: bool
+    """The remainder is rounding at every amplitude"""
     slope: float | None
+    """Of the logarithm of the remainder in that of the amplitude, over the smallest: 3, unless the third order is absent or f has kinks (ReLU); None: fewer than two remainders are more than rounding"""
     blocks: Blocks | None
+    """None: nothing interacts"""
     decay: Decay | None
+    """None: nothing interacts"""
     by_distance: list[float]
+    """p_m^T H_mn p_n, each pair with its H, means over pairs at distance 1, 2, .."""
     word_norm: float | None
+    """Mean over the vocabulary; None without one"""
     code_norm: float
+    """Mean over positions"""
 
     def sentences(self) -> list[str]:
         one, every = self.pair, self.whole
         falls = "" if self.slope is None else f" The remainder falls as amplitude^{self.slope:.2f} for small codes."
         sentences = [
-            f"{self.name} with {self.codes}, codes on two tokens, mean sizes over pairs in {self.texts} texts: first-order "
+            f"{self.name} with {self.codes}, codes on two tokens, mean sizes over pairs in {self.texts} sequences: first-order "
             f"terms {one.first:.2g}, second-order terms of one position {one.single:.2g}, of both, p_m^T H p_n, "
             f"{one.interaction:.2g}; remainder {one.remainder:.2g}.",
             f"Codes on all {self.length} tokens change the value by {every.change:.2g}; the expansion to second order "
@@ -336,17 +339,21 @@ def _vectors(model: VectorModel, texts: Tensor | int, length: int, draw: torch.G
             return model.words[torch.randint(len(model.words), (texts, length), generator=draw)]
         if model.dim is None:
             raise InputError(
-                f"{model.name} takes vectors of any width", "pass texts of vectors (texts, n, dim)", argument="texts"
+                f"{model.name} takes vectors of any width",
+                "pass sequences of vectors (texts, n, dim)",
+                argument="texts",
             )
         return torch.randn(texts, length, model.dim, generator=draw, dtype=torch.float64)
     vectors = texts.is_floating_point()
     x = texts if texts.dim() == 2 + vectors else texts[None]
     if x.dim() != 2 + vectors or not x.numel() or x.shape[1] < 2:
-        raise InputError(f"texts of shape {tuple(texts.shape)}: pass one or more, of at least 2 positions")
+        raise InputError(f"sequences of shape {tuple(texts.shape)}: pass one or more, of at least 2 positions")
     if not vectors:
         return torch.stack([model.content(row) for row in x.cpu()])
     if x.shape[2] != (model.dim or x.shape[2]) or not bool(x.isfinite().all()):
-        raise InputError(f"texts of shape {tuple(texts.shape)}: pass finite vectors (texts, n, {model.dim or 'dim'})")
+        raise InputError(
+            f"sequences of shape {tuple(texts.shape)}: pass finite vectors (texts, n, {model.dim or 'dim'})"
+        )
     return x.detach().to("cpu", torch.float64)
 
 

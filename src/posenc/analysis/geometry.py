@@ -36,27 +36,30 @@ RISE = 1e-12
 class Kernel(Finding):
     """Dot products of codes by distance k, over their mean squared norm: p_m . p_(m+k) over all m, in length positions.
 
-    mean, spread: (length,) float64, over m; the spread is a standard deviation, zero where the distance decides.
-    deviation: the largest difference of a product from the mean at its distance.
-    first_rise: the first k at which the mean
-    is larger than at k - 1. first_zero: the first at which it is not above zero. half: the first at which it is at
-    most half of its value at zero. tail: its mean from half the length on. random: standard deviation of the dot
-    product of two random unit vectors, dim^(-1/2). like_random: the first k at which the mean is within it. Each is
-    None where there is no such distance.
+    A distance is None where there is no such one.
     """
 
     name: str
     dim: int
     length: int
     mean: Tensor
+    """(length,) float64, over m"""
     spread: Tensor
+    """(length,) float64, standard deviation over m, zero where the distance decides"""
     deviation: float
+    """The largest difference of a product from the mean at its distance"""
     first_rise: int | None
+    """The first k at which the mean is larger than at k - 1"""
     first_zero: int | None
+    """The first k at which the mean is not above zero"""
     half: int | None
+    """The first k at which the mean is at most half of its value at zero"""
     tail: float
+    """Mean from half the length on"""
     random: float
+    """Standard deviation of the dot product of two random unit vectors, dim^(-1/2)"""
     like_random: int | None
+    """The first k at which the mean is within `random`"""
 
     @property
     def stationary(self) -> bool:
@@ -385,29 +388,30 @@ PURE = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Spectrum(Finding):
-    """Directions and wavelengths of the codes of 0 .. length-1.
-
-    share: of the variance of the codes in the first so many directions, cumulative, (min(length, dim),). effective_dim: directions in use, (sum s^2)^2 / sum s^4 with s the singular
-    values of the codes less their mean. directions_99: how many have 99% of the variance. mean_share: of the codes' mean square that is their mean,
-    the same at every position. wavelengths: positions that each channel needs to turn once, (dim,), inf where it never
-    does. known: they are the frequencies of the encoding; else those of the wave that fits a channel best, and purity is
-    the share of the channel's variance it holds, (dim,). unfinished: channels that complete less than one period. waves: channels
-    that complete at least one period and have a purity of 0.9 and more.
-    """
+    """Directions and wavelengths of the codes of 0 .. length - 1."""
 
     name: str
     of: str
     length: int
     dim: int
     share: Tensor
+    """Of the variance of the codes in the first so many directions, cumulative, (min(length, dim),)"""
     effective_dim: float
+    """Directions in use, (sum s^2)^2 / sum s^4, with s the singular values of the codes less their mean"""
     directions_99: int
+    """Directions that have 99% of the variance"""
     mean_share: float
+    """Of the codes' mean square, what their mean has, which is the same at every position"""
     known: bool
+    """The wavelengths are of the frequencies of the encoding; else of the wave that fits a channel best"""
     wavelengths: Tensor
+    """Positions that each channel needs to turn once, (dim,), inf where it never does"""
     purity: Tensor
+    """Share of the channel's variance that its wave has, (dim,)"""
     unfinished: int
+    """Channels that complete less than one period"""
     waves: int
+    """Channels that complete at least one period and have a purity of 0.9 and more"""
 
     def sentences(self) -> list[str]:
         if not self.directions_99:

@@ -265,11 +265,11 @@ def word_vectors(model: Any) -> Tensor:
 
 
 def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
-    """Raise InputError for tokens that a model cannot read, or for fewer than so many texts of two tokens."""
+    """Raise InputError for tokens that a model cannot read, or for fewer than so many sequences of two tokens."""
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
             f"{tuple(tokens.shape)} of {tokens.dtype}",
-            f"pass integers, (batch, length), at least {texts} texts of 2",
+            f"pass integers, (batch, length), at least {texts} sequences of 2",
             argument="tokens",
         )
     ours = isinstance(model, Transformer)
@@ -279,7 +279,7 @@ def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
         raise InputError(f"ids {low} to {high}; the model's vocabulary is 0 to {vocabulary - 1}", argument="tokens")
     if not ours and has_learned_table(model) and tokens.shape[1] > (rows := len(rows_of_table(model))):
         raise InputError(
-            f"texts of {tokens.shape[1]}; the model's table has {rows} positions: cut them", argument="tokens"
+            f"sequences of {tokens.shape[1]}; the model's table has {rows} positions: cut them", argument="tokens"
         )
 
 
@@ -379,7 +379,7 @@ def _trained(encoding: str, steps: int, seed: int) -> tuple[Transformer, Tensor]
     return model, corpus.test.tokens
 
 
-# ---------------------------------------------------------------- texts
+# ---------------------------------------------------------------- sequences
 
 
 def split_words(text: str) -> tuple[list[str], list[int]]:

@@ -169,23 +169,24 @@ def _later(
 
 @dataclass(frozen=True, eq=False)
 class Steps(Finding):
-    """How far apart the codes of positions t and t + k are, over t, and in sequences of other lengths.
-
-    steps: the k. smallest, mean, largest: the distance (Euclidean) over the t of a text, one for each k. by_length:
-    length of a text -> mean distance of neighbours in the same first positions of it. uneven: (largest - smallest) / mean
-    of the neighbours' distances, uneven_lengths: the same over the lengths. holds: both are below 0.1%.
-    """
+    """How far apart the codes of positions t and t + k are, over t, and in sequences of other lengths."""
 
     of: str
     length: int
     holds: bool
+    """uneven and uneven_lengths are below 0.1%"""
     steps: list[int]
+    """The k"""
     smallest: Tensor
+    """Euclidean distance over the t of a sequence, one for each k"""
     mean: Tensor
     largest: Tensor
     by_length: dict[int, float]
+    """Length of a sequence: mean distance of neighbours in its first positions, which are the same"""
     uneven: float
+    """(largest - smallest) / mean of the neighbours' distances"""
     uneven_lengths: float
+    """The same over the lengths"""
 
     def sentences(self) -> list[str]:
         low, mean, high = float(self.smallest[0]), float(self.mean[0]), float(self.largest[0])
@@ -323,7 +324,7 @@ def bounded(
 ASPECTS = {
     "again": "when asked for a second time",
     "order": "when asked for in another order",
-    "beside": "in a batch, beside other texts",
+    "beside": "in a batch, beside other sequences",
     "alone": "when asked for alone",
     "prefix": "in a shorter text",
     "training": "in training",

@@ -253,7 +253,7 @@ class FourTerms(Finding):
     """(heads,), the share of position-position's variance that distance alone accounts for; nan where it does not
     vary"""
     map: Tensor
-    """(heads, n, n), position-position, mean over texts, nan where hidden; to_dict leaves it out"""
+    """(heads, n, n), position-position, mean over sequences, nan where hidden; to_dict leaves it out"""
     loss: Mapping[str, float] | None
     """Of the model with its first layer changed so, nats per token; None: the model does not predict next tokens"""
 
@@ -359,7 +359,7 @@ def _attention(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 def _moved(one: Tensor, other: Tensor) -> Tensor:
-    """Total variation per head, mean over texts and queries."""
+    """Total variation per head, mean over sequences and queries."""
     return (one - other).abs().sum(-1).mean((0, 2)) / 2
 
 

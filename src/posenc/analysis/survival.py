@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
-"""Share of the texts, at the end, on which a probe is tested."""
+"""Share of the sequences, at the end, on which a probe is tested."""
 BATCH = 8
 """Texts a forward pass."""
 SHOWN = 0.005
@@ -172,8 +172,8 @@ class _Ridge:
 
 
 class _Probe:
-    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts. Its weight is the best
-    on the last of the other texts, when fitted to those before them."""
+    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last sequences. Its weight is the best
+    on the last of the other sequences, when fitted to those before them."""
 
     def __init__(self, features: Tensor, targets: Tensor) -> None:
         (early, tested), (wanted, truth) = _split(features), _split(targets)
@@ -193,14 +193,14 @@ class _Probe:
         return self.fitted.read(features, self.ridge)
 
     def follows(self, features: Tensor, targets: Tensor) -> float:
-        """Squared correlation of what it reads from the tested texts with their targets."""
+        """Squared correlation of what it reads from the tested sequences with their targets."""
         read, truth = (x.flatten() - x.mean() for x in (self.read(_split(features)[1]), _split(targets)[1]))
         energy = read.square().sum() * truth.square().sum()
         return float((read @ truth).square() / energy) if energy > 0 else 0.0
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Texts to fit, texts to test."""
+    """Sequences to fit, sequences to test."""
     tested = max(1, round(len(x) * TESTED))
     return x[:-tested], x[-tested:]
 

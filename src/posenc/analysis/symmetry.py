@@ -26,24 +26,24 @@ SHIFT = 3
 class Equivariance(Finding):
     """What a model keeps when its tokens are permuted. Every number is the largest change of any channel over what is
     tried, in units of the root mean square of the representations: 0 up to rounding (`ROUNDING`) where a symmetry holds.
-
-    Attributes:
-        name: of the model. length, permutations: of the texts, and how many random orders of each were tried.
-        order: f(Px) against P f(x), P a random order of the tokens: 0 is permutation equivariance.
-        last: the last token's representation, when those before it are permuted.
-        mirror: f of the reversed text against f reversed.
-        causal: whether tokens see those before them, and none after.
-        shift: f with every position moved on against f; None: the model takes no positions, or not those.
     """
 
     name: str
+    """Of the model"""
     length: int
+    """Tokens of a sequence"""
     permutations: int
+    """How many random orders of each sequence were tried"""
     order: float
+    """f(Px) against P f(x), P a random order of the tokens: 0 is permutation equivariance"""
     last: float
+    """The last token's representation, when those before it are permuted"""
     mirror: float
+    """f of the reversed sequence against f reversed"""
     causal: bool
+    """Tokens see those before them, and none after"""
     shift: float | None = None
+    """f with every position moved on against f; None: the model takes no positions, or not those"""
 
     @property
     def blind(self) -> bool:
@@ -150,27 +150,29 @@ def is_causal(f: VectorModel, x: Tensor, at: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Twins(Finding):
-    """The two representations of a word that occurs twice in a text.
-
-    Attributes:
-        name: of the model. text, word: what was read. tokens: of the text. first, second: which of them are compared, a
-            word's last token where it has several.
-        cosine, distance: between its two representations, with positions; the distance over their mean norm.
-        cosine_without, distance_without: the same without positions.
-        causal: whether a token sees those before it only, which distinguishes the two by itself.
-    """
+    """The two representations of a word that occurs twice in a sentence."""
 
     name: str
+    """Of the model"""
     text: str
+    """The sentence"""
     word: str
     tokens: list[str]
+    """Of the sentence"""
     first: int
+    """Token that is compared, the last of the word where it has several"""
     second: int
+    """Likewise, of its second occurrence"""
     cosine: float
+    """Of its two representations, with positions"""
     distance: float
+    """Likewise, over their mean norm"""
     cosine_without: float
+    """Without positions"""
     distance_without: float
+    """Without positions"""
     causal: bool
+    """A token sees those before it only, which distinguishes the two by itself"""
 
     def sentences(self) -> list[str]:
         text = f"{self.name}: the two {self.word!r} of {self.text!r}"

@@ -58,24 +58,28 @@ class CodeEncoding(Absolute):
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What is analysed. Each view raises InputError, with the reason, where the target has none.
-
-    name: for people. obj: an encoding, Codes or a model. length: positions that are analysed. trained: those it was, or
-    would be, trained on. steps: to train a small model for, 0 for none. seed: of whatever is random. text: the encoding's, if
-    it was given as one. dtypes: whose phase errors are measured. tokenizer: of a model. sizes: of an encoding that does not
-    have them as attributes.
-    """
+    """What is analysed. Each view raises InputError, with the reason, where the target has none."""
 
     name: str
+    """For people"""
     obj: Any
+    """An encoding, Codes or a model"""
     length: int
+    """Positions that are analysed"""
     trained: int
+    """Positions that it was, or would be, trained on"""
     steps: int = 0
+    """To train a small model for; 0: none"""
     seed: int = 0
+    """Of whatever is random"""
     text: str | None = None
+    """The encoding's, if it was given as one"""
     dtypes: Sequence[str] = MEASURED
+    """Whose phase errors are measured"""
     tokenizer: Any = field(default=None, repr=False)
+    """Of a model"""
     sizes: Mapping[str, int] = field(default_factory=dict)
+    """Of an encoding that does not have them as attributes"""
 
     @property
     def kind(self) -> str:

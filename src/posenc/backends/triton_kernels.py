@@ -561,7 +561,7 @@ def _launch_rotary(
     )  # fmt: skip
 
 
-# an operator of its own: opaque to torch.compile, with a backward pass for autograd
+# a separate operator: opaque to torch.compile, with a backward pass for autograd
 
 
 @torch.library.custom_op("posenc::rotary", mutates_args=())

@@ -422,8 +422,33 @@ class Factored(Score):
         return super().misfit(q, k) or _on_one_device({"left": self.left, "right": self.right}, q)
 
 
+class _PerKey(_OfPositions):
+    """Of a number per key in the field that `numbers` names, (batch or 1, num_heads or 1, num_keys)."""
+
+    numbers: ClassVar[str]
+    linear = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given: Tensor = getattr(self, self.numbers)
+        _require_numbers(
+            type(self).__name__, {self.numbers: "(batch or 1, num_heads or 1, num_keys)"}, **{self.numbers: given}
+        )
+        self.batch: int = _rows(given, self.positions)
+        self.num_heads: int = given.shape[1]
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        given: Tensor = getattr(self, self.numbers)
+        if given.shape[2] != k.shape[2]:
+            return f"has {self.numbers} of {given.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key, cached ones too"
+        return super().misfit(q, k) or _on_one_device({self.numbers: given}, q)
+
+
 @dataclass(eq=False)
-class RunningSum(_OfPositions):
+class RunningSum(_PerKey):
     """F_i - F_j, where F is the running sum of a number per token: forget gates (Lin et al. 2025, "Forgetting Transformer").
 
     gates: (batch or 1, num_heads or 1, num_keys), of each key's token, such as logarithms of forget gates, finite; F_i - F_j is
@@ -433,13 +458,7 @@ class RunningSum(_OfPositions):
 
     gates: Tensor
     positions: Positions
-    linear = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_numbers("RunningSum", {"gates": "(batch or 1, num_heads or 1, num_keys)"}, gates=self.gates)
-        self.batch: int = _rows(self.gates, self.positions)
-        self.num_heads: int = self.gates.shape[1]
+    numbers = "gates"
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """F of each query, (batch or 1, num_heads, num_queries), and of each key, float64."""
@@ -455,17 +474,9 @@ class RunningSum(_OfPositions):
         term.in_double = self.gates.dtype == torch.float64
         return term
 
-    def obstacle(self, positions: Positions) -> Refused | None:
-        return None
-
-    def misfit(self, q: Tensor, k: Tensor) -> str | None:
-        if self.gates.shape[2] != k.shape[2]:
-            return f"has gates of {self.gates.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key, cached ones too"
-        return super().misfit(q, k) or _on_one_device({"gates": self.gates}, q)
-
 
 @dataclass(eq=False)
-class KeySlope(_OfPositions):
+class KeySlope(_PerKey):
     """-|i - j| s_j: the distance times a number per key, such as a slope that a key makes of its content (GRAPE).
 
     slopes: (batch or 1, num_heads or 1, num_keys), finite. Distances are differences of positions, exact far from the start,
@@ -474,13 +485,7 @@ class KeySlope(_OfPositions):
 
     slopes: Tensor
     positions: Positions
-    linear = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_numbers("KeySlope", {"slopes": "(batch or 1, num_heads or 1, num_keys)"}, slopes=self.slopes)
-        self.batch: int = _rows(self.slopes, self.positions)
-        self.num_heads: int = self.slopes.shape[1]
+    numbers = "slopes"
 
     def score_mod(self) -> ScoreMod:
         lookup = self.reduced(None, self.slopes.device).lookup(None)
@@ -489,15 +494,10 @@ class KeySlope(_OfPositions):
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
         return SlopeTerm(self.slopes, self.positions.q[:, None], self.positions.k[:, None])
 
-    def obstacle(self, positions: Positions) -> Refused | None:
-        return None
-
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         if self.positions.axes > 1:
             return "is of positions with several coordinates: pass positions with one"
-        if self.slopes.shape[2] != k.shape[2]:
-            return f"has slopes of {self.slopes.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key"
-        return super().misfit(q, k) or _on_one_device({"slopes": self.slopes}, q)
+        return super().misfit(q, k)
 
 
 @dataclass(eq=False)

@@ -461,7 +461,7 @@ class KeyTerm(_ProjectedTerm):
                 continue
             rows = self.rows_of(tile.first + first, end - first, out.shape[1])
             for of_head, target in zip(product, here, strict=True):
-                # transposed as a copy of its own, which PyTorch does in blocks
+                # transposed as a separate copy, which PyTorch does in blocks
                 _put(target, torch.gather(of_head, 1, rows).T.contiguous().flip(0), fresh)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:

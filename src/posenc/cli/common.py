@@ -246,30 +246,14 @@ def load_model(
     import torch
 
     from posenc.lab.machine import check_present
+    from posenc.pretrained.bars import without_bars
     from posenc.pretrained.load import chosen_because, load, stored_dtype
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
-    with no_progress_bars(), one_line_warnings(command):
+    with without_bars(), one_line_warnings(command):
         model, tokenizer = load(name, dtype=dtype, device=device, **more)
     if stored_dtype(model) != model.dtype:
         print(f"posenc {command}: computes in {chosen_because(model)}", file=sys.stderr)
     return model, tokenizer
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Without the progress bars of transformers, unless there is a terminal."""
-    if sys.stderr.isatty():
-        yield
-        return
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -62,7 +62,7 @@ def text(difference: "Difference") -> str:
     from posenc.frequencies.difference import COLUMNS
 
     d = difference
-    rows = [COLUMNS, *(pair.cells() for pair in d.pairs)]
+    rows = [COLUMNS, *d.rows()]
     head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
     shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {d.length} positions, phases of tokens {d.at:g} apart"
     return "\n".join(

@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from posenc.cli.common import WithModel, WithOutput, no_progress_bars
+from posenc.cli.common import WithModel, WithOutput
 from posenc.errors import InputError
 from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
@@ -212,8 +212,7 @@ class Extend(WithModel, WithOutput):
             self.verify_tokens = len(reader.ids)  # for config.yaml: a minute's tokens are others another time
             printed.append(reader)
         if self.out is not None:
-            with no_progress_bars():
-                saved = to_hf(model, self.out, tokenizer)
+            saved = to_hf(model, self.out, tokenizer)
             results["saved"] = saved.to_dict()
             printed.append(saved)
             if checkpoint is not None:
@@ -270,8 +269,7 @@ class Extend(WithModel, WithOutput):
         if found.extension is None and (self.out or self.gguf):
             printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
         if found.extension is not None and saved_in is not None:
-            with no_progress_bars():
-                saved = to_hf(model, saved_in, tokenizer)
+            saved = to_hf(model, saved_in, tokenizer)
             results["saved"] = saved.to_dict()
             printed.append(saved)
         if found.extension is not None and self.gguf is not None:
@@ -282,6 +280,7 @@ class Extend(WithModel, WithOutput):
 
     def _resize(self, image_size: str) -> int:
         """Extend a vision model to another image size."""
+        from posenc.pretrained.bars import without_bars
         from posenc.pretrained.vision.resize import resize
 
         for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune", "gguf"):
@@ -297,7 +296,7 @@ class Extend(WithModel, WithOutput):
         report = resize(model, size, window_size=self.window_size, method=self.method, verify=self.verify)
         printed = [str(report)]
         if self.out is not None:
-            with no_progress_bars(), replacing(Path(self.out)) as made:
+            with without_bars(), replacing(Path(self.out)) as made:
                 model.save_pretrained(made)
             printed.append(f"saved to {self.out}: transformers.{type(model).__name__}.from_pretrained loads it")
         results = {"command": self.typed, "model": self.model, "resizing": report.to_dict()}
@@ -312,7 +311,7 @@ class Extend(WithModel, WithOutput):
             raise InputError("is not empty", "name a new folder", out=self.out)
 
     def _check_training(self) -> list[str] | None:
-        """The texts to train on; None: no fine-tuning."""
+        """The documents to train on; None: no fine-tuning."""
         if not self.finetune:
             for name in self.given:
                 raise InputError("is for fine-tuning, give --finetune FILE with it", argument=name)

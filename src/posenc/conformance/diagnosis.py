@@ -21,10 +21,10 @@ from posenc.conformance.faults import (
     effective,
     expected_values,
 )
-from posenc.conformance.formulas import positions_of
 from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, TENSORS, Convention, get_kind, no_tolerance
+from posenc.testing.oracles.rotations import positions_of
 
 __all__ = ["Verdict", "conform"]
 

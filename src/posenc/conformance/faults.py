@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance import formulas
 from posenc.conformance.kinds import KINDS
+from posenc.testing.oracles import biases, rotations, schedules
 
 Arguments = Mapping[str, Any]
 Formula = Callable[..., Any]
@@ -80,7 +80,7 @@ def then(**changes: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
 
     def changed(formula: Formula) -> Formula:
         def with_changes(**given: Any) -> Any:
-            both = {name: _after(change, given.get(name, formulas.unchanged)) for name, change in changes.items()}
+            both = {name: _after(change, given.get(name, rotations.unchanged)) for name, change in changes.items()}
             return _called(formula, {**given, **both})
 
         return with_changes
@@ -244,9 +244,9 @@ CONCATENATED: Faults = {"layout is interleaved, expected concat (all sines first
 UNSCALED = "nothing is scaled: these are the default frequencies"
 LINEAR = "is plain linear interpolation"
 SCHEDULES: Faults = {
-    UNSCALED: instead(formulas.default),
-    LINEAR: instead(formulas.linear),
-    "is plain NTK-aware scaling": instead(formulas.ntk),
+    UNSCALED: instead(schedules.default),
+    LINEAR: instead(schedules.linear),
+    "is plain NTK-aware scaling": instead(schedules.ntk),
     "base is ignored: 10000 is used": {"base": 10000.0},
     "original_max_positions is ignored: 8192 is used": {"original_max_positions": 8192},
     "original_max_positions is taken for the extended length (multiplied by factor)": {
@@ -257,7 +257,7 @@ YARN: Faults = {
     "ramp inverted: high frequencies are interpolated, low ones unchanged": variant(inverted=True),
     "ramp not truncated: its ends are not rounded (the gpt-oss form)": {"truncate": False},
     "ramp always truncated: truncate=False is ignored": {"truncate": True},
-    "ramp by turns, as in the paper (yarn_paper), expected by pair number, as in the code": instead(formulas.yarn_paper),
+    "ramp by turns, as in the paper (yarn_paper), expected by pair number, as in the code": instead(schedules.yarn_paper),
     "floor and ceil cover only the numerator of the pair's number": variant(round_numerator=True),
     "ramp clamped at head_dim/2 - 1, expected head_dim - 1": {"last": lambda a: a["head_dim"] // 2 - 1},
     "ramp clamped at head_dim/2, expected head_dim - 1": {"last": lambda a: a["head_dim"] // 2},
@@ -280,11 +280,11 @@ FACTOR: Faults = {UNSCALED: {"factor": 1.0}, **BASES}
 
 
 def _linear_by_ntk(head_dim: int, base: float, factor: float) -> list[float]:
-    return formulas.linear(head_dim, base, factor ** (head_dim / (head_dim - 2)))
+    return schedules.linear(head_dim, base, factor ** (head_dim / (head_dim - 2)))
 
 
 def _partial_rotary(head_dim: int, base: float, fraction: float) -> list[float]:
-    nonzero = formulas.default(2 * int(fraction * head_dim // 2), base)
+    nonzero = schedules.default(2 * int(fraction * head_dim // 2), base)
     return nonzero + [0.0] * (head_dim // 2 - len(nonzero))
 
 
@@ -298,7 +298,7 @@ def _two_ladders(
     """M-RoPE whose two channels of a pair turn by positions of the axes first[c] and second[c]."""
     turned, given = [], torch.as_tensor(positions, dtype=torch.float64)
     for axes in (first, second):
-        turned.append(formulas.rotary(x, given[list(axes)].T, base, **options))
+        turned.append(rotations.rotary(x, given[list(axes)].T, base, **options))
     half = len(first)
     return torch.cat((turned[0][..., :half], turned[1][..., half:]), -1)
 
@@ -319,7 +319,7 @@ def _own_ladders(formula: Formula) -> Formula:
     """M-RoPE in which the frequencies begin anew for each axis."""
 
     def ladders(**given: Any) -> Any:
-        each_axis = [f for count in given["sections"] for f in formulas.default(2 * count, given["base"])]
+        each_axis = [f for count in given["sections"] for f in schedules.default(2 * count, given["base"])]
         return _called(then(frequency=lambda f: torch.tensor(each_axis, dtype=torch.float64))(formula), given)
 
     return ladders
@@ -338,7 +338,7 @@ def _one_ladder(formula: Formula) -> Formula:
     """Axial RoPE in which the frequencies run on from one axis to the next."""
 
     def ladder(**given: Any) -> Any:
-        frequencies = torch.tensor(formulas.default(sum(given["widths"]), given["base"]), dtype=torch.float64)
+        frequencies = torch.tensor(schedules.default(sum(given["widths"]), given["base"]), dtype=torch.float64)
         return _called(then(frequency=lambda f: frequencies)(formula), given)
 
     return ladder
@@ -350,16 +350,16 @@ def _first_channels(
     """Partial rotary of a share of the head; exponent None: with the frequencies of the complete head."""
     width = len(x[0][0][0])
     turning = 2 * int(fraction * width // 2)
-    return formulas.rotary(x, positions, base ** (exponent or turning / width), turning, **options)
+    return rotations.rotary(x, positions, base ** (exponent or turning / width), turning, **options)
 
 
 def _first_rows(
     x: Any, cu_seqlens: Any, base: float, starts: Any = (), ranks: int = 1, rank: int = 0, **options: Any
 ) -> Tensor:
     """Every document takes a packed table's rows from 0 on."""
-    table = formulas.positions_of({"cu_seqlens": cu_seqlens, "starts": starts}).flatten()
-    rows = formulas.positions_of({"cu_seqlens": cu_seqlens, "ranks": ranks, "rank": rank}).flatten()
-    return formulas.rotary(x, table[rows.long()], base, **options)
+    table = rotations.positions_of({"cu_seqlens": cu_seqlens, "starts": starts}).flatten()
+    rows = rotations.positions_of({"cu_seqlens": cu_seqlens, "ranks": ranks, "rank": rank}).flatten()
+    return rotations.rotary(x, table[rows.long()], base, **options)
 
 
 def _from_the_end(positions: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ def _from_the_end(positions: Tensor) -> Tensor:
 
 
 def _unsquared(head_dim: int, **given: float) -> list[float]:
-    return [(formulas.softmax_scale(head_dim, **given)[0] * head_dim**-0.5) ** 0.5]
+    return [(schedules.softmax_scale(head_dim, **given)[0] * head_dim**-0.5) ** 0.5]
 
 
 def _unclamped(head_dim: int, factor: float, mscale: float, mscale_all_dim: float) -> list[float]:
@@ -457,20 +457,20 @@ OLDER = "fewer queries than keys count from the first key, expected from key num
 def _even_slopes(bias: Tensor) -> Tensor:
     """ALiBi's bias with slopes 2^(-8(h+1)/heads) for any number of heads."""
     heads = len(bias)
-    wrong = torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)], dtype=bias.dtype)
-    return bias * (wrong / torch.tensor(formulas.alibi(heads), dtype=bias.dtype))[:, None, None]
+    wrong = torch.tensor(_powers_of_two(heads), dtype=bias.dtype)
+    return bias * (wrong / torch.tensor(biases.alibi(heads), dtype=bias.dtype))[:, None, None]
 
 
 RELATIVE: Faults = {
     "direction reversed: the table is read by query minus key": variant(
-        distance=lambda i, j, q, k: -formulas.key_minus_query(i, j, q, k)
+        distance=lambda i, j, q, k: -biases.key_minus_query(i, j, q, k)
     ),
     OLDER: variant(distance=lambda i, j, q, k: j - i),
     "off by one: distances are one too large": variant(
-        distance=lambda i, j, q, k: formulas.key_minus_query(i, j, q, k) + 1
+        distance=lambda i, j, q, k: biases.key_minus_query(i, j, q, k) + 1
     ),
     "off by one: distances are one too small": variant(
-        distance=lambda i, j, q, k: formulas.key_minus_query(i, j, q, k) - 1
+        distance=lambda i, j, q, k: biases.key_minus_query(i, j, q, k) - 1
     ),
     "nothing is shifted: every query takes the distances of the first": variant(
         distance=lambda i, j, q, k: j - (k - q)
@@ -478,7 +478,7 @@ RELATIVE: Faults = {
     "nothing is shifted: every query takes the distances of the last": variant(distance=lambda i, j, q, k: j - (k - 1)),
     "rows move the wrong way: query i is at minus i": variant(distance=lambda i, j, q, k: j - (k - 1) + i),
     "the sign of distances is lost: keys after the query are taken for those before it": variant(
-        distance=lambda i, j, q, k: -abs(formulas.key_minus_query(i, j, q, k))
+        distance=lambda i, j, q, k: -abs(biases.key_minus_query(i, j, q, k))
     ),
     "keys after the query are 0, as in a decoder": result(lambda s: s.tril(s.shape[-1] - s.shape[-2])),
     "keys after the query have scores of the next query, as a decoder's shift (relative_shift_causal) leaves them": instead(
@@ -695,12 +695,12 @@ FAULTS: dict[str, Faults] = {
         **EXCHANGED_PAIRS,
     },
     "t5_bias": {
-        "direction reversed: query minus key": variant(distance=lambda i, j, q, k: -formulas.key_minus_query(i, j, q, k)),
+        "direction reversed: query minus key": variant(distance=lambda i, j, q, k: -biases.key_minus_query(i, j, q, k)),
         **OF_PAIRS,
         "the bidirectional flag is ignored: always bidirectional": {"bidirectional": True},
         "the bidirectional flag is ignored: always causal": {"bidirectional": False},
         "saturates at the wrong distance: max_distance is ignored, 128 is used": {"max_distance": 128},
-        "logarithms are rounded to the nearest bucket, expected cut": variant(cut=round),
+        "logarithms are rounded to the nearest bucket, expected cut": variant(cut=torch.round),
         **EXCHANGED_PAIRS,
     },
     "swin_bias": {**INDEX, **EXCHANGED_PAIRS},
@@ -751,15 +751,15 @@ FAULTS: dict[str, Faults] = {
     },
     "default": BASES,
     "linear": {
-        "is NTK-aware scaling": instead(formulas.ntk),
+        "is NTK-aware scaling": instead(schedules.ntk),
         "frequencies are multiplied by factor, expected divided": {"factor": lambda a: 1 / a["factor"]},
         **FACTOR,
     },
     "ntk": {
-        LINEAR: instead(formulas.linear),
+        LINEAR: instead(schedules.linear),
         "is plain linear interpolation by factor^(d/(d-2))": instead(_linear_by_ntk),
         "exponent d/(d-2) missing: the base is multiplied by factor alone":
-            instead(lambda head_dim, base, factor: formulas.default(head_dim, base * factor)),
+            instead(lambda head_dim, base, factor: schedules.default(head_dim, base * factor)),
         **FACTOR,
     },
     "ntk_mixed": {
@@ -769,7 +769,7 @@ FAULTS: dict[str, Faults] = {
     },
     "dynamic": {
         "factor is ignored: the scale is length / original_max_positions": {"factor": 1.0},
-        "length is ignored: scaled by factor, as for every text": instead(formulas.ntk),
+        "length is ignored: scaled by factor, as for every text": instead(schedules.ntk),
         UNSCALED: {"length": 0},
         **BASES,
     },
@@ -785,7 +785,7 @@ FAULTS: dict[str, Faults] = {
     "yarn": {"wavelengths are blended, expected frequencies (the 'revised' form)": variant(wavelengths=True), **YARN},
     "yarn_revised": {"frequencies are blended, expected wavelengths (yarn)": variant(wavelengths=False), **YARN},
     "yarn_paper": {
-        "ramp by pair number, as in the code (yarn), expected by turns, as in the paper": instead(formulas.yarn), **TURNS
+        "ramp by pair number, as in the code (yarn), expected by turns, as in the paper": instead(schedules.yarn), **TURNS
     },
     "llama3": TURNS,
     "proportional": {
@@ -799,9 +799,9 @@ FAULTS: dict[str, Faults] = {
         "another order: sorted from large to small": result(lambda slopes: sorted(slopes, reverse=True)),
         "the sign is wrong: slopes are negative, expected positive": result(lambda slopes: [-slope for slope in slopes]),
         "those of the next power of two are used, cut off":
-            instead(lambda num_heads: formulas.alibi(2 ** math.ceil(math.log2(num_heads)))[:num_heads]),
-        "they are of a model with twice the heads, the first half": instead(lambda num_heads: formulas.alibi(2 * num_heads)[:num_heads]),
-        "they are of a model with twice the heads, the second half": instead(lambda num_heads: formulas.alibi(2 * num_heads)[num_heads:]),
+            instead(lambda num_heads: biases.alibi(2 ** math.ceil(math.log2(num_heads)))[:num_heads]),
+        "they are of a model with twice the heads, the first half": instead(lambda num_heads: biases.alibi(2 * num_heads)[:num_heads]),
+        "they are of a model with twice the heads, the second half": instead(lambda num_heads: biases.alibi(2 * num_heads)[num_heads:]),
         "heads are counted from 0: 2^(-8h/n), so the first slope is 1, expected 2^(-8(h+1)/n)": variant(first=0),
     },
     "t5": {
@@ -811,8 +811,8 @@ FAULTS: dict[str, Faults] = {
         "the bidirectional flag is taken the wrong way round": {"bidirectional": lambda a: not a["bidirectional"]},
         "saturates at the wrong distance: max_distance is ignored, 128 is used": {"max_distance": 128},
         "num_buckets is ignored: 32 is used": {"num_buckets": 32},
-        "logarithms are rounded to the nearest bucket, expected cut": variant(cut=round),
-        "logarithms are rounded up, expected cut": variant(cut=math.ceil),
+        "logarithms are rounded to the nearest bucket, expected cut": variant(cut=torch.round),
+        "logarithms are rounded up, expected cut": variant(cut=torch.ceil),
         "off by one: distances are one too large": each(lambda r: r + (r > 0) - (r < 0), "relative_position"),
         "off by one: distances are one too small": each(lambda r: r - (r > 0) + (r < 0), "relative_position"),
     },

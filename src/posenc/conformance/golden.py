@@ -20,6 +20,7 @@ from torch import Tensor
 
 from posenc.conformance.kinds import FLAGS, FLOAT32, FREQUENCIES, KINDS, TENSORS, Convention
 from posenc.errors import InputError
+from posenc.testing.oracles import rotations
 
 PATH = Path(__file__).with_name("golden.json")
 TABLES = "rotary", "rotary_interleaved", "rotary_partial"
@@ -183,9 +184,10 @@ def from_angles(function: Callable[..., Any], convention: Convention) -> Callabl
 
     def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
         width = x.shape[-1] if rotary_dim is None else rotary_dim
-        angles = positions.double()[:, None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        interleaved = convention == KINDS["rotary_interleaved"]
-        angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+        turns = rotations.angles(positions.double(), width, base)
+        angles = rotations.by_layout(
+            "interleaved" if convention == KINDS["rotary_interleaved"] else "half", turns, turns
+        )
         cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
         if before == 1:
             return function(x, cos, sin)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance import formulas
 from posenc.errors import InputError, unknown
+from posenc.testing.oracles import biases, codes, content, gates, masks, places, rotations, schedules
 
 TENSORS = dict.fromkeys(("x", "cosines", "sines", "q", "table", "scores", "log_gates"), torch.float32) | dict.fromkeys(
     (
@@ -39,7 +39,7 @@ def angle_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) 
     float32; times the largest |x| and the largest sum of weights. Padding, at negative offsets, must be finite."""
     size = float(torch.as_tensor(arguments["x"]).abs().max()) if "x" in arguments else 1.0
     sums = [torch.tensor(arguments[name]).abs().sum(-2).max() for name in ("cosines", "sines") if name in arguments]
-    positions = formulas.positions_of(arguments)
+    positions = rotations.positions_of(arguments)
     angles = (8 * eps + positions.abs() * 2.0**-22) * size * max(1.0, *map(float, sums), 1.0)
     if "offsets" in arguments:
         angles = angles.masked_fill(positions < 0, torch.finfo(torch.float64).max)
@@ -112,13 +112,13 @@ class Convention:
 FREQUENCIES = "(head_dim/2,) inv_freq, or (inv_freq, attention_factor)"
 
 
-def _rotary(what: str, arguments: str, formula: Callable[..., Any] = formulas.rotary, **options: Any) -> Convention:
+def _rotary(what: str, arguments: str, formula: Callable[..., Any] = rotations.rotary, **options: Any) -> Convention:
     names, returns = ("x", *arguments.split()), "x turned, (batch, heads, seq, head_dim)"
     return Convention(what, names, returns, angle_tolerance, partial(formula, **options))
 
 
 def _sinusoidal(what: str, **options: Any) -> Convention:
-    formula = partial(formulas.sinusoidal, **options)
+    formula = partial(codes.sinusoidal, **options)
     return Convention(what, ("positions", "dim", "base"), "(seq, dim)", angle_tolerance, formula)
 
 
@@ -143,129 +143,129 @@ KINDS: dict[str, Convention] = {
     ),
     "rotary_proportional": _rotary(
         "RoPE, half layout, pairs of the complete head, of which the first share turns (Gemma 4)",
-        f"{PLACED} fraction", formulas.rotary_proportional,
+        f"{PLACED} fraction", rotations.rotary_proportional,
     ),
     "rotary_ragged": _rotary(
-        "RoPE, half layout; row b is at offsets[b] and on, tokens below 0 are padding", "offsets base", formulas.rotary_ragged
+        "RoPE, half layout; row b is at offsets[b] and on, tokens below 0 are padding", "offsets base", rotations.rotary_ragged
     ),
     "rotary_packed": replace(
-        _rotary("RoPE, half layout; documents begin at cu_seqlens, each at position 0", "cu_seqlens base", formulas.rotary_packed),
+        _rotary("RoPE, half layout; documents begin at cu_seqlens, each at position 0", "cu_seqlens base", rotations.rotary_packed),
         options=("starts", "ranks", "rank"),
     ),
     "m_rope": _rotary(
-        "M-RoPE, positions (3, seq); blocks of pairs for time, height, width (Qwen2-VL)", f"{PLACED} sections", formulas.m_rope
+        "M-RoPE, positions (3, seq); blocks of pairs for time, height, width (Qwen2-VL)", f"{PLACED} sections", rotations.m_rope
     ),
     "m_rope_interleaved": _rotary(
-        "M-RoPE, positions (3, seq); pairs dealt in turn (Qwen3-VL)", f"{PLACED} sections", formulas.m_rope, interleaved=True
+        "M-RoPE, positions (3, seq); pairs dealt in turn (Qwen3-VL)", f"{PLACED} sections", rotations.m_rope, interleaved=True
     ),
     "m_rope_ids": Convention(
         "M-RoPE's positions: text 0, image 1, video 2; grids (t, h, w) in patches (Qwen2-VL, Qwen2.5-VL)", IDS,
-        "(3, batch, seq) integers, any at padding", no_tolerance, formulas.m_rope_ids, ("seconds_per_grid", "tokens_per_second"),
+        "(3, batch, seq) integers, any at padding", no_tolerance, places.m_rope_ids, ("seconds_per_grid", "tokens_per_second"),
     ),
     "m_rope_ids_frames": Convention(
         "the same, with text between the frames of a video (Qwen3-VL)", IDS,
-        "(3, batch, seq) integers, any at padding", no_tolerance, partial(formulas.m_rope_ids, frames=True),
+        "(3, batch, seq) integers, any at padding", no_tolerance, partial(places.m_rope_ids, frames=True),
     ),
     "fope": replace(
-        _rotary("FoPE, half layout; weights (heads, frequencies, pairs)", f"{PLACED} cosines sines", formulas.fope), shifts=()
+        _rotary("FoPE, half layout; weights (heads, frequencies, pairs)", f"{PLACED} cosines sines", rotations.fope), shifts=()
     ),
     "rotary_axial": replace(
         _rotary("RoPE of several axes, positions (axes, seq); pairs (2c, 2c + 1), widths[a] channels of axis a (FLUX, Wan)",
-                f"{PLACED} widths", formulas.rotary_axial), shifts=()
+                f"{PLACED} widths", rotations.rotary_axial), shifts=()
     ),
     "rotary_axial_half": replace(
-        _rotary("the same with pairs (c, c + head_dim/2) (DINOv3)", f"{PLACED} widths", formulas.rotary_axial, layout="half"), shifts=()
+        _rotary("the same with pairs (c, c + head_dim/2) (DINOv3)", f"{PLACED} widths", rotations.rotary_axial, layout="half"), shifts=()
     ),
     "softmax_scale": Convention(
         "the factor of the scores in latent attention under YaRN (DeepSeek-V2, V3)",
-        ("head_dim", "factor", "mscale", "mscale_all_dim"), "a number", relative_tolerance, formulas.softmax_scale,
+        ("head_dim", "factor", "mscale", "mscale_all_dim"), "a number", relative_tolerance, schedules.softmax_scale,
     ),
     "sinusoidal": _sinusoidal("sin and cos alternating"),
     "sinusoidal_concat": _sinusoidal("all sines, then all cosines", layout="concat"),
     "sinusoidal_endpoint": _sinusoidal("all sines, then all cosines, slowest frequency 1/base", layout="concat", endpoint=True),
     "sinusoidal_2d": Convention(
         "codes of a grid, row by row: sin x, cos x, sin y, cos y (MAE)", ("height", "width", "dim", "base"),
-        "(height * width, dim)", sum_tolerance, formulas.sinusoidal_2d,
+        "(height * width, dim)", sum_tolerance, codes.sinusoidal_2d,
     ),
     "relative": Convention(
         "the assembled relative score; table rows from far before the query to far after it, clipped", ("q", "table", "num_keys"),
-        SCORES, sum_tolerance, formulas.relative,
+        SCORES, sum_tolerance, content.relative,
     ),
     "relative_shift": Convention(
         "a Conformer's shift; columns, queries + keys - 1, from far before the query to far after it", ("scores",), SCORES,
-        sum_tolerance, formulas.relative_shift,
+        sum_tolerance, content.relative_shift,
     ),
     "relative_shift_causal": Convention(
         "Transformer-XL's shift, Music Transformer's skew; columns from the farthest key to the query itself", ("scores",),
-        f"{SCORES}, any after the query", sum_tolerance, formulas.relative_shift_causal, past=True,
+        f"{SCORES}, any after the query", sum_tolerance, content.relative_shift_causal, past=True,
     ),
     "relative_index": Convention(
-        "Swin's index of a window's table", GRID, "(height * width, height * width) integers", no_tolerance, formulas.relative_index
+        "Swin's index of a window's table", GRID, "(height * width, height * width) integers", no_tolerance, biases.relative_index
     ),
     "relative_index_class": Convention(
         "BEiT's, with a class token first", GRID, "(1 + height * width, 1 + height * width) integers", no_tolerance,
-        formulas.relative_index_class,
+        biases.relative_index_class,
     ),
     "alibi_bias": Convention(
         "ALiBi's bias of all pairs; the queries are the last of the keys", ("num_heads", "num_queries", "num_keys"),
-        f"{BIAS}, any after the query", sum_tolerance, formulas.alibi_bias, past=True, anchored=True,
+        f"{BIAS}, any after the query", sum_tolerance, biases.alibi_bias, past=True, anchored=True,
     ),
     "t5_bias": Convention(
         "T5's bias of all pairs, of a table (num_buckets, heads); the queries are the last of the keys",
-        ("table", "num_queries", "num_keys", "bidirectional", "max_distance"), BIAS, sum_tolerance, formulas.t5_bias,
+        ("table", "num_queries", "num_keys", "bidirectional", "max_distance"), BIAS, sum_tolerance, biases.t5_bias,
     ),
     "swin_bias": Convention(
         "Swin's bias of a window, of a table ((2 height - 1)(2 width - 1), heads)", ("table", *GRID),
-        "(heads, height * width, height * width)", sum_tolerance, formulas.swin_bias,
+        "(heads, height * width, height * width)", sum_tolerance, biases.swin_bias,
     ),
     "forget_gates": Convention(
         "FoX's bias of log forget gates (batch, heads, seq)", ("log_gates",), "(batch, heads, seq, seq), any after the query",
-        sum_tolerance, formulas.forget_gates, past=True,
+        sum_tolerance, gates.forget_gates, past=True,
     ),
     "mask_document": Convention(
-        "who sees whom in packed documents, causal", ("document_ids",), "(seq, seq), true where seen", no_tolerance, formulas.mask_document
+        "who sees whom in packed documents, causal", ("document_ids",), "(seq, seq), true where seen", no_tolerance, masks.mask_document
     ),
     "mask_window": Convention(
         "a sliding window of so many tokens, the query among them", ("num_queries", "num_keys", "window"), MASK, no_tolerance,
-        formulas.mask_window,
+        masks.mask_window,
     ),
     "mask_chunk": Convention(
-        "causal within chunks (Llama 4)", ("num_queries", "num_keys", "chunk"), MASK, no_tolerance, formulas.mask_chunk
+        "causal within chunks (Llama 4)", ("num_queries", "num_keys", "chunk"), MASK, no_tolerance, masks.mask_chunk
     ),
     "mask_streaming": Convention(
         "all of a frame's chunk and of the chunks before it (streaming speech)", ("size", "chunk", "left_chunks"),
-        "(size, size), true where seen", no_tolerance, formulas.mask_streaming,
+        "(size, size), true where seen", no_tolerance, masks.mask_streaming,
     ),
-    "default": _schedule("RoPE's frequencies", formulas.default, ""),
-    "linear": _schedule("position interpolation", formulas.linear, "factor"),
-    "ntk": _schedule("NTK-aware scaling, static", formulas.ntk, "factor"),
-    "ntk_mixed": _schedule("NTK mixed with interpolation, static", formulas.ntk_mixed, "factor", "exponent"),
-    "dynamic": _schedule("dynamic NTK for a sequence length", formulas.dynamic, f"{SCALED} length"),
+    "default": _schedule("RoPE's frequencies", schedules.default, ""),
+    "linear": _schedule("position interpolation", schedules.linear, "factor"),
+    "ntk": _schedule("NTK-aware scaling, static", schedules.ntk, "factor"),
+    "ntk_mixed": _schedule("NTK mixed with interpolation, static", schedules.ntk_mixed, "factor", "exponent"),
+    "dynamic": _schedule("dynamic NTK for a sequence length", schedules.dynamic, f"{SCALED} length"),
     "longrope": _schedule(
-        "LongRoPE for a sequence length", formulas.longrope, "short_factor long_factor original_max_positions length factor"
+        "LongRoPE for a sequence length", schedules.longrope, "short_factor long_factor original_max_positions length factor"
     ),
-    "yarn": _schedule("YaRN as its authors' code computes it", formulas.yarn, SCALED, "beta_fast", "beta_slow", "truncate"),
+    "yarn": _schedule("YaRN as its authors' code computes it", schedules.yarn, SCALED, "beta_fast", "beta_slow", "truncate"),
     "yarn_revised": _schedule(
-        "YaRN with blended wavelengths", partial(formulas.yarn, wavelengths=True), SCALED, "beta_fast", "beta_slow", "truncate"
+        "YaRN with blended wavelengths", partial(schedules.yarn, wavelengths=True), SCALED, "beta_fast", "beta_slow", "truncate"
     ),
-    "yarn_paper": _schedule("YaRN as its paper states it", formulas.yarn_paper, SCALED, "beta_fast", "beta_slow"),
-    "llama3": _schedule("Llama 3.1's scaling", formulas.llama3, SCALED, "low_freq_factor", "high_freq_factor"),
-    "proportional": _schedule("the first share of the frequencies, the rest 0", formulas.proportional, "fraction"),
+    "yarn_paper": _schedule("YaRN as its paper states it", schedules.yarn_paper, SCALED, "beta_fast", "beta_slow"),
+    "llama3": _schedule("Llama 3.1's scaling", schedules.llama3, SCALED, "low_freq_factor", "high_freq_factor"),
+    "proportional": _schedule("the first share of the frequencies, the rest 0", schedules.proportional, "fraction"),
     "alibi": Convention(
-        "ALiBi's slopes", ("num_heads",), "(num_heads,) positive slopes", relative_tolerance, formulas.alibi,
+        "ALiBi's slopes", ("num_heads",), "(num_heads,) positive slopes", relative_tolerance, biases.alibi,
         failing="slopes wrong for {num_heads} heads",
     ),
     "t5": Convention(
         "T5's buckets; relative_position is key minus query",
-        ("relative_position", "bidirectional", "num_buckets", "max_distance"), "(n,) integers", no_tolerance, formulas.t5,
+        ("relative_position", "bidirectional", "num_buckets", "max_distance"), "(n,) integers", no_tolerance, biases.t5,
     ),
     "deberta": Convention(
         "DeBERTa-v2's log buckets; relative_position is query minus key, below max_position",
-        ("relative_position", "buckets", "max_position"), "(n,) integers", no_tolerance, formulas.deberta,
+        ("relative_position", "buckets", "max_position"), "(n,) integers", no_tolerance, biases.deberta,
     ),
     "xpos": Convention(
         "xPos's scale of queries, not centred, gamma 0.4", ("positions", "head_dim", "scale_base"), "(seq, head_dim/2)",
-        power_tolerance, formulas.xpos,
+        power_tolerance, schedules.xpos,
     ),
 }  # fmt: skip
 

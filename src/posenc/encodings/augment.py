@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Augmented positions: changed in training, so that a model sees more of them than its texts have. For use with any encoding that
+"""Augmented positions: changed in training, so that a model sees more of them than its sequences have. For use with any encoding that
 reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training positions are unchanged, except where stated.
 
 Every layer, query and key of one forward pass sees the same draw. The draws use torch's global random generator.

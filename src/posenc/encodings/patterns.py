@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns of layers by name: texts of encodings that take turns, as models of recent years have them."""
+"""Patterns of layers by name: encodings that take turns, as models of recent years have them."""
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,8 @@ SAME = 1e-12
 
 TENTH = 2 * math.pi / 10
 """Radians, 36 degrees: two schedules that are further apart no longer give a pair the same position."""
+FOLDED = 3
+"""Pairs beside each other that are one line of a table, where they are the same."""
 COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B against A", "radians apart"
 
 
@@ -56,7 +58,7 @@ class Pair:
 class Difference:
     """Two schedules over the pairs of a head.
 
-    names: their texts as given; schedules: and complete. length: the context length. at: the distance in tokens at which
+    names: as given; schedules: and complete. length: the context length. at: the distance in tokens at which
     phases are compared.
     """
 
@@ -78,6 +80,17 @@ class Difference:
     def equal(self) -> bool:
         """Whether both give the same rotations and temperature."""
         return all(pair.same for pair in self.pairs) and math.isclose(*self.attention_factors, rel_tol=SAME)
+
+    def rows(self) -> list[list[str]]:
+        """The pairs as lines of a table, see COLUMNS; three or more neighbours that both stretch alike are one line."""
+        found = list[list[str]]()
+        for alike, run in groupby(self.pairs, key=lambda pair: pair.same and f"{pair.stretches[0]:.6g}"):
+            lines = [pair.cells() for pair in run]
+            if alike and len(lines) >= FOLDED:
+                ends = zip(lines[0], lines[-1], strict=True)
+                lines = [[first if first == last else f"{first} to {last}" for first, last in ends]]
+            found += lines
+        return found
 
     @property
     def legend(self) -> tuple[str, str]:

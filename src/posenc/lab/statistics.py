@@ -35,7 +35,7 @@ class Estimate:
 
 
 def estimate(values: Tensor, comparisons: int = 1) -> Estimate:
-    """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
+    """The mean of (seeds, windows) values and its interval, over the sequences and over the trainings that might have been.
 
     Seeds and windows are crossed: every model is evaluated on the same windows. The variance of the mean is that of the window
     means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
@@ -71,7 +71,7 @@ def average(measured: Sequence[Tensor], comparisons: int = 1) -> Estimate:
 
 
 def moderated(values: Tensor, *, jumps: bool = False) -> tuple[Tensor, float]:
-    """The variance of each row's trainings, of (rows, seeds, texts) values, and its degrees of freedom.
+    """The variance of each row's trainings, of (rows, seeds, sequences) values, and its degrees of freedom.
 
     The few seeds of a row are not enough for its variance: where that is small by chance, differences seem certain. A small one
     is therefore drawn towards those of all rows, as far as they agree: the moderated t-test of Smyth 2004, "Linear models and
@@ -117,7 +117,7 @@ def _compared(values: Tensor, first: Tensor, second: Tensor, jumps: bool) -> tup
 
 
 def chances(values: Tensor, *, jumps: bool = False) -> Tensor:
-    """Of every pair of rows of (rows, texts) or (rows, seeds, texts) values: how probable a difference of their means is that is
+    """Of every pair of rows of (rows, sequences) or (rows, seeds, sequences) values: how probable a difference of their means is that is
     as large, or larger, if there were none. (rows, rows). Rows are compared text by text and seed by seed; how trainings
     differ: by `moderated`."""
     from scipy.special import stdtr  # Student's t
@@ -135,7 +135,7 @@ def chances(values: Tensor, *, jumps: bool = False) -> Tensor:
 
 
 def contrast(values: Tensor, one: int, other: int, *, jumps: bool = False) -> Estimate:
-    """How much higher the mean of one row than of another is, of (rows, seeds, texts) values, and the interval, by the test of
+    """How much higher the mean of one row than of another is, of (rows, seeds, sequences) values, and the interval, by the test of
     `chances`."""
     from scipy.special import stdtrit
 
@@ -146,7 +146,7 @@ def contrast(values: Tensor, one: int, other: int, *, jumps: bool = False) -> Es
 
 
 def different(values: Tensor, correction: str = HOLM, *, jumps: bool = False) -> Tensor:
-    """Which rows of (rows, texts) or (rows, seeds, texts) values have different means, by `chances`: bool (rows, rows).
+    """Which rows of (rows, sequences) or (rows, seeds, sequences) values have different means, by `chances`: bool (rows, rows).
 
     correction: of the chances of all pairs: HOLM (1979) leaves 5 % for one or more false differences; BENJAMINI_HOCHBERG (1995),
     for many rows, leaves on average at most 5 % false among the differences found. A pair that is not found may differ as well.
@@ -170,9 +170,9 @@ def found(chances: Tensor, correction: str = HOLM) -> Tensor:
 
 
 def near_best(values: Tensor, margin: float) -> Tensor:
-    """How probably the mean of each row is within a margin of the lowest, of (rows, texts) or (rows, seeds, texts) values: (rows,).
+    """How probably the mean of each row is within a margin of the lowest, of (rows, sequences) or (rows, seeds, sequences) values: (rows,).
 
-    A bootstrap over seeds and over texts, both drawn for all rows alike, which read the same texts and start from the same
+    A bootstrap over seeds and over sequences, both drawn for all rows alike, which read the same sequences and start from the same
     seeds. Its draws are stretched by n / (n - 1) of the variance, without which few seeds would seem surer than they are.
     """
     check_tensor("values", values)

@@ -84,7 +84,7 @@ class Study(ABC, Generic[C, M]):
 
     @abstractmethod
     def record(self, cell: C) -> type[Any]:
-        """What a cell measures: a dataclass of plain numbers, texts, lists and dicts."""
+        """What a cell measures: a dataclass of plain numbers, strings, lists and dicts."""
 
     # ---------------------------------------------------------------- with defaults
 

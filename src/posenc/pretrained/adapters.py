@@ -69,7 +69,7 @@ def _note(inner: Any, *_: Any) -> None:
         if config.inference_mode and ENTRY in (config.auto_mapping or {}):
             continue  # trained before it was loaded, perhaps under another
         if config.task_type is None and type(inner).__name__.endswith("ForCausalLM"):
-            config.task_type = "CAUSAL_LM"  # else PEFT writes an auto_mapping of its own
+            config.task_type = "CAUSAL_LM"  # else PEFT writes an auto_mapping as well
         config.auto_mapping = {**(config.auto_mapping or {}), ENTRY: entry}
 
 

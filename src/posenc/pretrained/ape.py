@@ -91,7 +91,7 @@ def _reading(structure: ModelStructure, parallel: Parallel) -> Iterator[None]:
 
 
 def merged(rows: Sequence[tuple[Any, int]], lengths: Sequence[int], first: int) -> Any:
-    """The keys and values of texts that begin with the same `first` tokens, each in a row of a left-padded cache, as a cache
+    """The keys and values of contexts that begin with the same `first` tokens, each in a row of a left-padded cache, as a cache
     of one row: these tokens once, and what follows them in each text."""
     from transformers import DynamicCache
 
@@ -152,7 +152,7 @@ def ape_generate(
     Args:
         model: a causal language model of a type that `extend` knows, extended by frequencies or not.
         tokenizer: its tokenizer.
-        contexts: texts to read. Their order plays no part, and none sees another before the question.
+        contexts: contexts to read. Their order plays no part, and none sees another before the question.
         question: what follows the contexts, in the template.
         template: with {context} and {question}; what comes before {context} is read once and shared.
         temperature: T, of the scores of contexts: below 1 their attention is sharper. The authors' default is 0.9.

@@ -20,6 +20,7 @@ from posenc.errors import InputError, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.agreement import ProgramAnswer, as_text, readable_by_transformers_4
 from posenc.pretrained.attach import Attachment, attached
+from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
 from posenc.pretrained.gguf_architectures import ARCHITECTURES as WRITTEN
 from posenc.pretrained.gguf_architectures import llama_cpp_keys
@@ -119,7 +120,7 @@ def to_hf(
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
     sweep(folder.parent)
-    with replacing(folder) as made:
+    with replacing(folder) as made, without_bars():
         inner.save_pretrained(made, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
         config.save_pretrained(made)

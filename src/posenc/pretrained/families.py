@@ -16,23 +16,24 @@ pair, or the sections of M-RoPE, which the model's module puts together from one
 
 @dataclass(frozen=True)
 class Family:
-    """How a model type differs from Llama.
-
-    layout: which channels its attention pairs. table: layout of cos and sin. float_table: cos and sin stay float32 whatever
-    the dtype of the hidden states. attention: name of the attention module in a decoder layer, stack: of the layers in the
-    decoder. latent: the last channels of a head rotate, the cache has latents, and YaRN's temperature is in the softmax
-    factor (DeepSeek). full_rotates: False where layers with full attention have no positions beside those with a window.
-    schedules_only: why nothing but frequencies can be changed; empty: everything can.
-    """
+    """How a model type differs from Llama."""
 
     layout: Layout = "half"
+    """Which channels its attention pairs"""
     table: Table = "halves"
+    """Layout of cos and sin"""
     float_table: bool = False
+    """cos and sin stay float32 whatever the dtype of the hidden states"""
     attention: str = "self_attn"
+    """Name of the attention module in a decoder layer"""
     stack: str = "layers"
+    """Name of the list of layers in the decoder"""
     latent: bool = False
+    """The last channels of a head rotate, the cache has latents, and YaRN's temperature is in the softmax factor (DeepSeek)"""
     full_rotates: bool = True
+    """False where layers with full attention have no positions beside those with a window"""
     schedules_only: str = ""
+    """Why nothing but frequencies can be changed; empty: everything can"""
 
 
 _NORMS = "it normalises queries and keys after their rotation, channel by channel"

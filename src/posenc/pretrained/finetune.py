@@ -272,7 +272,7 @@ def _not_finite(loss: float, step: int, settings: Mapping[str, Any]) -> InputErr
 
 
 def token_texts(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> list[Tensor]:
-    """Token ids (tokens,) of each of the texts that `finetune` takes.
+    """Token ids (tokens,) of each of the documents that `finetune` takes.
 
     Raises:
         InputError: as `token_rows`.

@@ -284,7 +284,7 @@ class Windows:
         self.held_out = self.drawn(rest, min(count, HELD_OUT_WINDOWS), generator, -1)
 
     def _split(self) -> tuple[Tensor, Tensor]:
-        """The text to fit on, and the one that is held out: its end, or its last texts."""
+        """The text to fit on, and the one that is held out: its end, or its last sequences."""
         (texts, tokens), share = self.rows.shape, self.fit.held_out
         if texts > 1:
             count = min(max(round(share * texts), 1), texts - 1)
@@ -301,7 +301,7 @@ class Windows:
         return parts
 
     def drawn(self, rows: Tensor, count: int, generator: torch.Generator, step: int) -> list[FitWindow]:
-        """Windows of the text, and as many of the task; step numbers the texts of a task, those before 0 are held out."""
+        """Windows of the text, and as many of the task; step numbers the sequences of a task, those before 0 are held out."""
         fit, share = self.fit, self.fit.task_share if self.fit.task else 0.0
         windows = []
         for index in range(count):

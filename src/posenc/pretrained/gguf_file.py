@@ -248,7 +248,7 @@ def check_layers(structure: ModelStructure, length: int) -> None:
         if layer.window is not None and layer.window < length and not architecture.windows:
             raise InputError(
                 f"layer {index} sees {layer.window} keys, and llama.cpp's {architecture.name} has no windows; for "
-                f"texts up to {layer.window} tokens set config.sliding_window to None",
+                f"inputs up to {layer.window} tokens set config.sliding_window to None",
                 argument="model",
             )
         rotates = architecture.name != "smollm3" or (index + 1) % 4 != 0

@@ -189,7 +189,7 @@ def end_tokens(model: nn.Module, tokenizer: Any) -> set[int]:
 
 
 class CachedBatch:
-    """A batch of texts with one KV cache: prefill prompts once, try a continuation, take it back.
+    """A batch of prompts with one KV cache: prefill prompts once, try a continuation, take it back.
 
     texts: token ids of each, left-padded to one length and given their own position ids, so that padding shifts nothing.
     chunk: tokens fed at a time; None: all at once. logits: (rows, vocabulary), float32, after the last token. length:

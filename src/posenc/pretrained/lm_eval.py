@@ -7,7 +7,7 @@ has a line in lm-eval's table, and one group over all of them; lm-eval takes the
     lm_eval --model hf --model_args pretrained=FOLDER --tasks posenc_passkey \\
         --include_path $(python -m posenc.pretrained.lm_eval passkey --lengths 2048,4096 --depths 0,0.5,1 --samples 20)
 
-The files name the functions below. lm-eval passes the arguments of the model to a task, so the texts are measured with its
+The files name the functions below. lm-eval passes the arguments of the model to a task, so the documents are measured with its
 tokenizer: that of `tokenizer`, `pretrained` or `model`, as for lm-eval's own RULER tasks.
 """
 
@@ -68,7 +68,7 @@ def write(
 
     Args:
         folder: made if it is missing. tasks: as `posenc.tasks.create` reads them. lengths: in tokens. depths: from 0 to 1,
-            for the tasks that have one. samples: texts for every task, length, depth and seed. seeds: of the texts.
+            for the tasks that have one. samples: documents for every task, length, depth and seed. seeds: of the documents.
 
     Raises:
         InputError: an unknown task, or a length or depth out of range.
@@ -124,7 +124,7 @@ def group_name(task: Task) -> str:
 
 
 def dataset(cell: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
-    """The texts of one task, length and depth, for lm-eval. metadata: the model's arguments, as lm-eval passes them on;
+    """The documents of one task, length and depth, for lm-eval. metadata: the model's arguments, as lm-eval passes them on;
     `tokenizer` may also be a tokenizer.
 
     Raises:
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", type=listed(int), required=True, help="in tokens, as in 2048,4096")
     parser.add_argument("--depths", type=listed(float), default=(0.0, 0.5, 1.0), help="from 0 to 1 (default 0,0.5,1)")
     parser.add_argument("--samples", type=int, default=20, help="for every length, depth and seed (default 20)")
-    parser.add_argument("--seeds", type=listed(int), default=(0,), help="of the texts (default 0)")
+    parser.add_argument("--seeds", type=listed(int), default=(0,), help="of the documents (default 0)")
     parser.add_argument("--out", default="lm_eval_tasks", help="the folder (default lm_eval_tasks)")
     given = parser.parse_args(argv)
     try:

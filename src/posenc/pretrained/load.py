@@ -5,7 +5,6 @@ dtype in which this machine computes fast."""
 import logging
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +31,7 @@ from posenc.pretrained.adapters import (
     stored_adapter,
     watch,
 )  # fmt: skip
+from posenc.pretrained.bars import without_bars
 from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
@@ -537,7 +537,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         check_model(str(path), empty, shapes)
         check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
-    with _BARS, _without_bars():
+    with without_bars():
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info, shapes)
@@ -548,24 +548,6 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
             file=sys.stderr, flush=True,
         )  # fmt: skip
     return model, tokenizer
-
-
-_BARS = threading.RLock()
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """transformers' progress bars on a terminal alone."""
-    from transformers.utils import logging
-
-    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def _has_numbers_for_tokens(reader: Any) -> bool:

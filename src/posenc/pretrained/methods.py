@@ -58,22 +58,24 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Method:
-    """kind: "schedule" of frequencies, "change" applied to one, one that is found by a "fit", position "map", the
-    "attention" around it, positions by "heads", queries by "bands", or "nope".
-    make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
-    many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
-    frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
-    serve, from the options and those. remedy: how to reach farther. grows: an option by which it does.
-    """
+    """A method of extension, or a part of one."""
 
     kind: MethodKind
+    """"schedule" of frequencies, "change" applied to one, one that is found by a "fit", position "map", the "attention" around it, positions by "heads", queries by "bands", or "nope"."""
     make: Callable[..., Any]
+    """Takes the options"""
     tuning: Tuning = "works without"
+    """Whether it works without fine-tuning"""
     defaults: Mapping[str, Callable[[Lengths], Any]] = field(default_factory=dict)
+    """Options from the lengths"""
     exact: Callable[[Options, Lengths], int] | None = None
+    """How many tokens from the start are computed exactly as before, from the options and the lengths; None: a schedule, whose frequencies decide"""
     reach: Callable[[Options, float], float] | None = None
+    """Of a map: the longest sequence in which it makes no distance beyond the tokens that the frequencies serve, from the options and those tokens"""
     remedy: str = "a window below {:.0f}"
+    """How to reach farther"""
     grows: str = ""
+    """An option by which it does"""
 
     @property
     def summary(self) -> str:
@@ -176,7 +178,7 @@ METHODS: dict[str, Method] = {
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
-    # position maps; string has no remedy: it is for texts within the context length, and gains little beyond
+    # position maps; string has no remedy: it is for inputs within the context length, and gains little beyond
     "rerope": Method(
         "map",
         position_maps.rerope,

@@ -34,23 +34,24 @@ def cache_name() -> str:
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotation of one layer type, as the model was loaded.
-
-    rope_theta: base. rotary_dim: rotated channels of head_dim. schedule: for `posenc.frequencies.create`; one that depends
-    on the length of the text is that of short inputs. original_length: tokens that the frequencies were made for before
-    this schedule stretched them; under "linear" those of the stretched model, which was trained so. head_dim: channels of a
-    head. layout: which of them are a pair. latent: the last ones rotate, not the first. long_attention_factor: of texts beyond
-    original_length, where PhiMoE's module has one; it then turns by the frequencies of short inputs.
-    """
+    """The rotation of one layer type, as the model was loaded."""
 
     rope_theta: float
+    """Base"""
     rotary_dim: int
+    """Rotated channels of head_dim"""
     schedule: Mapping[str, Any]
+    """For `posenc.frequencies.create`; one that depends on the sequence length is that of short inputs"""
     original_length: int
+    """Tokens that the frequencies were made for before this schedule stretched them; under "linear" those of the stretched model, which was trained so"""
     head_dim: int
+    """Channels of a head"""
     layout: Layout
+    """Which of them are a pair"""
     latent: bool
+    """The last ones rotate, not the first"""
     long_attention_factor: float | None = None
+    """Of inputs beyond original_length, where PhiMoE's module has one; it then turns by the frequencies of short inputs"""
 
     def rotation(self, schedule: Mapping[str, Any]) -> Rotary:
         """The same channels, turned by the frequencies of a schedule."""

@@ -108,15 +108,17 @@ class ModelDescription:
         ]
         for kind, rotation in self.rotations.items():
             theta = "missing" if rotation.rope_theta is None else f"{rotation.rope_theta:.10g}"
-            bound = "nowhere below 2^20" if rotation.base_bound is None else f"first at {rotation.base_bound}"
+            limit = math.inf if rotation.base_bound is None else rotation.base_bound
             window = rotation.tokens < self.length
-            if window and rotation.tokens < (rotation.base_bound or math.inf):
-                bound = "nowhere within it"
+            met = (
+                f"up to {limit} tokens: no fault in a model trained beyond them" if limit < rotation.tokens else "there"
+            )
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
                 f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
                 f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a rotation in "
-                f"{f'the window of {rotation.tokens}' if window else self.length} tokens; the base bound fails {bound}",
+                f"{f'the window of {rotation.tokens}' if window else self.length} tokens",
+                f"  the rule of thumb for rope_theta (base bound) holds {met}",
             ]
         return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])
 

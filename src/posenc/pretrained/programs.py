@@ -99,24 +99,26 @@ class NotKnown(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a program computes in the layers of one type.
-
-    base: rope_theta. schedule: rope_type that it applies, which may not be the one that the file states. rotary_dim: channels
-    of a head that rotate. attention_factor: on cos and sin, so its square is on scores. inv_freq: (rotary_dim / 2,) float64,
-    for a text of the length that was asked for. note: what it does not read. unrotated: numbers of layers without rotation where
-    others have it. known_by: "run"; "recorded", where the program was run with this very configuration; or posenc's "rules" of it.
-    """
+    """What a program computes in the layers of one type."""
 
     program: str
     layers: str
     base: float
+    """rope_theta"""
     schedule: str
+    """rope_type that it applies, which may not be the one that the file states"""
     rotary_dim: int
+    """Channels of a head that rotate"""
     attention_factor: float
+    """On cos and sin, so its square is on scores"""
     inv_freq: Tensor = field(repr=False)
+    """(rotary_dim / 2,) float64, for the sequence length that was asked for"""
     note: str = ""
+    """What it does not read"""
     unrotated: tuple[int, ...] = ()
+    """Numbers of layers without rotation where others have it"""
     known_by: str = "rules"
+    """"run"; "recorded", where the program was run with this very configuration; or posenc's "rules" of it"""
 
     @property
     def turning(self) -> int:

@@ -214,7 +214,7 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     for colour, variable in COLOURS.items():
         svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
-    svg = re.sub(r"<[^>]*>", lambda tag: _smaller(tag.group()), svg)  # not the texts of labels
+    svg = re.sub(r"<[^>]*>", lambda tag: _smaller(tag.group()), svg)  # not the words of labels
     svg = re.sub(r">\s*\n\s*<", "><", svg).replace("<g></g>", "")
     head, rest = svg.split(">", 1)
     width = float(head.split('viewBox="0 0 ')[1].split()[0]) * SCALE

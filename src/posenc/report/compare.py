@@ -102,12 +102,12 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         if len(variants) > MANY:
             dots = Plot("dots", [], {"": trade_off(variants, s, style)})
             shown["dots"] = Panel("dots", f"{m.key} at the training {m.size} and at the longest", [dots], key=False)
-        kinds = {m.key: m.key, "change": "rise" if not m.higher_is_better else "change"}
-        choice = Choice("measure", "Shown:", list(kinds.values()))
+        kinds = [m.key, "change"]
+        choice = Choice("measure", "Shown:", kinds)
         draw = plot(
             "change",
             [choice],
-            lambda kind: by_condition(variants, s, style, list(kinds)[kind]),
+            lambda kind: by_condition(variants, s, style, kinds[kind]),
         )
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
     if any("by_position" in variant for variant in variants):
@@ -128,7 +128,7 @@ def winners(results: Results, s: Experiment) -> str:
     for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
         if not results["variants"]:
             return ""
-        # in a tie the trained one: at the training length an extension of it is the same
+        # in a tie the trained encoding: at the training length an extension of it is the same
         best = min(
             results["variants"],
             key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
@@ -276,26 +276,23 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
     possible."""
     (scale, unit), m = _unit(s), s.criterion
     sizes = [s.size_at(condition) for condition in s.conditions]
-    series = []
+    series, paired = (
+        list[dict[str, Any]](),
+        kind == "change",
+    )  # intervals of levels by themselves are wide, and would hide the lines
     for variant in variants:
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
-        y = [scale * e["mean"] for e in estimates]
-        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
+        y, shown = [scale * e["mean"] for e in estimates], intervals(estimates, scale)
+        series.append(line(name, sizes, y, style[name], dots=True, label=True, quiet=not paired, **shown))
     marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
-    if kind == "change":
+    if paired:
         marks = [*marks, {"y": 0, "label": ""}]
     elif m.higher_is_better:
         chance = variants[0][m.points][s.conditions.index(s.trained_at)].get("chance")
         ends = {"most common answer": chance, "all right": m.best}
         marks = [*marks, *({"y": scale * y, "label": label} for label, y in ends.items() if y is not None)]
-    title = (
-        m.key
-        if kind == m.key
-        else "rise of the loss"
-        if kind == "change" and m.worse == 1
-        else f"change of the {m.key}"
-    )
-    return lines(series, _sizes(s), axis(f"{title}, {unit}"), marks=marks, spread=True)
+    title = f"change of the {m.key}" if paired else m.key
+    return lines(series, _sizes(s), axis(f"{title}, {unit}"), marks=marks, spread=paired)
 
 
 def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figure:
@@ -328,7 +325,7 @@ def _edges(values: Sequence[float]) -> tuple[float, float]:
 
 
 def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], above: bool) -> Figure:
-    """The loss at each position of the longest test texts, as it is or above the best variant's."""
+    """The loss at each position of the longest test sequences, as it is or above the best variant's."""
     series, best = [], [p["loss"] for p in variants[0]["by_position"]]
     for variant in variants:
         name, points = variant["name"], variant["by_position"]

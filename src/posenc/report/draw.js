@@ -244,7 +244,7 @@ posenc.draw = (() => {
   // spread: series side by side, so that their intervals do not coincide}
   function lines(canvas, colours, { series, x, y, marks, past, spread }) {
     const places = series.map(one => Array.from(one.x || one.y.keys()));
-    const heights = series.flatMap(one => [...one.y, ...(one.low || []), ...(one.high || [])]), marked = (marks || []).map(mark => mark.y);
+    const heights = series.flatMap(one => [...one.y, ...(one.quiet ? [] : [...(one.low || []), ...(one.high || [])])]), marked = (marks || []).map(mark => mark.y);
     const down = axis(y, [...heights, ...marked], canvas.clientHeight / (y.log ? 30 : 45));
     const ends = series.filter(one => one.label && !one.points), measure = canvas.getContext("2d");
     measure.font = colours.font;

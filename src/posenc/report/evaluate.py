@@ -304,7 +304,7 @@ def by_position(
     curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: int | None, length: int, *, differences: bool
 ) -> Figure:
     """The loss at each position of running text, a line per method with its 95 % band; or its difference to that of the
-    unmodified model on the same texts. curves: points by method. limit: the context length."""
+    unmodified model on the same documents. curves: points by method. limit: the context length."""
     series, none = [], {p["position"]: p["loss"] for p in curves.get("none", ())}
     for name, points in curves.items():
         ends: dict[str, Any] = {"low": [p["low"] for p in points], "high": [p["high"] for p in points], "band": True}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = (
     *(f"explorer/{name}" for name in ("trained", "options", "frequencies", "codes", "maps", "biases")), "address",
-    *(f"explorer/{name}" for name in ("state", "model")), "draw", "plot",
+    *(f"explorer/{name}" for name in ("language", "state", "model")), "draw", "plot",
     *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula")), "saving",
     *(f"explorer/{name}" for name in ("path", "play", "explorer")),
 )  # fmt: skip
@@ -140,9 +140,10 @@ def _block(state: Mapping[str, Any] | None, docs: str, *, embedded: bool) -> "Ma
     from markupsafe import Markup
 
     scripts = [asset(f"{name}.js") for name in SCRIPTS]
-    data = {"settings": settings(), "formulas": formulas()}
+    words = json.loads(asset("explorer/chinese.json")) if not embedded or (state or {}).get("lang") == "zh" else {}
+    data = {"settings": settings(), "formulas": formulas(), "chinese": words}
     given = [f"posenc.{name} = {json.dumps(value, ensure_ascii=False)};" for name, value in data.items()]
-    scripts[(at := SCRIPTS.index("explorer/state")) : at] = given
+    scripts[(at := SCRIPTS.index("explorer/language")) : at] = given
     css = asset("plot.css") + asset("explorer/explorer.css") + asset("explorer/frame.css")
     values = {"state": checked(state), "embedded": embedded, "docs": docs, "css": css, "scripts": scripts}
     values |= {name: settings()[name] for name in ("undrawn", "glossary")}

@@ -47,7 +47,7 @@ def axis(label: str, **options: Any) -> dict[str, Any]:
 
 
 def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style, **options: Any) -> dict[str, Any]:
-    """options: low, high, the ends of intervals; band: these as a band; quiet: these not drawn; dots; width; texts of the points; label at the line's end, True: its name."""
+    """options: low, high, the ends of intervals; band: these as a band; quiet: these not drawn; dots; width; text of each point; label at the line's end, True: its name."""
     return {"name": name, "x": [*x], "y": [*y], **style, **options}
 
 

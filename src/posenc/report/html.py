@@ -62,7 +62,7 @@ def anchored(page: str) -> str:
 @dataclass(frozen=True)
 class Choice:
     """Radio buttons. words: before the buttons. texts: on the buttons. chosen: the number of the one that is selected at
-    first. ordered: texts are points of a scale, which a slider selects."""
+    first. ordered: they are points of a scale, which a slider selects."""
 
     name: str
     words: str

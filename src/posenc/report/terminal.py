@@ -129,7 +129,8 @@ class Display(Progress):
         self.task = self.bar.add_task(self._title(), total=pace.total or None, left=pace.left)
 
     def _title(self, what: str = "") -> str:
-        return f"{self.done}/{self.cells} {what or self.unit}"
+        done = f"{self.done} of {self.cells} {self.unit} done"
+        return f"{done}, now {what}" if what else done
 
     def advanced(self, size: float, what: str) -> None:
         if self.task is not None:

@@ -49,7 +49,7 @@ class Needle(Task):
     drawn: a city and what is best to do there are drawn at random, so that only the text has the answer; false: the published
     sentence about San Francisco, which models may know. needle, question, keywords (separated by commas): others than these.
     begun: the prompt goes on with the needle as far as its first keyword, so that the likelihood is that of what is asked
-    for; false: the prompt as published. closed_book: the same texts without the needle, at any depth: what is guessed.
+    for; false: the prompt as published. closed_book: the same prompts without the needle, at any depth: what is guessed.
     source: "pydoc" (the language reference in Python's standard library), or a text file.
     """
 

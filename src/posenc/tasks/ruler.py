@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RULER's synthetic tasks (Hsieh et al. 2024, arXiv 2404.06654), as NVIDIA/RULER makes them at commit c3f5e3b.
 
-The texts are byte for byte those of scripts/data/synthetic/*.py with the settings of scripts/synthetic.yaml, answer
+The prompts are byte for byte those of scripts/data/synthetic/*.py with the settings of scripts/synthetic.yaml, answer
 prefix included, with the exceptions in each task's docstring. Its two question-answering tasks need SQuAD and HotpotQA and
 are not here.
 """

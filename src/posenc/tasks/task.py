@@ -16,23 +16,24 @@ from posenc.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One text, and which of its tokens are scored.
-
-    ids: int64 (N,), the prompt and what follows it. prompt_tokens: how many of them are the prompt; the others are scored by
-    their likelihood. prompt, answer: the same two as text (empty for tasks on running text). references: what a generated
-    continuation is compared with; empty where nothing is generated. needle: the prompt's tokens [first, end) with
-    the answer, where that is one span. window, stride: for inputs that are evaluated in windows, see
-    `posenc.pretrained.loss_by_position`.
-    """
+    """One prompt or document, and which of its tokens are scored."""
 
     ids: Tensor
+    """int64 (N,), the prompt and what follows it"""
     prompt_tokens: int
+    """How many of them are the prompt; the others are scored by their likelihood"""
     prompt: str = ""
+    """As characters; empty for tasks on running text"""
     answer: str = ""
+    """Likewise"""
     references: tuple[str, ...] = ()
+    """What a generated continuation is compared with; empty where nothing is generated"""
     needle: tuple[int, int] | None = None
+    """The prompt's tokens [first, end) with the answer, where that is one span"""
     window: int | None = None
+    """For inputs that are evaluated in windows, see `posenc.pretrained.loss_by_position`"""
     stride: int | None = None
+    """Likewise"""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def fit(
     depth: float = 0.5,
     depths: Sequence[float] = (0.0, 1.0),
 ) -> Sample:
-    """The longest of the texts build(least, depth) ... build(most, depth) that, with room for what is generated, fits. Each
+    """The longest of the prompts build(least, depth) ... build(most, depth) that, with room for what is generated, fits. Each
     is to be longer than the one before. Where depth changes the order of a text's parts, the count is one that fits in the
     middle and at `depths`, by default both ends, and so the same for every depth.
 
@@ -158,7 +159,7 @@ def fit(
     low, tokens, step = least, needed(least), 8
     check(tokens, least)
     high = least + length + 1 if most is None else most + 1  # a step takes a token at least
-    while high - low > 1:  # texts grow steadily, so each guess goes by the tokens that a step took before
+    while high - low > 1:  # prompts grow steadily, so each guess goes by the tokens that a step took before
         count = min(low + step, high - 1)
         more = needed(count)
         rate = max((more - tokens) / (count - low), 1.0)

@@ -1,7 +1,9 @@
 """Every candidate of every case does the same work: outputs and gradients equal to the formula in float64."""
 
+import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +94,33 @@ def test_the_gradient_of_the_learned_weight_is_compared(name):
     if scheme.learned:
         assert truth[2].shape == inputs(name, "train", "float32").weights[scheme.learned].shape
         assert truth[2].norm() > 0
+
+
+def files_that_run(call):
+    """The files of posenc whose functions run in a call."""
+    found = set()
+    sys.setprofile(lambda frame, event, of: found.add(frame.f_code.co_filename))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    root = Path(posenc.__file__).parent
+    return {Path(file).relative_to(root).as_posix() for file in found if Path(file).is_relative_to(root)}
+
+
+OF_CALLS = posenc.ALiBi(8)
+TRUTHS = {name: lambda name=name: CASES[name].prepare(Workload(FEW, "train")) for name in (*SCHEMES, *FRONTIER)}
+READ = {name: lambda given: given.truth for name in TRUTHS}
+TRUTHS |= {name: lambda name=name: CASES[name].prepare(Workload(FEW, "decode")) for name in ("rotary", "call")}
+READ |= {"rotary": lambda given: given.truth("half"), "call": lambda given: given.truth(OF_CALLS)}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_truth_is_computed_by_oracles_alone(name):
+    given = TRUTHS[name]()
+    ran = files_that_run(lambda: READ[name](given))
+    assert any(file.startswith("testing/oracles/") for file in ran)
+    assert not [file for file in ran if not file.startswith(("testing/oracles/", "lab/bench/"))]
 
 
 @pytest.mark.parametrize("name", SCHEMES)

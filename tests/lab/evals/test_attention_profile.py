@@ -22,6 +22,7 @@ from posenc.lab.evals.attention import AttentionProfile, attention_profile, pair
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
 from posenc.tasks import Sample
+from posenc.testing.oracles.rotations import frequencies as ladder
 from references import smollm2
 from references.mapped_attention import MAPPED, use_mapped_attention
 from references.small_models import TRAINED, one_in_three, small_model, tokens
@@ -327,7 +328,7 @@ def test_pairs_that_never_complete_a_turn_are_those_of_the_reach() -> None:
     profile = measured(small_model("gemma3_text"), [tokens(1, LENGTH)[0]])
     for kind, reach in (("full_attention", TRAINED), ("sliding_attention", 24)):
         rope = model_structure(small_model("gemma3_text")).ropes[kind]
-        theta = [rope.rope_theta ** (-2 * c / 16) for c in range(8)]
+        theta = ladder(16, rope.rope_theta).tolist()
         turning = profile.turning[kind]
         assert turning.reach == reach
         assert turning.trained.tolist() == pytest.approx([2 * math.pi / t for t in theta], rel=1e-6)

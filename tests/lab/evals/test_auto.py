@@ -230,7 +230,7 @@ def test_the_same_call_takes_the_plan_in_the_folder_and_another_one_what_was_mea
         "they were measured"
     )
     assert progress.measured
-    with pytest.raises(InputError, match=r"^minutes=0.01: one method and 4 texts of 256 tokens take about"):
+    with pytest.raises(InputError, match=r"^minutes=0.01: one method and 4 documents of 256 tokens take about"):
         posenc.extend(model(), "auto", minutes=0.01, **call | {"directory": tmp_path / "new"})
     assert not (tmp_path / "new").exists()
 
@@ -315,7 +315,7 @@ def test_a_program_that_can_express_no_candidate_is_refused(tokenizer):
         ({"plan": {}, "target_length": None}, r"^plan: is no plan"),
         ({"plan": PLAN, "minutes": 3}, r"^minutes=3: is part of the plan"),
         ({"plan": PLAN, "target_length": 1000}, r"^plan: is for 128 to 256 tokens"),
-        ({"plan": asdict(PLAN) | {"rounds": [[2, 3]]}, "target_length": None}, r"texts must be even numbers"),
+        ({"plan": asdict(PLAN) | {"rounds": [[2, 3]]}, "target_length": None}, r"documents must be even numbers"),
         ({"plan": asdict(PLAN) | {"rounds": [[2, 3], [4, 5]]}, "target_length": None}, r"no later one more"),
         ({"plan": asdict(PLAN) | {"rounds": "22"}, "target_length": None}, r"^plan: rounds=.*must be pairs"),
         ({"plan": asdict(PLAN) | {"program": "vlm"}, "target_length": None}, r"^plan: .*'vlm'"),

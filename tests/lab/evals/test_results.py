@@ -300,7 +300,7 @@ def test_fewer_texts_than_a_verdict_takes_leave_all_undecided(done):
     assert verdicts == {UNDECIDED}
     assert not any("better on" in line or "worse" in line for line in answer(results(found, samples=7)))
     (note,) = (line for line in limits(results(found, samples=7)) if "verdict" in line)
-    assert note.startswith("14 texts are too few for a verdict, which takes 16")
+    assert note.startswith("14 documents are too few for a verdict, which takes 16")
     assert not any("verdict" in line for line in limits(results(found)))
 
 

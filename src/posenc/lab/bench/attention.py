@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention at module level: four projections around a core, x (1, n, 512) -> (1, n, 512), with 8 heads of width 64.
 
-What each encoding adds to the scores is a formula on any rows of the score matrix. On sampled rows in float64 it is what
-candidates are compared with; on all rows, in the problem's dtype, it is the naive candidate.
+What each encoding adds to the scores is a formula of `posenc.testing.oracles` on any rows of the score matrix. On sampled rows
+in float64 it is what candidates are compared with; on all rows, in the problem's dtype, it is the naive candidate.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,12 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 from posenc import encodings, functional
 from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
-from posenc.functional import alibi_slopes, deberta_bucket, rotary, sinusoidal, t5_bucket
-from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, rope_tables, sampled
+from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, sampled
 from posenc.positions import Positions
 from posenc.pretrained.convert import convert_layout
+from posenc.testing.oracles import biases, codes, content
+from posenc.testing.oracles.attention import attend, softmax
+from posenc.testing.oracles.rotations import angles, turned
 
 DIM, HEADS, HEAD_DIM = 512, 8, 64
 CLIP, BUCKETS, MOST_RELATIVE = 64, 256, 512
@@ -39,7 +41,7 @@ class Scheme:
     make: posenc's encoding for a length. parameters: name -> its parameter's path, and the standard deviation of its values;
     None: those it starts with. learned: the one whose gradient is compared. scale: of the product of queries and keys.
     weigh: makes weights of scores, hidden ones -inf; None: the softmax. turn: turns values (1, H, n, HEAD_DIM) at these
-    positions, and outputs back where its last argument is -1.
+    positions, and outputs back where its last argument is -1. naive: what the naive candidate computes, where it is not the formula.
     """
 
     terms: Formula
@@ -50,18 +52,17 @@ class Scheme:
     causal: bool = False
     weigh: Callable[[Tensor], Tensor] | None = None
     turn: Callable[[Tensor, Tensor, int], Tensor] | None = None
+    naive: Formula | None = None
 
     def attended(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
         """The formula: outputs (1, H, rows, HEAD_DIM) of the queries of some rows, all keys and values."""
         q, k, bias = self.terms(w, q, k, rows)
-        scores = q @ k.mT * self.scale
-        scores = scores if bias is None else scores + bias
-        if self.causal:
-            scores = scores.masked_fill(hidden(rows, k.shape[2]), -torch.inf)
-        weights = scores.softmax(-1) if self.weigh is None else self.weigh(scores)
-        if self.turn is None:
-            return weights @ v
-        return self.turn(weights @ self.turn(v, torch.arange(k.shape[2], device=v.device), 1), rows, -1)
+        every = torch.arange(k.shape[2], device=v.device)
+        visible = ~content.after(rows, k.shape[2]) | (not self.causal)
+        v = v if self.turn is None else self.turn(v, every, 1)
+        bias = torch.zeros((), device=v.device) if bias is None else bias
+        out = attend(q, k, v, scale=self.scale, visible=visible, bias=bias, weigh=self.weigh or softmax)
+        return out if self.turn is None else self.turn(out, rows, -1)
 
 
 def heads(x: Tensor) -> Tensor:
@@ -74,63 +75,66 @@ def _distance(rows: Tensor, keys: int) -> Tensor:
     return rows[:, None] - torch.arange(keys, device=rows.device)
 
 
-def _gathered(table: Tensor, index: Tensor) -> Tensor:
-    """(1, H, rows, entries) read at (rows, keys) indices."""
-    return torch.gather(table, -1, index.expand(*table.shape[:2], *index.shape))
+def _by_distance(values: Tensor, rows: Tensor, keys: int) -> Tensor:
+    """(.., rows, keys) of values (.., 2 keys - 1) of the distances key minus query, 1 - keys .. keys - 1."""
+    return values[..., keys - 1 - _distance(rows, keys)]
 
 
-def _t5_bias(table: Tensor, rows: Tensor, keys: int, bidirectional: bool) -> Tensor:
-    return table[:, t5_bucket(-_distance(rows, keys), bidirectional=bidirectional)][None]
+def _differences(k: Tensor) -> Tensor:
+    """The distances of keys, 1 - keys .. keys - 1."""
+    return torch.arange(1 - k.shape[2], k.shape[2], device=k.device)
+
+
+def _t5_bias(table: Tensor, k: Tensor, rows: Tensor, bidirectional: bool) -> Tensor:
+    return _by_distance(table[:, biases.t5_buckets(_differences(k), bidirectional)], rows, k.shape[2])[None]
 
 
 def _t5(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    return q, k, _t5_bias(w["table"], rows, k.shape[2], bidirectional=True)
+    return q, k, _t5_bias(w["table"], k, rows, bidirectional=True)
 
 
 def _t5_causal(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    return q, k, _t5_bias(w["table"], rows, k.shape[2], bidirectional=False)
+    return q, k, _t5_bias(w["table"], k, rows, bidirectional=False)
+
+
+def slopes(like: Tensor) -> Tensor:
+    """ALiBi's, (HEADS,)."""
+    return torch.tensor(biases.alibi(HEADS)).to(like)
 
 
 def _alibi(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    slopes = alibi_slopes(HEADS).to(q)[:, None, None]
-    return q, k, (-slopes * _distance(rows, k.shape[2]).abs())[None]
+    return q, k, (-slopes(q)[:, None, None] * _distance(rows, k.shape[2]).abs())[None]
 
 
 def _shaw(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    index = (-_distance(rows, k.shape[2])).clamp(-CLIP, CLIP) + CLIP
-    return q, k, _gathered(q @ w["table"].mT * HEAD_DIM**-0.5, index)
+    index = content.shaw_rows(_distance(rows, k.shape[2]), CLIP, CLIP)
+    return q, k, content.read(q @ w["table"].mT * HEAD_DIM**-0.5, index)
 
 
 def _xlnet(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    length = k.shape[2]
-    distances = torch.arange(length - 1, -length, -1, device=q.device)
-    sinusoids = sinusoidal(distances, DIM, layout="concat", dtype=q.dtype)
-    keys = sinusoids @ w["table"].mT
-    scores = (q + w["distance_bias"][:, :, None]) @ keys.mT * HEAD_DIM**-0.5
-    return q + w["content_bias"][:, :, None], k, _gathered(scores, length - 1 - _distance(rows, length))
+    keys = codes.sinusoidal(_differences(k).flip(0), DIM, 10000.0, layout="concat").to(q) @ w["table"].mT
+    index = k.shape[2] - 1 - _distance(rows, k.shape[2])
+    queries, bias = content.transformer_xl(q, w["content_bias"][0], w["distance_bias"][0], keys, index)
+    return queries, k, bias * HEAD_DIM**-0.5
 
 
 def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    buckets = deberta_bucket(_distance(rows, k.shape[2]), num_buckets=BUCKETS, max_distance=MOST_RELATIVE)
-    index = (buckets + BUCKETS).clamp(0, 2 * BUCKETS - 1)
-    queries, keys = (heads((w["table"] @ w[name].mT)[None]) for name in ("q", "k"))
-    c2p = _gathered(q @ keys.mT, index)
-    p2c = _gathered(k @ queries.mT, index.mT).mT
-    return q, k, (c2p + p2c) * DEBERTA_SCALE
+    buckets = biases.deberta_buckets(-_differences(k), BUCKETS, MOST_RELATIVE)
+    index = _by_distance((buckets + BUCKETS).clamp(0, 2 * BUCKETS - 1), rows, k.shape[2])
+    queries, keys = (heads((w["table"] @ w[name].mT)[None])[0] for name in ("q", "k"))
+    return q, k, content.deberta(q, k, queries, keys, index, index) * DEBERTA_SCALE
 
 
 def _tupe(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     absolute = layer_norm(w["table"], (DIM,))
-    left, right = (absolute @ w[name].mT for name in ("left", "right"))
-    content = left[:, :, rows] @ right.mT * TUPE_SCALE
-    return q, k, content + _t5_bias(w["distances"], rows, k.shape[2], bidirectional=True)
+    left, right = ((absolute @ w[name].mT)[0] for name in ("left", "right"))
+    between = content.tupe(left, right, rows, torch.arange(k.shape[2], device=rows.device))[None] * TUPE_SCALE
+    return q, k, between + _t5_bias(w["distances"], k, rows, bidirectional=True)
 
 
 def _rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    cos, sin = (table.to(wide) for table in rope_tables(torch.arange(k.shape[2], device=q.device), HEAD_DIM))
-    rotated = rotary(q, cos[rows], sin[rows], layout="interleaved"), rotary(k, cos, sin, layout="interleaved")
-    return *rotated, None
+    turns = angles(torch.arange(k.shape[2], device=q.device), HEAD_DIM)
+    return turned(q, turns[rows], "interleaved"), turned(k, turns, "interleaved"), None
 
 
 DEBERTA_SCALE = (3 * HEAD_DIM) ** -0.5
@@ -249,11 +253,6 @@ class AttentionInputs:
         return out.detach(), *grads
 
 
-def hidden(rows: Tensor, keys: int) -> Tensor:
-    """True where the key comes after the query, (rows, keys)."""
-    return torch.arange(keys, device=rows.device) > rows[:, None]
-
-
 class KeyValueCache:
     """Keys and values with room for the last token, in the interface of transformers' caches. Every step writes the
     same entry, so that what is timed does not grow. rotate: is applied to each new key before it is stored."""
@@ -360,12 +359,12 @@ def dense(inputs: AttentionInputs) -> Built:
         w = dict(weights) | {"q": host.q.weight, "k": host.k.weight, "x": x}
         if scheme.weigh is not None:
             return scheme.attended(w, q, k, v, rows)
-        q, k, bias = scheme.terms(w, q, k, rows)
+        q, k, bias = (scheme.naive or scheme.terms)(w, q, k, rows)
         if scheme.turn is not None:
             v = scheme.turn(v, every, 1)
         causal = scheme.causal and q.shape[2] > 1
         if bias is not None and causal:
-            bias, causal = bias.masked_fill(hidden(rows, length), -torch.inf), False
+            bias, causal = bias.masked_fill(content.after(rows, length), -torch.inf), False
         mask = None if bias is None else bias.to(q.dtype)
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scheme.scale)
         return out if scheme.turn is None else scheme.turn(out, rows, -1)
@@ -390,8 +389,8 @@ def flex(inputs: AttentionInputs) -> Built:
             raise Refusal(f"not run beyond {MOST_FLEX} tokens: compiled again for each length, seconds a time")
     weights = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
     host, before = BenchModel(inputs, weights), length - count
-    slopes = alibi_slopes(HEADS).to(problem.device, torch.float32)
-    buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), bidirectional=not scheme.causal)
+    of_heads = slopes(inputs.x.float())
+    buckets = biases.t5_buckets(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i + before >= j
@@ -404,7 +403,7 @@ def flex(inputs: AttentionInputs) -> Built:
 
         def biased(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if vector is None:
-                return s - slopes[h] * (i + before - j)
+                return s - of_heads[h] * (i + before - j)
             return s + vector[h, j - i - before + length - 1]
 
         return compiled(q, k, v, score_mod=biased, block_mask=mask, scale=scheme.scale)

@@ -106,13 +106,6 @@ def sampled(count: int, device: torch.device) -> Tensor:
     return torch.linspace(0, count - 1, min(count, 48)).long().unique().to(device)
 
 
-def rope_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * 10000^(-2c/head_dim), float64, (n, head_dim / 2)."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
-    angles = positions[:, None] * 10000.0**-exponents
-    return angles.cos(), angles.sin()
-
-
 @cache
 def load(package: str, module: str = "", file: str = "") -> Any:
     """A module of a package, by its dotted name (the package itself, if empty); or one file of the package, without importing

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc import encodings, functional
+from posenc import encodings
 from posenc.attention import attention
 from posenc.encoding import Encoding
 from posenc.lab.bench import transformers_peers as peers
 from posenc.lab.bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, rope_tables
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload
 from posenc.lab.bench.frontier import FRONTIER_CASES
 from posenc.lab.bench.rotary import ROTARY, TABLES
 from posenc.positions import Positions
+from posenc.testing.oracles import biases, rotations
+from posenc.testing.oracles.attention import attend
 
 LAYERS = 32
 """Calls of a decoding step."""
@@ -43,11 +45,11 @@ class CallInputs:
         bias: Tensor | float = 0.0
         distances = torch.arange(self.problem.length - 1, -1, -1, device=q.device).double()
         if isinstance(encoding, encodings.ALiBi):
-            bias = -functional.alibi_slopes(HEADS).to(q)[:, None, None] * distances
+            bias = -torch.tensor(biases.alibi(HEADS)).to(q)[:, None, None] * distances
         elif isinstance(encoding, encodings.Rotary):
-            cos, sin = rope_tables(-distances, HEAD_DIM)
-            k = functional.rotary(k, cos, sin)  # relative to the query, which stays
-        return (((q @ k.mT) * HEAD_DIM**-0.5 + bias).softmax(-1) @ v,)
+            k = rotations.turned(k, rotations.angles(-distances, HEAD_DIM))  # relative to the query, which stays
+        every = torch.ones_like(distances, dtype=torch.bool)
+        return (attend(q, k, v, scale=HEAD_DIM**-0.5, visible=every, bias=bias),)
 
 
 def plain_calls(inputs: CallInputs) -> Built:

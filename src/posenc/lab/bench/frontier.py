@@ -12,20 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    leaky_relu,
-    linear,
-    logsigmoid,
-    normalize,
-    pad,
-    scaled_dot_product_attention,
-    silu,
-    softplus,
-)
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
 from posenc import encodings
-from posenc.functional import alibi_slopes, frequency_curve, rotary
 from posenc.lab.bench.attention import (
     DIM,
     HEAD_DIM,
@@ -41,196 +30,152 @@ from posenc.lab.bench.attention import (
     dense,
     fill,
     gradient,
-    hidden,
     measured,
     ours,
     plain,
+    slopes,
 )
 from posenc.lab.bench.case import Built, Candidate, Case, load
+from posenc.testing.oracles import biases, content, gates, rotations
 
 SCALE = HEAD_DIM**-0.5
-COUNTS, PROFILES, EXTENT, CHUNK, CONVOLVED, SELECTIVE_STEPS = 64, 16, 1024, 512, 3, 4
+COUNTS, PROFILES, EXTENT, CHUNK, CONVOLVED = 64, 16, 1024, 512, 3
 """CoPE's embeddings; Inkling's functions of the distance, and how far they reach; tokens of a chunk; tokens of the
-convolutions of PaTH and of selective RoPE."""
+convolution of PaTH."""
 
 
 # ---------------------------------------------------------------- rotations
-
-
-def _turned(x: Tensor, angles: Tensor, layout: Any = "half") -> Tensor:
-    return rotary(x, angles.cos().to(x), angles.sin().to(x), layout=layout)
-
-
-def _angles(positions: Tensor) -> Tensor:
-    """RoPE's, (n, HEAD_DIM / 2) in float64."""
-    return positions[:, None] * frequency_curve(HEAD_DIM).to(positions.device)
 
 
 def _positions(k: Tensor) -> Tensor:
     return torch.arange(k.shape[2], device=k.device)
 
 
-def _rotated(q: Tensor, k: Tensor, rows: Tensor, angles: Tensor, layout: Any = "half") -> Terms:
+def _angles(k: Tensor) -> Tensor:
+    """RoPE's of all tokens, (n, HEAD_DIM / 2) in float64."""
+    return rotations.angles(_positions(k), HEAD_DIM)
+
+
+def _rotated(q: Tensor, k: Tensor, rows: Tensor, angles: Tensor, layout: str = "half") -> Terms:
     """angles: of all tokens, (1, H, n, pairs)."""
-    return _turned(q, angles[:, :, rows], layout), _turned(k, angles, layout), None
+    return rotations.turned(q, angles[:, :, rows], layout), rotations.turned(k, angles, layout), None
 
 
 def _selective_rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    x = w["x"].unflatten(-1, (HEADS, -1))
-    x = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
-    waves = torch.einsum("bnr,hpr->bhnp", x @ w["down"][0].mT, w["up"][0])
-    kernel = w["kernel"][0][:, None]  # (H, 1, pairs, steps)
-    waves = sum(pad(waves, (0, 0, s, -s)) * kernel[..., s] for s in range(SELECTIVE_STEPS))  # type: ignore[assignment]
-    return _rotated(q, k, rows, (waves.double() * frequency_curve(HEAD_DIM, base=500000.0).to(waves.device)).cumsum(2))
+    down, up, kernel = (w[name][0] for name in ("down", "up", "kernel"))
+    return _rotated(
+        q, k, rows, gates.selective_rope(w["x"], down, up, kernel, rotations.frequencies(HEAD_DIM, 500000.0))
+    )
 
 
 def _mamba3(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    step = softplus(linear(w["x"], w["weight"][0], w["bias"][0])).mT[..., None]
-    angles = step * math.pi * (w["x"] @ w["angle"][0].mT).tanh()[:, None]
-    return _rotated(q, k, rows, angles.double().cumsum(2), "interleaved")
+    angles = gates.mamba3_rope(w["x"], w["angle"][0], w["weight"][0], w["bias"][0])
+    return _rotated(q, k, rows, angles, "interleaved")
 
 
 def _carope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    base = 1 / (1 + softplus(linear(w["x"], w["weight"][0], w["logit"][0])).mT[..., None])
-    powers = torch.arange(1, HEAD_DIM // 2 + 1, device=base.device)
-    return _rotated(q, k, rows, (base.double() ** powers).cumsum(2))
+    return _rotated(q, k, rows, gates.carope(w["x"], w["weight"][0], w["logit"][0], HEAD_DIM // 2))
 
 
 def _learned_rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    return _rotated(q, k, rows, _angles(_positions(k))[None, None] * w["log_scale"].exp())
+    return _rotated(q, k, rows, _angles(k)[None, None] * w["log_scale"].exp())
 
 
 def _head_rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     factors = 1.2 + 0.6 * torch.arange(HEADS, device=q.device) / HEADS
-    return _rotated(q, k, rows, _angles(_positions(k)) / factors.double()[None, :, None, None])
+    return _rotated(q, k, rows, _angles(k) / factors.double()[None, :, None, None])
 
 
 def _rope_pp(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    first, second = q.chunk(2, -1)
     odd = torch.arange(HEADS, device=q.device)[:, None, None] % 2 == 1
-    return _rotated(torch.where(odd, torch.cat((second, -first), -1), q), k, rows, _angles(_positions(k))[None, None])
+    return _rotated(torch.where(odd, rotations.quarter_turn(q), q), k, rows, _angles(k)[None, None])
 
 
 def _fope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    curve, positions = frequency_curve(HEAD_DIM).to(q.device), _positions(k)
-    angles = positions[:, None] * curve[curve >= 2 * math.pi / k.shape[2]]
-    cos, sin = angles.cos().to(q) @ w["cosines"][0], angles.sin().to(q) @ w["sines"][0]
-    missing = HEAD_DIM // 2 - cos.shape[-1]
-    cos, sin = pad(cos, (0, missing), value=1.0)[None], pad(sin, (0, missing))[None]
-    return rotary(q, cos[:, :, rows], sin[:, :, rows]), rotary(k, cos, sin), None
+    curve = rotations.frequencies(HEAD_DIM).to(q.device)
+    angles = _positions(k)[:, None] * curve[curve >= 2 * math.pi / k.shape[2]]
+    cos, sin = (table[None] for table in rotations.fourier(angles, w["cosines"][0], w["sines"][0], HEAD_DIM // 2))
+    return rotations.combined(q, cos[:, :, rows], sin[:, :, rows]), rotations.combined(k, cos, sin), None
 
 
 def _pope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    angles = _positions(k)[:, None] * frequency_curve(2 * HEAD_DIM).to(q.device)
+    angles = rotations.angles(_positions(k), 2 * HEAD_DIM)
     of_queries = angles[rows] - w["delta"][0][:, None].clamp(-2 * math.pi, 0)
-
-    def polar(x: Tensor, angles: Tensor) -> Tensor:
-        return torch.cat((softplus(x) * angles.cos().to(x), softplus(x) * angles.sin().to(x)), -1)
-
-    return polar(q, of_queries), polar(k, angles), None
+    return rotations.polar(q, of_queries), rotations.polar(k, angles), None
 
 
 def _rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    return _rotated(q, k, rows, _angles(_positions(k))[None, None])
+    return _rotated(q, k, rows, _angles(k)[None, None])
 
 
 def _turned_values(v: Tensor, positions: Tensor, sign: int) -> Tensor:
-    return _turned(v, sign * _angles(positions))
+    return rotations.turned(v, sign * rotations.angles(positions, HEAD_DIM))
 
 
 # ---------------------------------------------------------------- scores
 
 
 def _forget_gates(w: Weights) -> Tensor:
-    """log f, (1, H, n)"""
-    return logsigmoid(linear(w["x"], w["weight"][0], w["logit"][0])).mT
+    return gates.log_gates(w["x"], w["weight"][0], w["logit"][0])
 
 
 def _fox(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    sums = _forget_gates(w).double().cumsum(-1)
-    return q, k, (sums[:, :, rows, None] - sums[:, :, None]).to(q)
+    return q, k, gates.fox(_forget_gates(w), rows).to(q)
 
 
 def _projected_relative(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    mixed = torch.einsum("bnd,hpd->bhnp", w["x"][:, rows], w["projection"][0]) @ w["table"][0].mT
-    distance = _distance(rows, k.shape[2])
-    index = distance.clamp(0, EXTENT - 1).expand(*mixed.shape[:2], *distance.shape)
-    return q, k, mixed.gather(-1, index).masked_fill((distance < 0) | (distance >= EXTENT), 0.0)
+    x, distance = w["x"][:, rows], _distance(rows, k.shape[2])
+    return q, k, content.projected_relative(x, w["projection"][0], w["table"][0], distance)
 
 
 def _grape_a(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    gates = softplus((k * normalize(w["direction"][0], dim=-1)[:, None]).sum(-1) * SCALE)
-    slopes = softplus(w["strength"][0]) * alibi_slopes(HEADS).to(q)
-    return q, k, -_distance(rows, k.shape[2]).abs() * (gates * slopes[:, None])[:, :, None]
+    distance = _distance(rows, k.shape[2])
+    return q, k, content.grape_a(k, normalize(w["direction"][0], dim=-1), w["strength"][0], slopes(q), distance)
 
 
 def _dape(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     p, a = (w[name][0].clamp(min=0.01)[:, None, None] for name in "pa")
-    bias = (-p * torch.log1p(a * _distance(rows, k.shape[2]).abs()))[None]
-    both = torch.cat((q @ k.mT * SCALE, bias), 1).movedim(1, -1)
-    changed = linear(leaky_relu(linear(both, w["in"][0], w["in_bias"][0])), w["out"][0], w["out_bias"][0])
-    return q, k, bias + changed.movedim(-1, 1)
+    bias = biases.kerple("log", p, a, _distance(rows, k.shape[2]))[None]
+    return q, k, content.dape(q @ k.mT * SCALE, bias, *(w[name][0] for name in ("in", "in_bias", "out", "out_bias")))
 
 
 def _selective_attention(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    queries = w["x"] @ w["q"][:HEAD_DIM].mT
-    selected = (queries @ k[:, 0].mT * SCALE).relu().tril(-1)
-    selected = torch.cat((torch.zeros_like(selected[..., :1]), selected[..., 1:]), -1)
-    return q, k, -pad(selected, (0, 0, 1, -1)).cumsum(1)[:, None, rows]
+    return q, k, content.selective_attention(w["x"] @ w["q"][:HEAD_DIM].mT, k[:, 0])[:, :, rows]
 
 
 def _cope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    gates = torch.sigmoid(q @ k.mT * SCALE).masked_fill(hidden(rows, k.shape[2]), 0.0)
-    counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=COUNTS - 1)
-    of_count, below, above = q @ w["embeddings"][0], counts.floor(), counts.ceil()
-    share = counts - below
-    return q, k, of_count.gather(-1, below.long()) * (1 - share) + of_count.gather(-1, above.long()) * share
+    return q, k, content.cope(q, k, w["embeddings"][0], rows)
+
+
+def _decays(w: Weights) -> Tensor:
+    """Wall's log gates, (1, H, n, HEAD_DIM)."""
+    return gates.log_gates(w["x"], w["weight"][0], w["bias"][0]).unflatten(1, (HEADS, -1)).mT
 
 
 def _wall(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    return torch.zeros_like(q), k, gates.wall(q, k, _decays(w), rows) * SCALE
+
+
+def _factored_wall(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     """Decays from the first token on, which overflow where gates are stronger than those that Wall starts with."""
-    gates = logsigmoid(linear(w["x"], w["weight"][0], w["bias"][0])).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    sums = gates.cumsum(2)
+    sums = _decays(w).cumsum(2)
     return q * sums[:, :, rows].exp(), k * (-sums).exp(), None
 
 
 def _reflections(w: Weights) -> tuple[Tensor, Tensor]:
     """PaTH's w, (1, H, n, HEAD_DIM), and beta, (1, H, n, 1)."""
     y = linear(w["x"] @ w["down"][0].mT, w["up"][0]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    taps = (pad(y, (0, 0, s, -s)) * w["filter"][0][:, CONVOLVED - 1 - s, None] for s in range(CONVOLVED))
-    y = silu(sum(taps))  # type: ignore[arg-type]
     beta = 2 * linear(w["x"], w["beta"][0], w["beta_bias"][0]).sigmoid()
-    return y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt(), beta.mT[..., None]
+    return gates.directions(y, w["filter"][0]), beta.mT[..., None]
 
 
 def _path(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    """Token by token, from the last key to the first."""
-    axes, betas = _reflections(w)
-
-    def chunk(carried: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
-        scores = []
-        for t in range(end - 1, first - 1, -1):
-            scores.append(carried @ k[:, :, t, :, None])
-            moved = carried - (carried @ axes[:, :, t, :, None]) * (betas[:, :, t] * axes[:, :, t])[:, :, None]
-            carried = torch.where((rows >= t)[:, None], moved, carried)
-        return carried, torch.cat(scores[::-1], -1)
-
-    carried, columns = q, []
-    for first in range((k.shape[2] - 1) // 64 * 64, -1, -64):
-        end = min(first + 64, k.shape[2])
-        carried, scores = checkpoint(chunk, carried, first, end, use_reentrant=False)
-        columns.append(scores)
-    return torch.zeros_like(q), k, torch.cat(columns[::-1], -1) * SCALE
+    return torch.zeros_like(q), k, gates.path(q, k, *_reflections(w), rows) * SCALE
 
 
 def _all_but_current(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     current = _distance(rows, k.shape[2]) == 0
     return q, k, torch.zeros_like(current, dtype=q.dtype).masked_fill(current, -torch.inf)[None, None]
-
-
-def _broken_sticks(scores: Tensor) -> Tensor:
-    left = logsigmoid(-scores)
-    return scores.sigmoid() * (left.flip(-1).cumsum(-1).flip(-1) - left).exp()
 
 
 def _chunks(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
@@ -276,14 +221,15 @@ FRONTIER: dict[str, Scheme] = {
     ),
     "selective_attention": Scheme(_selective_attention, lambda n: encodings.SelectiveAttention(HEAD_DIM), causal=True),
     "wall": Scheme(
-        _wall, lambda n: encodings.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True
+        _wall, lambda n: encodings.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True,
+        naive=_factored_wall,
     ),
     "path": Scheme(
         _path, lambda n: encodings.PaTH(DIM, num_heads=HEADS, head_dim=HEAD_DIM, conv_size=CONVOLVED),
         _start(down="down", up="up", filter="filter", beta="beta_weight", beta_bias="beta_bias"), "up", causal=True,
     ),
     "stick_breaking": Scheme(
-        _all_but_current, lambda n: encodings.StickBreaking(), causal=True, weigh=_broken_sticks
+        _all_but_current, lambda n: encodings.StickBreaking(), causal=True, weigh=gates.broken_sticks
     ),
     "rope+rove": Scheme(
         _rope, lambda n: encodings.Rotary(HEAD_DIM) + encodings.RoVE(HEAD_DIM), causal=True, turn=_turned_values
@@ -321,14 +267,14 @@ def _theirs(make: Callable[[AttentionInputs], Peer], inputs: AttentionInputs) ->
 
 
 def _causal_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    mask = bias.masked_fill(hidden(_positions(k), k.shape[2]), -torch.inf)
+    mask = bias.masked_fill(content.after(_positions(k), k.shape[2]), -torch.inf)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def _masked(q: Tensor, k: Tensor) -> Tensor:
     """Scaled scores as x-transformers passes them on."""
     lowest = -torch.finfo(q.dtype).max
-    return (q @ k.mT * SCALE).masked_fill(hidden(_positions(k), k.shape[2]), lowest)
+    return (q @ k.mT * SCALE).masked_fill(content.after(_positions(k), k.shape[2]), lowest)
 
 
 def _x_transformers() -> Any:

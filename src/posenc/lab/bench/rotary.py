@@ -11,8 +11,9 @@ from torch import Tensor
 
 from posenc import encodings
 from posenc.functional import Layout, rotary
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, rope_tables, sampled
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, sampled
 from posenc.positions import Positions
+from posenc.testing.oracles.rotations import angles, turned
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
 
@@ -49,12 +50,11 @@ class RotaryInputs:
 
     def truth(self, layout: Layout) -> Tensors:
         """Sampled rows rotated in float64, and their gradients rotated back."""
-        cos, sin = rope_tables(self.positions[self.rows], HEAD_DIM)
-        rotated = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
+        turns = angles(self.positions[self.rows], HEAD_DIM)
+        each = [(self.q, turns), (self.k, turns)]
         if self.problem.mode == "train":
-            ups = (self.q_upstream, self.k_upstream)
-            rotated += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
-        return tuple(rotated)
+            each += [(self.q_upstream, -turns), (self.k_upstream, -turns)]
+        return tuple(turned(x[:, :, self.rows].double(), by, layout) for x, by in each)
 
 
 def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout) -> Built:
@@ -91,7 +91,8 @@ def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
 def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
     """posenc.functional.rotary with tables at hand."""
     wide = torch.promote_types(inputs.problem.dtype, torch.float32)
-    cos, sin = (table.to(wide) for table in rope_tables(inputs.positions, HEAD_DIM))
+    turns = angles(inputs.positions, HEAD_DIM)
+    cos, sin = turns.cos().to(wide), turns.sin().to(wide)
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
@@ -181,8 +182,9 @@ class TableInputs:
         def results() -> Tensors:
             return tuple(table.reshape(self.problem.length, -1)[self.rows, : HEAD_DIM // 2] for table in run())
 
+        turns = angles(self.rows, HEAD_DIM)
         # an angle computed in float32 is rounded
-        return Built(run, results, lambda: rope_tables(self.rows, HEAD_DIM), 1e-4 + self.problem.length * 2.0**-24)
+        return Built(run, results, lambda: (turns.cos(), turns.sin()), 1e-4 + self.problem.length * 2.0**-24)
 
 
 def copy_tables(inputs: TableInputs) -> Built:

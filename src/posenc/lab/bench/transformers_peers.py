@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.functional import rotary, sinusoidal
 from posenc.lab.bench.attention import (
     BUCKETS,
     CLIP,
@@ -24,12 +23,14 @@ from posenc.lab.bench.attention import (
     AttentionInputs,
     fill,
     gradient,
-    hidden,
     linear,
     measured,
 )
 from posenc.lab.bench.case import Built, load
 from posenc.pretrained.models import cache_name
+from posenc.testing.oracles.codes import sinusoidal
+from posenc.testing.oracles.content import after
+from posenc.testing.oracles.rotations import angles, turned
 
 SDPA = "sdpa"
 """The default attention of transformers, where a module offers several."""
@@ -70,7 +71,7 @@ def _fill_all(module: Any, inputs: AttentionInputs, names: dict[str, str]) -> No
 
 
 def _additive_mask(inputs: AttentionInputs) -> Tensor:
-    unseen = hidden(inputs.query_rows, inputs.problem.length)
+    unseen = after(inputs.query_rows, inputs.problem.length)
     lowest = torch.finfo(inputs.problem.dtype).min
     return torch.zeros_like(unseen, dtype=inputs.problem.dtype).masked_fill(unseen, lowest)[None, None]
 
@@ -119,7 +120,7 @@ def mpt(inputs: AttentionInputs) -> Built:
     fill(module.Wqkv.weight, torch.cat([inputs.weights[name] for name in "qkv"]))
     fill(module.out_proj.weight, inputs.weights["o"])
     bias = modeling.build_mpt_alibi_tensor(HEADS, length).to(inputs.problem.device, inputs.problem.dtype)
-    mask, cache = hidden(inputs.query_rows, length)[None, None], inputs.cache()
+    mask, cache = after(inputs.query_rows, length)[None, None], inputs.cache()
     return measured(inputs, Called(module, lambda x: module(x, bias, cache, mask)[0]))
 
 
@@ -151,7 +152,7 @@ def xlnet(inputs: AttentionInputs) -> Built:
     module.post_attention = partial(module.post_attention, residual=False)
     length = inputs.problem.length
     distances = torch.arange(length, -length, -1, device=inputs.problem.device)
-    sinusoids = sinusoidal(distances, DIM, layout="concat", dtype=inputs.problem.dtype)[:, None]
+    sinusoids = sinusoidal(distances, DIM, 10000.0, layout="concat").to(inputs.problem.dtype)[:, None]
 
     def call(x: Tensor) -> Tensor:
         return module(x.transpose(0, 1), None, None, None, sinusoids, None)[0].transpose(0, 1)
@@ -187,11 +188,10 @@ def roformer(inputs: AttentionInputs) -> Built:
     module = _on_device(inputs, _modeling("roformer").RoFormerSelfAttention(config, layer_idx=0))
     _fill_all(module, inputs, {"query": "q", "key": "k", "value": "v"})
     every = torch.arange(inputs.problem.length, device=inputs.problem.device)
-    sinusoids = sinusoidal(every, HEAD_DIM, layout="concat", dtype=torch.float64)[None, None]
+    sinusoids = sinusoidal(every, HEAD_DIM, 10000.0, layout="concat")[None, None]
     cache = inputs.cache()
     if cache is not None:  # it stores rotated keys
-        sin, cos = sinusoids.to(torch.promote_types(inputs.problem.dtype, torch.float32)).chunk(2, -1)
-        cache.keys = rotary(cache.keys, cos, sin, layout="interleaved")
+        cache.keys = turned(cache.keys, angles(every, HEAD_DIM), "interleaved")
     at_queries = sinusoids[:, :, inputs.query_rows].to(inputs.problem.dtype)
 
     def call(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from posenc.errors import InputError
 from posenc.lab.data.corpus_text import HELD_OUT
 
 BLOCK = 64
-"""Bytes that two texts have in common for that to be a copy."""
+"""Bytes that two documents have in common for that to be a copy."""
 SAMPLE = 16
 FACTOR = 0x5851F42D4C957F2D
 INVERSE = (pow(FACTOR, -1, 2**64) + 2**63) % 2**64 - 2**63
@@ -135,7 +135,7 @@ def copied(texts: Sequence[bytes]) -> list[float]:
 
 
 def without_copies(train: Sequence[bytes], test: Sequence[bytes]) -> list[bytes]:
-    """The held-out texts in pieces, without what has a block in common with a text of the training or with an earlier piece."""
+    """The held-out documents in pieces, without what has a block in common with a text of the training or with an earlier piece."""
     own = [windows(text) for text in test]
     known = _common(train, torch.cat([torch.empty(0, dtype=torch.long), *own]).unique())
     pieces = []
@@ -166,7 +166,7 @@ def windows(text: bytes) -> Tensor:
 
 
 def _common(texts: Sequence[bytes], hashes: Tensor) -> Tensor:
-    """Those of some sorted hashes that texts have, too; a table of bits spares most windows the search."""
+    """Those of some sorted hashes that documents have, too; a table of bits spares most windows the search."""
     if not len(hashes):
         return hashes
     table = torch.zeros(1 << 24, dtype=torch.bool)

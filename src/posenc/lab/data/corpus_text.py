@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens as they are trained on: texts and their documents, the batches drawn from them, the held-out passages."""
+"""Tokens as they are trained on: a corpus and its documents, the batches drawn from them, the held-out passages."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,7 +58,7 @@ class Corpus:
     """A text to train on and one that is held out.
 
     digest: identifies tokens, tokenizer and boundaries: equal digests, equal tokens. For running text in bytes it is the
-    SHA-256 of the complete text. tokenizer, vocab_size: of the ids. packed: whether the texts know their documents.
+    SHA-256 of the complete text. tokenizer, vocab_size: of the ids. packed: whether documents are known.
     """
 
     name: str

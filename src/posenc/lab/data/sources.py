@@ -153,7 +153,7 @@ def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
 
 
 STRINGS = r"(large_)?string(_view)?"
-"""Arrow's types of texts."""
+"""Arrow's types of strings."""
 
 
 def column(source: str, option: str, given: str | None, pattern: str, types: Mapping[str, str]) -> str:

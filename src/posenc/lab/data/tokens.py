@@ -45,10 +45,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A way to turn texts into ids below vocab_size.
+    """A way to turn strings into ids below vocab_size.
 
     eos: the id that ends a document, if there is one. fingerprint: equal for tokenizers that do the same.
-    encode: texts -> ids of each, without special tokens. decode: ids -> text.
+    encode: strings -> ids of each, without special tokens. decode: ids -> text.
     """
 
     name: str
@@ -76,7 +76,7 @@ def bpe_size(name: str) -> int | None:
 
 
 def learn_bpe(name: str, size: int, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al. 2016, on bytes as GPT-2) learned from texts by the `tokenizers` library. A text
+    """Byte-level BPE (Sennrich et al. 2016, on bytes as GPT-2) learned from strings by the `tokenizers` library. A text
     that has too few pairs to merge gives fewer ids than `size`."""
     try:
         from tokenizers import Tokenizer as Fast

@@ -51,9 +51,9 @@ class LayerKind:
 
 @dataclass(frozen=True, eq=False)
 class NeedleMass:
-    """The attention to the needles (the answers in the texts) of one depth.
+    """The attention to the needles (the answers in the documents) of one depth.
 
-    depth: from 0 to 1. position: of the needles' middle token, mean over texts. share: of the prompt's tokens that are the
+    depth: from 0 to 1. position: of the needles' middle token, mean over documents. share: of the prompt's tokens that are the
     needle's, which is the mass under uniform attention. asked: (layers, heads), from the prompt's last token; answered:
     mean over that and the answer's tokens but the last, which predict the answer.
     """
@@ -95,7 +95,7 @@ class Retriever(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionProfile:
-    """Where attention goes, as means over texts and their queries from `first_row` on; tensors are float64 on the CPU, of
+    """Where attention goes, as means over documents and their queries from `first_row` on; tensors are float64 on the CPU, of
     shape (layers, heads) unless stated.
     """
 
@@ -310,7 +310,7 @@ def attention_profile(
 
 
 class _Sums:
-    """Sums over queries and texts, in float64 on the CPU; per layer and head (layers, heads[, bins])."""
+    """Sums over queries and documents, in float64 on the CPU; per layer and head (layers, heads[, bins])."""
 
     def __init__(self, body: ModelStructure, sinks: int, first_row: int, edges: Tensor) -> None:
         shape = len(body.layers), body.num_heads

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`extend(model, "auto")`: candidates are measured on the same texts, round by round, and one is chosen.
+"""`extend(model, "auto")`: candidates are measured on the same documents, round by round, and one is chosen.
 
 Each text is a passkey, a key-value and a running text of the new length. The answers lie in the part that truncation removes.
 With losses in nats per token, the net gain of a method on a text is
@@ -10,7 +10,7 @@ With losses in nats per token, the net gain of a method on a text is
 where running text counts past the context length, and a task that the unmodified model does not answer within its context
 length does not count. Truncation has 0. Methods are compared by paired differences, text by text.
 
-Rounds are successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): every round doubles the texts and halves the
+Rounds are successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): every round doubles the documents and halves the
 methods. How many there are follows from the tasks that count, the speed of the model, measured once, and the minutes. That is the
 plan, which is written before methods are measured. The clock has no part in what follows: an equal plan gives the same choice.
 """
@@ -117,7 +117,7 @@ class Selection(ChangeReport):
         return "\n".join([*lines, f"choice: {self.why}", *([] if self.extension is None else [str(self.extension)])])
 
     def table(self) -> list[list[str]]:
-        """The table as texts, its head first."""
+        """The table as strings, its head first."""
         tasks = [task for task in RETRIEVAL if any(task in row for row in self.rows)]
         table = [["method", "documents", *(TITLES[task] for task in tasks), "past", "within", "net gain", "ms"]]
         for row in self.rows:
@@ -152,7 +152,7 @@ def _seconds_per_token(model: Any, ids: torch.Tensor, target: int) -> float:
 @dataclass(eq=False)
 class Trial(Evaluation):
     """The cells of a selection, as an evaluation: those of each round beside those of earlier ones. A cell is the next `PAIR`
-    texts; its `seed` counts them."""
+    documents; its `seed` counts them."""
 
     name = "auto"
     in_rounds = True
@@ -230,7 +230,7 @@ class Trial(Evaluation):
         return Cell(task, method, length, self.plan.depth if self.tasks[task].takes_depth else None, block)
 
     def round(self, methods: Sequence[str], texts: int) -> list[AnyCell]:
-        """What some methods, truncation and the unmodified model's running text need for the first so many texts."""
+        """What some methods, truncation and the unmodified model's running text need for the first so many documents."""
         found: list[AnyCell] = []
         for block in range(texts // PAIR):
             for method in dict.fromkeys((NONE, CUT_OFF, *methods)):
@@ -356,7 +356,7 @@ def select(
             are not tried.
         minutes: for which the checks of the tasks and the rounds are planned, 10 if None; measuring may take longer on a machine
             that becomes slower.
-        seed: of the texts, 0 if None.
+        seed: of the documents, 0 if None.
         candidates: methods to try, in this order; None: `posenc.lab.evals.config.EXTENSIONS`.
         directory: for the plan and what was measured: the same call goes on from there.
         plan: of an earlier call, or its file; in place of minutes, candidates, program, seed and lengths.

@@ -2,7 +2,7 @@
 """Every method past the context length, side by side: the "longer" part of results.json.
 
 The loss is compared, which differs where all answers are right or none is. Running text is compared by its tokens past the
-context length. All methods read the same texts, and differences are paired.
+context length. All methods read the same documents, and differences are paired.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained
     """For each length past the context length, and for each task that was measured there, a row for each method, the best
     first: its loss, the share of right answers, the difference to CUT_OFF, and what it costs.
 
-    The intervals of the differences hold together, for all methods of a task and length. Methods that have not read all texts
+    The intervals of the differences hold together, for all methods of a task and length. Methods that have not read all documents
     yet have no row.
     """
     found = []
@@ -45,7 +45,7 @@ def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained
 
 def question_in_front(tasks: Mapping[str, Task], done: Mapping[Cell, Measured]) -> list[dict[str, Any]]:
     """What asking before the text too changes, for each task that was measured with and without query_aware: the means of the
-    differences of right answers and of the answer's loss, on the same texts."""
+    differences of right answers and of the answer's loss, on the same documents."""
     found = []
     for text, task in tasks.items():
         if not getattr(task, "query_aware", False):

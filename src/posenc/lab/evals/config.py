@@ -33,13 +33,13 @@ class EvaluationSettings:
     Args:
         tasks: as `posenc.tasks.create` takes them.
         methods: as `posenc.extend` takes them. The unmodified model, "none", is always added as the first.
-        lengths: of the texts, in tokens.
+        lengths: of the documents, in tokens.
         depths: where in the text the answer is, from 0 (start) to 1 (end).
         samples: the number of prompts in a cell.
-        seeds: how often every cell is measured, each time with other texts.
+        seeds: how often every cell is measured, each time with other documents.
         generate: also generate answers, for tasks that can score them.
         batch_size: prompts of a forward pass. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
-            texts have in common is read only once.
+            documents have in common is read only once.
         text: a file of running text, for the tasks that take one.
         times: lengths as multiples of the context length, instead of `lengths`. Every method is then set up for the length
             of each text; otherwise it is set up once, for the longest.
@@ -98,7 +98,7 @@ class EvaluationSettings:
         return replace(self, lengths=lengths or self.lengths)
 
     def made(self) -> dict[str, Task]:
-        """The tasks by their texts; `text` is the source of those that take one and do not state theirs.
+        """The tasks by their documents; `text` is the source of those that take one and do not state theirs.
 
         Raises:
             InputError: an unknown task or option, or the same task twice.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a selection, see `posenc.lab.evals.auto`: which methods read how many texts."""
+"""The plan of a selection, see `posenc.lab.evals.auto`: which methods read how many documents."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -79,13 +79,13 @@ class Plan:
         if NONE not in self.candidates or not all(isinstance(each, str) for each in self.candidates):
             raise InputError("must be names of methods, and none among them", candidates=self.candidates)
         if not self.rounds or any(len(each) != 2 for each in self.rounds):
-            raise InputError("must be pairs of texts and methods", rounds=self.rounds)
+            raise InputError("must be pairs of documents and methods", rounds=self.rounds)
         texts, methods = zip(*self.rounds, strict=True)
         for text, method in self.rounds:
             check_integers(1, rounds=text)
             check_integers(1, rounds=method)
         if any(each % PAIR for each in texts) or list(texts) != sorted(set(texts)) or texts[-1] < LEAST_TEXTS:
-            raise InputError(f"texts must be even numbers that grow to {LEAST_TEXTS} or more", rounds=self.rounds)
+            raise InputError(f"documents must be even numbers that grow to {LEAST_TEXTS} or more", rounds=self.rounds)
         if list(methods) != sorted(methods, reverse=True) or methods[0] != len(self.candidates):
             raise InputError("the first must have all candidates, and no later one more", rounds=self.rounds)
 
@@ -140,7 +140,7 @@ class Plan:
 
 
 def _halving(plan: Plan, count: int) -> Plan:
-    """For the first so many candidates: rounds that double the texts and halve the methods until two are left."""
+    """For the first so many candidates: rounds that double the documents and halve the methods until two are left."""
     rounds, methods = [(PAIR, count)], count
     while methods > 2:
         methods = math.ceil(methods / 2)
@@ -160,7 +160,7 @@ def checked_tasks(plan: Plan) -> Plan:
 
 
 def planned_rounds(plan: Plan, most_texts: int = MOST_TEXTS) -> Plan:
-    """With rounds for as many of the candidates as the minutes allow, and then for as many texts.
+    """With rounds for as many of the candidates as the minutes allow, and then for as many documents.
 
     Raises:
         InputError: the minutes are too few for one method beside the unmodified model.
@@ -171,7 +171,7 @@ def planned_rounds(plan: Plan, most_texts: int = MOST_TEXTS) -> Plan:
     if found is None:
         least = _halving(plan, 2).planned_minutes
         raise InputError(
-            f"one method and {LEAST_TEXTS} texts of {plan.target_length} tokens take about {least:.2g} minutes here",
+            f"one method and {LEAST_TEXTS} documents of {plan.target_length} tokens take about {least:.2g} minutes here",
             f"give minutes={math.ceil(1.2 * least)} or more, or a lower target_length",
             minutes=plan.minutes,
         )

@@ -32,22 +32,24 @@ BLOCKS = 16
 
 @dataclass(frozen=True)
 class TextOutcome:
-    """What a model gave for one text.
-
-    tokens: of the text, as it was read. needle: mean index of the answer's tokens in the text; None: the task has none.
-    loss: in nats a token. accuracy: share of the scored tokens that were the most likely, given those before them. exact:
-    1 if all of them were, else 0. generated, score: the answer by greedy decoding, if requested. blocks: for
-    running text, the mean loss in each of `BLOCKS` equal parts of the length; None where nothing is scored.
-    """
+    """What a model gave for one document."""
 
     tokens: int
+    """Of the document, as it was read"""
     needle: float | None
+    """Mean index of the answer's tokens in the document; None: the task has none"""
     loss: float
+    """In nats per token"""
     accuracy: float
+    """Share of the scored tokens that were the most likely, given those before them"""
     exact: int
+    """1 if all of them were, else 0"""
     generated: str | None = None
+    """The answer by greedy decoding, if requested"""
     score: float | None = None
+    """Of that answer"""
     blocks: tuple[float | None, ...] = ()
+    """For running text, the mean loss in each of `BLOCKS` equal parts of the length; None where nothing is scored"""
 
 
 _Text = tuple[list[int], list[int]]
@@ -58,9 +60,9 @@ _Scores = tuple[Tensor, Tensor, list[int] | None]
 
 @dataclass(eq=False)
 class Reader:
-    """Reads texts with a model.
+    """Reads documents with a model.
 
-    generate: whether answers are generated if a task can score them. batch_size: texts side by side. With 1, a text's
+    generate: whether answers are generated if a task can score them. batch_size: documents side by side. With 1, a text's
     common beginning with the one before is not read again: the cache is truncated to it, or, where layers forget (windows,
     states), a copy of the cache is from there. fed: tokens that the model has been given so far.
     """
@@ -87,7 +89,7 @@ class Reader:
 
         Args:
             task: that made the samples, and scores them.
-            samples: the texts.
+            samples: the documents.
             length: the requested length in tokens, of which `TextOutcome.blocks` are parts.
             window: truncate to so many tokens: the last ones of a prompt, with room for the answer and with the token that
                 begins every text, if there is one; running text is read through windows.
@@ -223,7 +225,7 @@ class Reader:
                 "load the model in bfloat16 or float32"
             )
         decoded = None if generated is None else self.tokenizer.decode(generated, skip_special_tokens=True)
-        # by position only for running text that is read in one pass and scored over some of its length
+        # by position only for running text that is processed in one pass and scored over some of its length
         by_position = sample.window is None and BLOCKS * (len(sample.ids) - _first(sample)) >= 4 * length
         return TextOutcome(
             tokens=tokens,

@@ -4,7 +4,7 @@ sentences.
 
 The seed and the index of a text are its unit: at another depth the same unit gives nearly the same text, so that outcomes are
 averaged over each unit before an interval is computed. Units are independent. All methods read the same
-texts: the effect of a method is the mean of paired differences.
+documents: the effect of a method is the mean of paired differences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -314,10 +314,12 @@ def limits(results: Results) -> list[str]:
     s, trained, exact = results["settings"], results["model"]["trained_length"], results.get("exact_tokens", {})
     notes = [
         f"One model and one wording of each task, {texts_a_cell(s['samples'], s['seeds'])}: the 95 % intervals cover the "
-        "choice of texts, not other models or prompts. About 1 in 20 intervals misses."
+        "choice of documents, not other models or prompts. About 1 in 20 intervals misses."
     ]
     if (count := s["samples"] * s["seeds"]) < FEWEST:
-        notes.append(f"{count} texts are too few for a verdict, which takes {FEWEST}: every difference is undecided.")
+        notes.append(
+            f"{count} documents are too few for a verdict, which takes {FEWEST}: every difference is undecided."
+        )
     if not results["complete"]:
         done = results["cells"]
         notes.append(f"Only {done['finished']} of {done['planned']} cells were measured.")
@@ -473,5 +475,5 @@ def _measure_in(task: Results, row: Results) -> str:
 
 
 def _significant(estimate: Mapping[str, float]) -> bool:
-    """Whether a difference is shown: by an interval that excludes 0, on enough texts."""
+    """Whether a difference is shown: by an interval that excludes 0, on enough documents."""
     return estimate["n"] >= FEWEST and (estimate["low"] > 0 or estimate["high"] < 0)

@@ -129,7 +129,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
         Raises:
             InputError: no tokenizer, a text that a task cannot make or the model has no positions for, a method that
-                this model does not take, or texts whose cache does not fit into the memory.
+                this model does not take, or documents whose cache does not fit into the memory.
         """
         s = self.settings
         if self.tokenizer is None:
@@ -183,7 +183,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                     check_tokens(self.model, made[0].ids)
 
     def reading_bytes(self) -> int:
-        """Memory for the longest texts beside the model: their cache, with scores and logits of a chunk."""
+        """Memory for the longest documents beside the model: their cache, with scores and logits of a chunk."""
         longest = self.settings.lengths[-1]
         scores = 4 * int(self.model_facts["heads"]) * CHUNK * longest
         logits = 3 * 4 * CHUNK * int(unwrap(self.model).get_input_embeddings().weight.shape[0])
@@ -209,7 +209,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     def outcome(self, job: Sequence[AnyCell], measured: Mapping[AnyCell, AnyRecord]) -> str:
         first, record = job[0], measured[job[0]]
         if isinstance(first, AttentionCell) and isinstance(record, AttentionRecord):
-            return f"{first}: {record.refused or f'{max(len(first.depths), 1)} texts of {first.length} tokens'}"
+            return f"{first}: {record.refused or f'{max(len(first.depths), 1)} documents of {first.length} tokens'}"
         return outcome_of(self.tasks[first.task], _of_texts(measured))
 
     def record(self, cell: AnyCell) -> type[Any]:
@@ -348,7 +348,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return self._measure_texts([cell for cell in job if isinstance(cell, Cell)], tick)
 
     def _measure_texts(self, group: Sequence[Cell], tick: Tick) -> dict[AnyCell, AnyRecord]:
-        """The cells of one task, method, length and seed: common beginnings of their texts are read once."""
+        """The cells of one task, method, length and seed: common beginnings of their documents are read once."""
         first, count = group[0], self.settings.samples
         self.samples = {k: v for k, v in self.samples.items() if (k[1], k[3]) == (first.length, first.seed)}
         cells = [cell for cell in group for _ in range(count)]
@@ -389,7 +389,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             tick(self.work([cell]), str(cell))
 
     def attention_cells(self) -> list[AttentionCell]:
-        """One cell for each method that changes the texts, at three depths of the first task whose answer is in the text; none
+        """One cell for each method that changes the documents, at three depths of the first task whose answer is in the text; none
         without such a task, or where every length is a multiple of the context length."""
         if self.settings.times:
             return []
@@ -416,7 +416,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return size
 
     def forecast(self) -> float | None:
-        """By a read of the first tokens of a text; those further on take longer, and those that texts have in common less."""
+        """By a read of the first tokens of a text; those further on take longer, and those that documents have in common less."""
         cells = [cell for cell in self.cells() if isinstance(cell, Cell)]
         if not cells:
             return None

@@ -148,7 +148,7 @@ class TransformersModel(VisionModel):
         if window_size is not None and window_size != self.config.window_size:
             settings["window_size"] = window_size
             if hasattr(self.config, "pretrained_window_sizes") and not any(self.config.pretrained_window_sizes):
-                # a stage smaller than the window has one of its own size
+                # a stage smaller than the window has one of the stage's size
                 stages = self.tower.encoder.layers
                 settings["pretrained_window_sizes"] = [min(pair(stage.blocks[0].window_size)) for stage in stages]
         return [(self.config, name, value) for name, value in settings.items()]

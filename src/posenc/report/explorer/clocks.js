@@ -2,7 +2,7 @@
 // Rotation as clock hands: a face per pair of channels, with the key's hand and the query's at their positions, the angle
 // between them, and around them the angles that training had; under an extension method, as trained and extended side by side.
 posenc.clocks = (() => {
-  const { number } = posenc.draw, { element } = posenc.plot;
+  const { say, t } = posenc.language, { number } = posenc.draw, { element } = posenc.plot;
   const FACES = 10, FEW = 4, TURN = 2 * Math.PI;
   const degrees = angle => (angle * 180) / Math.PI;
   const around = angle => ((angle % TURN) + TURN) % TURN;
@@ -10,7 +10,7 @@ posenc.clocks = (() => {
   // An angle with its sign; of more than half a turn, as turns and the rest.
   function shown(angle) {
     const size = Math.round(degrees(Math.abs(angle)) * 10) / 10, turns = Math.floor(size / 360), sign = angle < 0 ? "−" : "";
-    if (turns > 0) return `${sign}${turns} turn${turns === 1 ? "" : "s"} ${sign || "+"} ${Math.round(size - 360 * turns)}°`;
+    if (turns > 0) return say(`{0}{1} turn${turns === 1 ? "" : "s"} {2} {3}°`, sign, turns, sign || "+", Math.round(size - 360 * turns));
     return `${sign}${size < 1 ? Number(degrees(Math.abs(angle)).toPrecision(1)) : size}°`;
   }
 
@@ -84,8 +84,8 @@ posenc.clocks = (() => {
       set(parts.query, pair.query, 36);
     }
     item.className = pair.known ? "" : "past";
-    name.textContent = `pair ${c}`;
-    says.textContent = hidden ? "hidden" : `${shown(pair.between)}${pair.known ? "" : ", new"}`;
+    name.textContent = t`pair ${c}`;
+    says.textContent = hidden ? t`hidden` : `${shown(pair.between)}${pair.known ? "" : t`, new`}`;
   }
 
   // The dot product of two vectors of ones as what it is made of: a bar for the cosine of each pair's angle.
@@ -96,7 +96,7 @@ posenc.clocks = (() => {
     }));
     const drawing = svg("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" });
     drawing.append(...bars, svg("line", { x1: 0, x2: 100, y1: 12, y2: 12 }));
-    sum.replaceChildren(drawing, element("p", { className: "hint" }, `Of equal vectors, q · k is the sum of the cosines of these angles, over all ${pairs.length} pairs: ${number(Number(total.toFixed(2)))}, and ${pairs.length} at distance 0.`));
+    sum.replaceChildren(drawing, element("p", { className: "hint" }, t`Of equal vectors, q · k is the sum of the cosines of these angles, over all ${pairs.length} pairs: ${number(Number(total.toFixed(2)))}, and ${pairs.length} at distance 0.`));
   }
 
   // ------------------------------------------------------------------ the panel
@@ -126,7 +126,7 @@ posenc.clocks = (() => {
           side.place.querySelector(".faces").replaceChildren(...side.faces.map(({ item }) => item));
         }
         title.hidden = !found.plain;
-        title.textContent = at ? `With ${state.method}` : "As trained";
+        title.textContent = at ? t`With ${state.method}` : t`As trained`;
         const seen = at ? found : { ...found, seen: found.query - found.key };
         which.forEach((c, k) => draw(side.faces[k], pairs[c], c, seen, model.rotates));
         sum.hidden = !adds;
@@ -149,8 +149,8 @@ posenc.clocks = (() => {
       if (!latest || !details.open) return;
       const { found: { pairs, hidden }, model } = latest, cell = angle => (hidden ? NaN : degrees(around(angle)));
       posenc.plot.table(find("table"), {
-        caption: "In degrees; a turn is 360. The angle between the hands has a sign and counts turns",
-        head: ["pair", "wavelength", "key’s hand", "query’s hand", "between", model.rotates ? "in training" : "both in training"],
+        caption: t`In degrees; a turn is 360. The angle between the hands has a sign and counts turns`,
+        head: [t`pair`, t`wavelength`, t`key’s hand`, t`query’s hand`, t`between`, model.rotates ? t`in training` : t`both in training`],
         rows: pairs.map((pair, c) => [String(c), pair.wavelength, cell(pair.key), cell(pair.query), hidden ? NaN : degrees(pair.between), hidden ? "hidden" : pair.known ? "yes" : "no"]),
       });
     }
@@ -160,19 +160,19 @@ posenc.clocks = (() => {
 
   function sentence({ pairs, query, key, seen, hidden }, state, model) {
     const per = angle => `${number(degrees(angle))}°`, first = model.turned.invFreq[0], last = model.turned.invFreq.at(-1);
-    const lead = `Each pair of channels is a hand that turns with the position, clockwise from twelve: pair 0 by ${per(first)} a position, pair ${pairs.length - 1} by ${per(last)}.`;
-    if (hidden) return `${lead} The key at ${key} is hidden from the query at ${query}.`;
+    const lead = t`Each pair of channels is a hand that turns with the position, clockwise from twelve: pair 0 by ${per(first)} a position, pair ${pairs.length - 1} by ${per(last)}.`;
+    if (hidden) return t`${lead} The key at ${key} is hidden from the query at ${query}.`;
     const fresh = pairs.filter(pair => !pair.known).length;
-    const where = model.map ? `the score sees the query at ${number(seen)} and the key at 0` : `the query stands at position ${query}, the key at ${key}`;
-    const what = model.rotates ? "angle between the hands" : "angle of a hand";
-    if (fresh === 0) return `${lead} Here ${where}, and training on ${state.trained} positions had the ${what} in every pair.`;
-    return `${lead} Here ${where}, and in ${fresh} of ${pairs.length} pairs the ${what} is one that training on ${state.trained} positions did not have.`;
+    const where = model.map ? t`the score sees the query at ${number(seen)} and the key at 0` : t`the query stands at position ${query}, the key at ${key}`;
+    const what = model.rotates ? t`angle between the hands` : t`angle of a hand`;
+    if (fresh === 0) return t`${lead} Here ${where}, and training on ${state.trained} positions had the ${what} in every pair.`;
+    return t`${lead} Here ${where}, and in ${fresh} of ${pairs.length} pairs the ${what} is one that training on ${state.trained} positions did not have.`;
   }
 
   function legend(colours) {
     return [
-      { stroke: colours.accent, text: "query" }, { stroke: colours.palette[3], text: "key" },
-      { stroke: colours.palette[2], text: "angles of training" }, { stroke: colours.past, text: "never trained, at the length shown" },
+      { stroke: colours.accent, text: t`query` }, { stroke: colours.palette[3], text: t`key` },
+      { stroke: colours.palette[2], text: t`angles of training` }, { stroke: colours.past, text: t`never trained, at the length shown` },
     ];
   }
 

@@ -1,8 +1,8 @@
 "use strict";
 // The controls: one for each field of the state, and one for each option that the chosen encoding or method has.
 posenc.controls = (() => {
-  const { FIELDS } = posenc.state, { element } = posenc.plot;
-  const CURVES = { "geometric:1": "base⁻ᵗ, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
+  const { sentence, t } = posenc.language, { FIELDS } = posenc.state, { element } = posenc.plot;
+  const CURVES = { "geometric:1": t`base⁻ᵗ, as usual`, "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: t`t to another power` };
   const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line", "bidirectional", "position_only"] };
 
   // change(part of a state, done): done is false while a slider is still moving.
@@ -14,7 +14,7 @@ posenc.controls = (() => {
       const fields = root.querySelector(place);
       for (const name of names) fields.append((controls[name] = field(name, FIELDS[name])));
     }
-    const more = element("details", { className: "more" }, element("summary", {}, "Options of this encoding"));
+    const more = element("details", { className: "more" }, element("summary", {}, t`Options of this encoding`));
     const extra = { encoding: element("div", { className: "fields" }), method: element("div", { className: "fields wide" }) };
     more.append(extra.encoding);
     controls.factor.after(extra.method);
@@ -82,8 +82,8 @@ posenc.controls = (() => {
       mark();
       hint(controls.method, model.refused || (state.method === "none" ? "" : posenc.state.method(state.method).summary));
       hint(controls.encoding, encoding.summary);
-      controls.base.querySelector("label").textContent = model.rotates ? "Base (rope_theta)" : "Base";
-      controls.dim.querySelector("label").textContent = model.rotates ? "Channels (head_dim)" : "Channels (dim)";
+      controls.base.querySelector("label").textContent = model.rotates ? t`Base (rope_theta)` : t`Base`;
+      controls.dim.querySelector("label").textContent = model.rotates ? t`Channels (head_dim)` : t`Channels (dim)`;
     }
 
     function limit(wrap, [least, most]) {
@@ -93,10 +93,10 @@ posenc.controls = (() => {
       }
     }
 
-    function hint(wrap, sentence) {
+    function hint(wrap, words) {
       const place = wrap.querySelector(".hint:not(.meaning)");
-      place.hidden = !sentence;
-      place.textContent = sentence ? sentence[0].toUpperCase() + sentence.slice(1) + (/[.!]$/.test(sentence) ? "" : ".") : "";
+      place.hidden = !words;
+      place.textContent = words ? sentence(words) : "";
     }
 
     function curveOf(state, wrap) {
@@ -124,7 +124,7 @@ posenc.controls = (() => {
     function open(wanted = !form.classList.contains("open")) {
       form.classList.toggle("open", wanted);
       opener.setAttribute("aria-expanded", wanted);
-      opener.textContent = wanted ? "Close" : "Settings";
+      opener.textContent = wanted ? t`Close` : t`Settings`;
     }
     form.addEventListener("keydown", event => {
       if (event.key !== "Escape" || !form.classList.contains("open")) return;
@@ -170,8 +170,8 @@ posenc.controls = (() => {
   function titled(id, label, meaning) {  // a label, and what it means behind a button, since a finger finds no tooltip
     const name = element("label", { htmlFor: id }, label);
     if (!meaning) return [name];
-    const explanation = element("p", { className: "hint meaning", id: `${id}-meaning`, hidden: true }, `${meaning[0].toUpperCase()}${meaning.slice(1)}.`);
-    const ask = element("button", { type: "button", className: "help", ariaLabel: `What is ${label}?`, ariaExpanded: "false" }, "?");
+    const explanation = element("p", { className: "hint meaning", id: `${id}-meaning`, hidden: true }, sentence(meaning));
+    const ask = element("button", { type: "button", className: "help", ariaLabel: t`What is ${label}?`, ariaExpanded: "false" }, "?");
     ask.setAttribute("aria-controls", explanation.id);
     ask.addEventListener("click", () => {
       explanation.hidden = !explanation.hidden;
@@ -185,7 +185,7 @@ posenc.controls = (() => {
       if (input.type === "checkbox") input.checked = value;
       else if (input.type === "range") {
         input.value = input.dataset.log ? Math.log2(value) : (value ?? input.min);
-        input.setAttribute("aria-valuetext", value ?? "by itself");
+        input.setAttribute("aria-valuetext", value ?? t`by itself`);
       }
       else if (input !== document.activeElement || input.tagName === "SELECT" || Number(input.value) !== value) input.value = value ?? "";
       input.removeAttribute("aria-invalid");
@@ -216,7 +216,7 @@ posenc.controls = (() => {
 
   function numeric(id, data, put) {
     const step = data.step || (data.kind === "integer" ? 1 : "any"), free = data.default === null;
-    const box = element("input", { type: "number", id, min: data.min, max: data.max, step: data.kind === "integer" ? step : "any", placeholder: free ? "by itself" : "" });
+    const box = element("input", { type: "number", id, min: data.min, max: data.max, step: data.kind === "integer" ? step : "any", placeholder: free ? t`by itself` : "" });
     const take = done => {
       const value = box.value === "" ? (free && !box.validity.badInput ? null : undefined) : posenc.state.checked(data, box.value);
       if (value === undefined) box.setAttribute("aria-invalid", true);
@@ -226,7 +226,7 @@ posenc.controls = (() => {
     if (free) return element("div", { className: "both" }, box);
     const slide = element("input", { type: "range", min: data.log ? Math.log2(data.min) : data.min, max: data.log ? Math.log2(data.max) : data.max });
     slide.step = data.log ? "any" : typeof step === "number" ? step : (data.max - data.min) / 200;
-    slide.setAttribute("aria-label", `${data.label || id.split("-").pop().replaceAll("_", " ")}, slider`);
+    slide.setAttribute("aria-label", t`${data.label || id.split("-").pop().replaceAll("_", " ")}, slider`);
     if (data.log) slide.dataset.log = "yes";
     const moved = done => {
       const raw = data.log ? 2 ** Number(slide.value) : Number(slide.value);
@@ -257,12 +257,12 @@ posenc.controls = (() => {
 
   function methods() {
     const named = registry => Object.keys(registry).filter(name => name !== "default").map(name => [name, name]);
-    return [["none", "none"], ["Frequency schedules", named(posenc.frequencies.SCHEDULES)], ["Position maps", named(posenc.maps.MAPS)]];
+    return [["none", t`none`], [t`Frequency schedules`, named(posenc.frequencies.SCHEDULES)], [t`Position maps`, named(posenc.maps.MAPS)]];
   }
 
   function applicable() {  // schedules that others can be applied to
     const fits = Object.entries(posenc.frequencies.SCHEDULES).filter(([, s]) => !s.options.of && !s.options.new_base);
-    return [["", "plain RoPE"], ...fits.filter(([name]) => name !== "default").map(([name]) => [name, name])];
+    return [["", t`plain RoPE`], ...fits.filter(([name]) => name !== "default").map(([name]) => [name, name])];
   }
 
   return { made };

@@ -1,7 +1,7 @@
 "use strict";
 // The page: what is chosen goes through one place, `change`; a frame later everything that is shown is drawn from it.
 posenc.explorer = (() => {
-  const { element } = posenc.plot;
+  const { t } = posenc.language, { element } = posenc.plot;
   const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
   const views = [...root.querySelectorAll(".view")], line = find(".line"), parts = [line, ...views], inside = [...line.querySelectorAll("[data-part]")];
   const embedded = root.dataset.embedded === "yes";
@@ -27,10 +27,11 @@ posenc.explorer = (() => {
   }
 
   function take(found) {
-    ({ state, notes } = found);
+    notes = found.notes;
+    state = { ...found.state, lang: posenc.language.name };
     const note = find(".note");
     note.hidden = notes.length === 0;
-    note.textContent = notes.length ? `Some settings cannot be shown: ${notes.join("; ")}. Defaults replace them.` : "";
+    note.textContent = notes.length ? t`Some settings cannot be shown: ${notes.join("; ")}. Defaults replace them.` : "";
     later();
   }
 
@@ -124,8 +125,8 @@ posenc.explorer = (() => {
   function refuse(sentence) {
     const note = find(".note");
     note.hidden = false;
-    note.textContent = `This choice has no numbers: ${sentence}.`;
-    for (const figure of views) blank(figure, "This choice has no numbers.");
+    note.textContent = t`This choice has no numbers: ${sentence}.`;
+    for (const figure of views) blank(figure, t`This choice has no numbers.`);
     drawn = [];
   }
 
@@ -161,8 +162,8 @@ posenc.explorer = (() => {
 
   // ------------------------------------------------------------------ buttons and presets
 
-  const presets = find("#explorer-preset"), written = posenc.state.PRESETS.map(preset => posenc.state.write(posenc.state.clean(preset.state).state));
-  presets.append(element("option", { value: "" }, "custom"), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
+  const presets = find("#explorer-preset"), written = posenc.state.PRESETS.map(preset => posenc.state.write(posenc.state.clean({ ...preset.state, lang: posenc.language.name }).state));
+  presets.append(element("option", { value: "" }, t`custom`), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
   presets.addEventListener("change", () => {
     const preset = posenc.state.PRESETS[presets.value];
     if (!preset) return;
@@ -181,17 +182,22 @@ posenc.explorer = (() => {
     reset() {
       take(start());
       step("reset");
-      say("Back to where it started.");
+      say(t`Back to where it started.`);
     },
-    link: () => copy("link", url()),
+    link: () => copy(t`link`, url()),
     frame: () => copy("iframe", posenc.saving.frame(embedded ? `posenc-explorer.html#${posenc.state.write(state)}` : url())),
     python: () => copy("Python", posenc.saving.python(posenc.state.plain(state))),
     numbers() {
       const text = JSON.stringify(values(), (_, v) => (ArrayBuffer.isView(v) ? Array.from(v) : v));
       posenc.saving.file("posenc-explorer.json", new Blob([text], { type: "application/json" }));
-      say("Every number shown is in posenc-explorer.json.");
+      say(t`Every number shown is in posenc-explorer.json.`);
     },
     settings: () => controls.open(),
+    language() {
+      state = { ...state, lang: posenc.language.other };
+      location.replace(address());
+      location.reload();
+    },
   };
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]?.());
 
@@ -200,9 +206,9 @@ posenc.explorer = (() => {
   async function copy(what, text) {
     try {
       await navigator.clipboard.writeText(text);
-      say(`The ${what} is copied.`);
+      say(t`The ${what} is copied.`);
     } catch {
-      say(`This page may not write to the clipboard. The ${what}: ${text}`);
+      say(t`This page may not write to the clipboard. The ${what}: ${text}`);
     }
   }
 
@@ -211,9 +217,9 @@ posenc.explorer = (() => {
   async function save(part, kind) {
     const id = part.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
     const view = part === line ? tokens.picture(model, posenc.saving.SIZE.width) : posenc.views[id];
-    const text = posenc.saving.svg(view, `${view.title || part.querySelector("h3").textContent}: ${posenc.state.withEncoding(state)}`, model, posenc.draw.theme(root), `#${PREFIX}${posenc.state.withEncoding(state)}`);
+    const text = posenc.saving.svg(view, t`${view.title || part.querySelector("h3").textContent}: ${posenc.state.withEncoding(state)}`, model, posenc.draw.theme(root), `#${PREFIX}${posenc.state.withEncoding(state)}`);
     posenc.saving.file(name, kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await posenc.saving.png(text));
-    say(`The picture is in ${name}.`);
+    say(t`The picture is in ${name}.`);
   }
 
   function say(sentence) {
@@ -278,7 +284,8 @@ posenc.explorer = (() => {
   find("form").addEventListener("submit", event => event.preventDefault());
   addEventListener("hashchange", () => {
     const found = fromAddress() || (embedded ? null : start());
-    if (found && posenc.state.write(found.state) !== posenc.state.write(state)) take(found);
+    if (found && found.state.lang !== posenc.language.name) location.reload();  // every word is of one language
+    else if (found && posenc.state.write(found.state) !== posenc.state.write(state)) take(found);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
   new ResizeObserver(later).observe(root);

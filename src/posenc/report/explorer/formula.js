@@ -2,6 +2,7 @@
 // The formulas of what is chosen, which the library writes in LaTeX, as MathML, with their letters linked to the views and the
 // controls: pointing at one shows the others.
 posenc.formula = (() => {
+  const { t } = posenc.language;
   const { element } = posenc.plot;
   const LETTERS = { alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ϵ", zeta: "ζ", theta: "θ", mu: "μ", pi: "π", rho: "ρ", sigma: "σ", tau: "τ", varphi: "φ", psi: "ψ", omega: "ω", Delta: "Δ", ell: "ℓ" };
   const SIGNS = { cdot: "·", le: "≤", ge: "≥", odot: "⊙", lfloor: "⌊", rfloor: "⌋", lceil: "⌈", rceil: "⌉", bmod: "mod", sum: "∑", prod: "∏", infty: "∞", in: "∈", times: "×", top: "⊤", lVert: "‖", rVert: "‖", dots: "…", ldots: "…" };
@@ -11,68 +12,68 @@ posenc.formula = (() => {
 
   // What a letter stands for and where it is: fields of the state, options of what is chosen, and views.
   const SYMBOLS = {
-    "\\theta_c": { says: "speed of pair c: radians per position", fields: ["base", "curve", "exponent", "method"], views: ["waves", "codes"] },
-    "c": { says: "a pair of channels", fields: ["dim"], views: ["waves", "codes"] },
-    "i": { says: "the query’s position", fields: [], views: ["line", "products", "relative"] },
-    "j": { says: "the key’s position", fields: [], views: ["line", "products", "relative"] },
-    "b": { says: "base of the speeds", fields: ["base"], views: ["waves"] },
+    "\\theta_c": { says: t`speed of pair c: radians per position`, fields: ["base", "curve", "exponent", "method"], views: ["waves", "codes"] },
+    "c": { says: t`a pair of channels`, fields: ["dim"], views: ["waves", "codes"] },
+    "i": { says: t`the query’s position`, fields: [], views: ["line", "products", "relative"] },
+    "j": { says: t`the key’s position`, fields: [], views: ["line", "products", "relative"] },
+    "b": { says: t`base of the speeds`, fields: ["base"], views: ["waves"] },
     "d": { says: "channels", fields: ["dim"], views: ["codes"] },
-    "p": { says: "the code of a position", fields: [], views: ["codes"] },
-    "R": { says: "turns every pair by position times speed", fields: [], views: ["codes"] },
-    "q": { says: "a query", fields: [], views: ["products"] },
-    "k": { says: "a key", fields: [], views: ["products"] },
-    "s_{ij}": { says: "the score of a query and a key", fields: [], views: ["products", "bias"] },
-    "m_h": { says: "slope of head h", fields: ["heads", "head"], views: ["bias"] },
-    "h": { says: "a head", fields: ["head"], views: ["bias"] },
-    "H": { says: "the number of heads", fields: ["heads"], views: ["bias"] },
-    "s": { says: "the factor", fields: ["factor"], views: ["waves", "relative"] },
-    "L": { says: "the training length", fields: ["trained"], views: ["waves", "relative", "decay"] },
-    "N": { says: "the length", fields: ["length"], views: ["relative", "products"] },
-    "r": { says: "distance of the pair, i − j", fields: [], views: ["relative", "decay"] },
-    "r'": { says: "the distance that the score sees", fields: [], views: ["relative"] },
-    "\\beta_f": { says: "turns in training from which a pair stays as it was", fields: ["beta_fast", "high_freq_factor"], views: ["waves"] },
-    "\\beta_s": { says: "turns in training below which a pair is slowed by the factor", fields: ["beta_slow", "low_freq_factor"], views: ["waves"] },
-    "t_c": { says: "how far pair c is on the ramp from 0, as before, to 1, slowed", fields: ["beta_fast", "beta_slow"], views: ["waves"] },
-    "A": { says: "factor of the queries’ and keys’ size", fields: ["mscale", "attention_factor"], views: ["decay"] },
-    "w": { says: "the window", fields: ["window"], views: ["relative"] },
-    "G": { says: "tokens of a group", fields: ["group", "groups"], views: ["relative"] },
-    "f": { says: "share of the pairs that turn", fields: ["fraction"], views: ["waves"] },
-    "D": { says: "the distance from which all share a bucket", fields: ["max_distance"], views: ["bias"] },
-    "B": { says: "a learned number per head and bucket", fields: [], views: ["bias"] },
-    "\\zeta": { says: "how a pair fades with the distance", fields: ["gamma", "scale_base"], views: ["decay"] },
-    "p_h": { says: "the learned shape of head h", fields: ["heads", "head"], views: ["bias"] },
-    "a_h": { says: "the learned steepness of head h", fields: ["heads", "head"], views: ["bias"] },
+    "p": { says: t`the code of a position`, fields: [], views: ["codes"] },
+    "R": { says: t`turns every pair by position times speed`, fields: [], views: ["codes"] },
+    "q": { says: t`a query`, fields: [], views: ["products"] },
+    "k": { says: t`a key`, fields: [], views: ["products"] },
+    "s_{ij}": { says: t`the score of a query and a key`, fields: [], views: ["products", "bias"] },
+    "m_h": { says: t`slope of head h`, fields: ["heads", "head"], views: ["bias"] },
+    "h": { says: t`a head`, fields: ["head"], views: ["bias"] },
+    "H": { says: t`the number of heads`, fields: ["heads"], views: ["bias"] },
+    "s": { says: t`the factor`, fields: ["factor"], views: ["waves", "relative"] },
+    "L": { says: t`the training length`, fields: ["trained"], views: ["waves", "relative", "decay"] },
+    "N": { says: t`the length`, fields: ["length"], views: ["relative", "products"] },
+    "r": { says: t`distance of the pair, i − j`, fields: [], views: ["relative", "decay"] },
+    "r'": { says: t`the distance that the score sees`, fields: [], views: ["relative"] },
+    "\\beta_f": { says: t`turns in training from which a pair stays as it was`, fields: ["beta_fast", "high_freq_factor"], views: ["waves"] },
+    "\\beta_s": { says: t`turns in training below which a pair is slowed by the factor`, fields: ["beta_slow", "low_freq_factor"], views: ["waves"] },
+    "t_c": { says: t`how far pair c is on the ramp from 0, as before, to 1, slowed`, fields: ["beta_fast", "beta_slow"], views: ["waves"] },
+    "A": { says: t`factor of the queries’ and keys’ size`, fields: ["mscale", "attention_factor"], views: ["decay"] },
+    "w": { says: t`the window`, fields: ["window"], views: ["relative"] },
+    "G": { says: t`tokens of a group`, fields: ["group", "groups"], views: ["relative"] },
+    "f": { says: t`share of the pairs that turn`, fields: ["fraction"], views: ["waves"] },
+    "D": { says: t`the distance from which all share a bucket`, fields: ["max_distance"], views: ["bias"] },
+    "B": { says: t`a learned number per head and bucket`, fields: [], views: ["bias"] },
+    "\\zeta": { says: t`how a pair fades with the distance`, fields: ["gamma", "scale_base"], views: ["decay"] },
+    "p_h": { says: t`the learned shape of head h`, fields: ["heads", "head"], views: ["bias"] },
+    "a_h": { says: t`the learned steepness of head h`, fields: ["heads", "head"], views: ["bias"] },
   };
   // Letters that stand for something else in one formula.
-  const PLACE = { i: { says: "the position", fields: [], views: ["line", "codes"] } };
+  const PLACE = { i: { says: t`the position`, fields: [], views: ["line", "codes"] } };
   const OWN = {
     sinusoidal: PLACE,
-    learned: { ...PLACE, P: { says: "the table, a learned row for each position", fields: [], views: ["codes"] }, L: { says: "its rows, as many as positions in training", fields: ["length"], views: ["codes"] } },
-    learned_rope: { s_c: { says: "what pair c learned: 0 leaves its speed", fields: ["log_scale"], views: ["waves"] } },
-    fire: { c: { says: "learned: how much near distances count", fields: [], views: ["bias"] }, "L'": { says: "the learned position up to which all queries share a curve", fields: [], views: ["bias", "products"] }, f_h: { says: "the learned function of head h", fields: ["head"], views: ["bias"] } },
-    fox: { f_t: { says: "the gate of a token, made of its content", fields: [], views: ["bias"] } },
-    sink: { z_h: { says: "the logit of the sink", fields: ["logit"], views: ["line"] } },
-    softmax_n: { n: { says: "what is added to the denominator", fields: ["n"], views: ["line"] } },
-    temperature: { "\\beta": { says: "the factor", fields: ["beta"], views: ["line"] } },
-    step_temperature: { "\\beta": { says: "how large steps are", fields: ["beta"], views: ["line"] }, L: { says: "the length of a step", fields: ["trained"], views: ["line"] }, n_i: { says: "training lengths before the query", fields: [], views: ["line"] } },
-    log_n: { n_i: { says: "keys that the query sees", fields: [], views: ["line"] }, L: { says: "keys at which the factor is 1", fields: ["trained"], views: ["line"] } },
-    stick_breaking: { "\\beta_{ij}": { says: "the share that a key takes of what is left", fields: [], views: ["line"] }, "p_{ij}": { says: "its weight", fields: [], views: ["line"] } },
-    window: { b_h: { says: "tokens before the query that it sees", fields: ["before"], views: ["relative"] } },
-    chunks: { c: { says: "tokens of a chunk", fields: ["size"], views: ["relative"] } },
-    t5: { m: { says: "half the buckets of a direction", fields: ["num_buckets"], views: ["bias"] }, "\\beta": { says: "the bucket of a distance", fields: ["num_buckets"], views: ["bias", "products"] } },
-    integer: { ...PLACE, w: { says: "a learned direction", fields: [], views: ["codes"] } },
-    normalized: { ...PLACE, w: { says: "a learned direction", fields: [], views: ["codes"] } },
-    binary: { ...PLACE, c: { says: "a channel: a binary digit", fields: ["dim"], views: ["codes"] } },
-    sines: { w: { says: "learned numbers of head h", fields: ["heads", "head"], views: ["bias"] } },
-    streaming: { n: { says: "the recent tokens", fields: ["recent"], views: ["relative"] }, m: { says: "the first tokens", fields: ["sinks"], views: ["relative"] } },
-    lm_infinite: { m: { says: "the first tokens", fields: ["sinks"], views: ["relative"] } },
-    dual_chunk: { c: { says: "the size of a chunk and what is local to it", fields: ["chunk"], views: ["relative"] }, "\\ell": { says: "the local part", fields: ["local"], views: ["relative"] } },
-    xpos: { "S": { says: "positions over which pairs fade", fields: ["scale_base"], views: ["decay"] }, "\\gamma": { says: "how little fast pairs fade", fields: ["gamma"], views: ["decay"] } },
-    tapered: { n: { says: "the slowest pairs, which fade", fields: ["pairs"], views: ["waves"] } },
-    abf: { b_1: { says: "the new base", fields: ["new_base"], views: ["waves"] } },
-    dynamic: { "\\ell": { says: "the length of the text", fields: ["length"], views: ["waves"] } },
-    evq_cosh: { "\\tau": { says: "how dense the fast pairs are", fields: ["tau"], views: ["waves"] } },
-    string: { "S": { says: "the distance from which the shift begins", fields: ["shift"], views: ["relative"] } },
+    learned: { ...PLACE, P: { says: t`the table, a learned row for each position`, fields: [], views: ["codes"] }, L: { says: t`its rows, as many as positions in training`, fields: ["length"], views: ["codes"] } },
+    learned_rope: { s_c: { says: t`what pair c learned: 0 leaves its speed`, fields: ["log_scale"], views: ["waves"] } },
+    fire: { c: { says: t`learned: how much near distances count`, fields: [], views: ["bias"] }, "L'": { says: t`the learned position up to which all queries share a curve`, fields: [], views: ["bias", "products"] }, f_h: { says: t`the learned function of head h`, fields: ["head"], views: ["bias"] } },
+    fox: { f_t: { says: t`the gate of a token, made of its content`, fields: [], views: ["bias"] } },
+    sink: { z_h: { says: t`the logit of the sink`, fields: ["logit"], views: ["line"] } },
+    softmax_n: { n: { says: t`what is added to the denominator`, fields: ["n"], views: ["line"] } },
+    temperature: { "\\beta": { says: t`the factor`, fields: ["beta"], views: ["line"] } },
+    step_temperature: { "\\beta": { says: t`how large steps are`, fields: ["beta"], views: ["line"] }, L: { says: t`the length of a step`, fields: ["trained"], views: ["line"] }, n_i: { says: t`training lengths before the query`, fields: [], views: ["line"] } },
+    log_n: { n_i: { says: t`keys that the query sees`, fields: [], views: ["line"] }, L: { says: t`keys at which the factor is 1`, fields: ["trained"], views: ["line"] } },
+    stick_breaking: { "\\beta_{ij}": { says: t`the share that a key takes of what is left`, fields: [], views: ["line"] }, "p_{ij}": { says: t`its weight`, fields: [], views: ["line"] } },
+    window: { b_h: { says: t`tokens before the query that it sees`, fields: ["before"], views: ["relative"] } },
+    chunks: { c: { says: t`tokens of a chunk`, fields: ["size"], views: ["relative"] } },
+    t5: { m: { says: t`half the buckets of a direction`, fields: ["num_buckets"], views: ["bias"] }, "\\beta": { says: t`the bucket of a distance`, fields: ["num_buckets"], views: ["bias", "products"] } },
+    integer: { ...PLACE, w: { says: t`a learned direction`, fields: [], views: ["codes"] } },
+    normalized: { ...PLACE, w: { says: t`a learned direction`, fields: [], views: ["codes"] } },
+    binary: { ...PLACE, c: { says: t`a channel: a binary digit`, fields: ["dim"], views: ["codes"] } },
+    sines: { w: { says: t`learned numbers of head h`, fields: ["heads", "head"], views: ["bias"] } },
+    streaming: { n: { says: t`the recent tokens`, fields: ["recent"], views: ["relative"] }, m: { says: t`the first tokens`, fields: ["sinks"], views: ["relative"] } },
+    lm_infinite: { m: { says: t`the first tokens`, fields: ["sinks"], views: ["relative"] } },
+    dual_chunk: { c: { says: t`the size of a chunk and what is local to it`, fields: ["chunk"], views: ["relative"] }, "\\ell": { says: t`the local part`, fields: ["local"], views: ["relative"] } },
+    xpos: { "S": { says: t`positions over which pairs fade`, fields: ["scale_base"], views: ["decay"] }, "\\gamma": { says: t`how little fast pairs fade`, fields: ["gamma"], views: ["decay"] } },
+    tapered: { n: { says: t`the slowest pairs, which fade`, fields: ["pairs"], views: ["waves"] } },
+    abf: { b_1: { says: t`the new base`, fields: ["new_base"], views: ["waves"] } },
+    dynamic: { "\\ell": { says: t`the length of the text`, fields: ["length"], views: ["waves"] } },
+    evq_cosh: { "\\tau": { says: t`how dense the fast pairs are`, fields: ["tau"], views: ["waves"] } },
+    string: { "S": { says: t`the distance from which the shift begins`, fields: ["shift"], views: ["relative"] } },
   };
 
   const named = name => `<mspace width="0.17em"/><mi mathvariant="normal">${name}</mi><mspace width="0.17em"/>`;
@@ -193,7 +194,7 @@ posenc.formula = (() => {
 
   // docs: where the documentation's pages are, "" where there are none.
   function made(root, docs) {
-    const place = root.querySelector(".formula"), lines = element("div", { className: "lines", tabIndex: 0, role: "group", ariaLabel: "Formula" });
+    const place = root.querySelector(".formula"), lines = element("div", { className: "lines", tabIndex: 0, role: "group", ariaLabel: t`Formula` });
     const letters = element("div", { className: "letters" }), says = element("p", { className: "says", ariaLive: "polite" }), links = element("p", { className: "links" });
     place.append(lines, letters, says, links);
     let shape = "", symbols = {}, pinned = null;
@@ -214,13 +215,13 @@ posenc.formula = (() => {
           chip.dataset.symbol = letter;
           chip.setAttribute("aria-pressed", false);
           chip.innerHTML = mathml(letter);
-          chip.ariaLabel = `${chip.textContent}: ${symbol.says}`;
+          chip.ariaLabel = t`${chip.textContent}: ${symbol.says}`;
           chip.addEventListener("click", () => pin(pinned === letter ? null : letter));
           return chip;
         }));
         light([], false);
-        const pages = docs ? [[`${docs}encodings/${state.encoding}.html`, state.encoding], ...ofMethod(state.method), [`${docs}position_from_scratch.html`, "Position, from scratch"]] : [];
-        links.replaceChildren(...(pages.length ? ["Read more: ", ...pages.flatMap(([href, text], k) => [k ? " · " : "", element("a", { href }, text)])] : []));
+        const pages = docs ? [[`${docs}encodings/${state.encoding}.html`, state.encoding], ...ofMethod(state.method), [`${docs}position_from_scratch.html`, t`Position, from scratch`]] : [];
+        links.replaceChildren(...(pages.length ? [t`Read more: `, ...pages.flatMap(([href, text], k) => [k ? " · " : "", element("a", { href }, text)])] : []));
         links.hidden = pages.length === 0;
       }
     }
@@ -240,7 +241,7 @@ posenc.formula = (() => {
     function light(lit, withPlaces) {
       for (const part of place.querySelectorAll("[data-symbol]")) part.classList.toggle("lit", lit.includes(part.dataset.symbol));
       const wanted = withPlaces ? lit.map(letter => symbols[letter]) : [];
-      says.replaceChildren(wanted.length ? `${letters.querySelector(`[data-symbol="${CSS.escape(lit[0])}"]`).ariaLabel}.` : "Point at a letter or tap it: what it stands for is marked.");
+      says.replaceChildren(wanted.length ? `${letters.querySelector(`[data-symbol="${CSS.escape(lit[0])}"]`).ariaLabel}.` : t`Point at a letter or tap it: what it stands for is marked.`);
       for (const part of root.querySelectorAll(".view, .line")) part.classList.toggle("lit", wanted.some(({ views }) => views.includes(part.dataset.view)));
       for (const part of root.querySelectorAll(".field")) part.classList.toggle("lit", wanted.some(({ fields }) => fields.includes(nameOf(part))));
     }

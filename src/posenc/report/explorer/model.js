@@ -1,6 +1,7 @@
 "use strict";
 // Every number that the page shows for a state, computed when it is first read and cached until the choice changes.
 posenc.model = (() => {
+  const { t } = posenc.language;
   const TOKENS_ONLY = ["tokens", "at", "token", "key", "line", "position_only", "step"];
   let latest = { key: "", model: null }, grid = { key: "", values: null, seen: {} };
 
@@ -115,8 +116,8 @@ posenc.model = (() => {
 
   function refusal(s, rotates, chosen) {
     if (chosen === "none") return "";
-    if (!rotates) return "Extension methods change what turns queries and keys: RoPE and its variants.";
-    if (chosen === "schedule" && s.curve !== "geometric") return "Frequency schedules start from θ = base^−t; choose that curve to see one.";
+    if (!rotates) return t`Extension methods change what turns queries and keys: RoPE and its variants.`;
+    if (chosen === "schedule" && s.curve !== "geometric") return t`Frequency schedules start from θ = base^−t; choose that curve to see one.`;
     return "";
   }
 

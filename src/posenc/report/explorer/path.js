@@ -2,7 +2,7 @@
 // The guided path: states with a title, a sentence and one control to move. Its view of a state is `state.step`, 0 beside the
 // path; what the reader moves stays within the step.
 posenc.path = (() => {
-  const { element } = posenc.plot, { PATH } = posenc.state;
+  const { t } = posenc.language, { element } = posenc.plot, { PATH } = posenc.state;
   const KEYS = { ArrowLeft: -1, ArrowRight: 1 };
   const PLACES = { at: ".ruler" };
 
@@ -17,12 +17,12 @@ posenc.path = (() => {
       found.addEventListener("click", () => go(turn()));
       return found;
     };
-    const start = button("Start the guided path", () => 1, "main"), leave = button("Leave", () => 0);
-    const back = button("Back", () => now.step - 1), next = button("Next", () => (now.step + 1) % (PATH.length + 1), "main");
-    const again = button("Restore this step", () => now.step, "again"), all = element("ol", { className: "steps", ariaLabel: "Steps" });
+    const start = button(t`Start the guided path`, () => 1, "main"), leave = button(t`Leave`, () => 0);
+    const back = button(t`Back`, () => now.step - 1), next = button(t`Next`, () => (now.step + 1) % (PATH.length + 1), "main");
+    const again = button(t`Restore this step`, () => now.step, "again"), all = element("ol", { className: "steps", ariaLabel: t`Steps` });
     PATH.forEach(({ title }, index) => {
       const one = button(String(index + 1), () => index + 1);
-      one.setAttribute("aria-label", `Step ${index + 1}: ${title}`);
+      one.setAttribute("aria-label", t`Step ${index + 1}: ${title}`);
       all.append(element("li", {}, one));
     });
     card.append(text, element("div", { className: "turn" }, start, back, next, all, again, leave));
@@ -38,7 +38,7 @@ posenc.path = (() => {
 
     function show(state) {
       const { step } = state, one = PATH[step - 1];
-      const changed = Boolean(one) && Object.keys(posenc.state.plain(state)).some(name => ![...allowed(one), "step"].includes(name));
+      const changed = Boolean(one) && Object.keys(posenc.state.plain(state)).some(name => ![...allowed(one), "step", "lang"].includes(name));
       again.hidden = !changed;
       if (step === now.step && text.firstChild) return;
       now = state;
@@ -46,14 +46,14 @@ posenc.path = (() => {
       start.hidden = Boolean(one);
       for (const part of [back, next, all, leave]) part.hidden = !one;
       back.disabled = step === 1;
-      next.textContent = step === PATH.length ? "Explore freely" : "Next";
+      next.textContent = step === PATH.length ? t`Explore freely` : t`Next`;
       [...all.querySelectorAll("button")].forEach((each, index) => {
         if (index + 1 === step) each.setAttribute("aria-current", "step");
         else each.removeAttribute("aria-current");
       });
-      const heading = element("h3", {}, one ? `${step} of ${PATH.length}: ${one.title}` : "New to this?");
+      const heading = element("h3", {}, one ? t`${step} of ${PATH.length}: ${one.title}` : t`New to this?`);
       heading.setAttribute("aria-level", root.querySelector("#explorer-line-title").getAttribute("aria-level"));
-      const says = one ? one.says : `${PATH.length} short steps, from text without positions to texts longer than training. Or change anything below.`;
+      const says = one ? one.says : t`${PATH.length} short steps, from text without positions to texts longer than training. Or change anything below.`;
       text.replaceChildren(heading, element("p", {}, says), ...(one ? [element("p", { className: "ask" }, one.ask)] : []));
       for (const asked of root.querySelectorAll(".asked")) asked.classList.remove("asked");
       if (one) {

@@ -2,6 +2,7 @@
 // The play button: moves one field through its range and back, until it is stopped. Where less motion is preferred, each press
 // is one step. Nothing of it is a step of the browser's history.
 posenc.play = (() => {
+  const { t } = posenc.language;
   const ROUND = 8000, STEPS = 32;  // milliseconds from one end to the other, and how many values it stops at
 
   // act: {state(), field(): the name of a numeric field or "at", possible(field), change(part), rested(): after it stopped}
@@ -11,7 +12,7 @@ posenc.play = (() => {
 
     function show() {
       const name = posenc.play.named(act.field());
-      const words = running ? "Pause" : `${calm.matches ? "Step" : "Play"}: ${name}`;
+      const words = running ? t`Pause` : t`${calm.matches ? t`Step` : t`Play`}: ${name}`;
       if (button.textContent !== words) button.textContent = words;
       button.setAttribute("aria-pressed", Boolean(running));
     }
@@ -76,7 +77,7 @@ posenc.play = (() => {
     return [...new Set(values)].filter(value => value >= min && value <= top);
   }
 
-  const named = field => (field === "at" ? "token" : posenc.state.FIELDS[field].label.toLowerCase());
+  const named = field => (field === "at" ? t`token` : posenc.state.FIELDS[field].label.toLowerCase());
 
   return { made, named, range };
 })();

@@ -2,7 +2,7 @@
 // The line of tokens: each is a slider on the positions, moved by mouse, finger or keys. A token put on another's place
 // changes places with it. What the chosen one shares with the others stands below in numbers.
 posenc.tokens = (() => {
-  const { number } = posenc.draw, { row, data } = posenc.plot;
+  const { say, t } = posenc.language, { number } = posenc.draw, { row, data } = posenc.plot;
   const GAP = 3;  // pixels between rows of labels
   const quoted = word => `“\u2068${word}\u2069”`;  // apart from the sentence, which a word from right to left would turn
 
@@ -80,11 +80,11 @@ posenc.tokens = (() => {
         const at = now.at[index], word = now.tokens[index], past = at >= now.trained;
         if (button.textContent !== word) button.textContent = word;
         button.classList.toggle("past", past);
-        const beyond = past ? ", beyond the training length" : "";
-        const weight = index === chosen ? "" : rows[index].hidden ? ", hidden from the query" : `, ${percent(rows[index].weight)} of the query’s attention`;
+        const beyond = past ? t`, beyond the training length` : "";
+        const weight = index === chosen ? "" : rows[index].hidden ? t`, hidden from the query` : t`, ${percent(rows[index].weight)} of the query’s attention`;
         for (const [name, value] of Object.entries({
-          role: "slider", tabindex: 0, "aria-label": `Token ${word}`, "aria-valuemin": 0, "aria-valuemax": now.line - 1,
-          "aria-valuenow": at, "aria-valuetext": `position ${at}${beyond}${weight}`, "aria-current": index === chosen,
+          role: "slider", tabindex: 0, "aria-label": t`Token ${word}`, "aria-valuemin": 0, "aria-valuemax": now.line - 1,
+          "aria-valuenow": at, "aria-valuetext": t`position ${at}${beyond}${weight}`, "aria-current": index === chosen,
         })) button.setAttribute(name, value);
       });
       // what is measured and drawn comes before what changes the page's layout: measuring after a change is slow
@@ -148,21 +148,21 @@ posenc.tokens = (() => {
         const { position, share, past } = rows[index];
         return { from: place(state.at[chosen]), to: place(position), share, past, label: label(state.tokens[index], rows[index], model) };
       });
-      const limit = trained < line ? { x: (trained / line) * width, label: "training length" } : null;
+      const limit = trained < line ? { x: (trained / line) * width, label: t`training length` } : null;
       const found = posenc.draw.arcs(canvas, colours, shown, limit, others.indexOf(strong));
       return (x, y) => others[found(x, y)] ?? -1;
     }
 
     function numbers(chosen, rows, model) {
       const s = state, [more, heading] = extra(model), content = model.kind !== "distance" || !s.position_only;
-      find("#explorer-scores-title").textContent = `Attention of ${quoted(s.tokens[chosen])} at position ${s.at[chosen]}`;
-      const head = ["key", "position", "distance", ...(more ? [heading] : []), ...(content ? ["dot product"] : []), ...(model.kind === "distance" ? [model.bucketed ? "bucket" : "bias"] : []), "weight"], headings = row("th", head);
+      find("#explorer-scores-title").textContent = t`Attention of ${quoted(s.tokens[chosen])} at position ${s.at[chosen]}`;
+      const head = [t`key`, t`position`, t`distance`, ...(more ? [heading] : []), ...(content ? [t`dot product`] : []), ...(model.kind === "distance" ? [model.bucketed ? t`bucket` : t`bias`] : []), t`weight`], headings = row("th", head);
       headings.lastChild.colSpan = 2;  // as a number and as a bar
       find(".scores thead").replaceChildren(headings);
       find(".scores tbody").replaceChildren(...rows.map((one, index) => {
         const line = row("td", [
           String(one.position), number(one.distance), ...(more ? [more(one)] : []), ...(content ? [data(one.product)] : []),
-          ...(model.kind === "distance" ? [data(one.bucket ?? one.bias)] : []), one.hidden ? "hidden" : weight(one), bar(one),
+          ...(model.kind === "distance" ? [data(one.bucket ?? one.bias)] : []), one.hidden ? t`hidden` : weight(one), bar(one),
         ]);
         if (index === chosen) line.className = "itself";
         line.prepend(Object.assign(document.createElement("th"), { scope: "row", textContent: s.tokens[index] }));
@@ -175,47 +175,47 @@ posenc.tokens = (() => {
     function sentence(chosen, rows, model) {
       const word = quoted(state.tokens[chosen]), alone = state.position_only;
       const others = rows.map((one, index) => ({ ...one, index })).filter(one => one.index !== chosen && !one.hidden);
-      if (state.encoding === "none" && alone) return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
-      if (state.encoding === "none") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
-      const move = `Move ${word}, with the pointer or the arrow keys. ${alone ? "Positions alone count here, whatever the words" : "Words and positions count"}:`;
-      if (others.length === 0) return `${move} ${rows.length > 1 ? "all other keys are hidden, so it attends to itself" : "it is the only token"}.`;
+      if (state.encoding === "none" && alone) return t`Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
+      if (state.encoding === "none") return t`Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
+      const move = t`Move ${word}, with the pointer or the arrow keys. ${alone ? t`Positions alone count here, whatever the words` : t`Words and positions count`}:`;
+      if (others.length === 0) return t`${move} ${rows.length > 1 ? t`all other keys are hidden, so it attends to itself` : t`it is the only token`}.`;
       if (model.bucketed) {
-        return `${move} each distance falls into a bucket, for which the model learns a number. It starts near 0 and is drawn as 0: ${alone ? "all weights are equal" : "the words alone decide the weights"}.`;
+        return t`${move} each distance falls into a bucket, for which the model learns a number. It starts near 0 and is drawn as 0: ${alone ? t`all weights are equal` : t`the words alone decide the weights`}.`;
       }
       const best = others.reduce((most, one) => (one.weight > most.weight ? one : most)), far = Math.abs(best.distance);
       const alike = others.filter(one => one.weight > best.weight * (1 - 1e-9)).length > 1;
-      const where = `${quoted(state.tokens[best.index])}, ${far} ${far === 1 ? "position" : "positions"} ${best.distance > 0 ? "before it" : "after it"}`;
-      const why = best.bias === null ? `dot product ${number(best.product)}` : `bias ${number(best.bias)}`;
-      if (others.length === 1) return `${move} ${where}, gets ${percent(best.weight)} of its attention (${why}).`;
-      return `${move} of the other keys, ${where}, gets ${alike ? "as much as any other" : "the most"}: ${percent(best.weight)} of its attention (${why}).`;
+      const where = say(`{0}, {1} position${far === 1 ? "" : "s"} ${best.distance > 0 ? "before" : "after"} it`, quoted(state.tokens[best.index]), far);
+      const why = best.bias === null ? t`dot product ${number(best.product)}` : t`bias ${number(best.bias)}`;
+      if (others.length === 1) return t`${move} ${where}, gets ${percent(best.weight)} of its attention (${why}).`;
+      return t`${move} of the other keys, ${where}, gets ${alike ? t`as much as any other` : t`the most`}: ${percent(best.weight)} of its attention (${why}).`;
     }
 
     function vectors(model) {
       const { dim, position_only: alone } = state, root = `√${dim}`;
-      const learned = "No weights are trained here.", scores = `Scores are dot products over ${root}`;
-      const own = `Each word has a fixed random vector of ${dim} channels; equal words have equal vectors, capitals aside.`;
-      if (model.rotates) return `${alone ? `Every word has the same vector here, of ${dim} ones.` : own} Query and key are that vector, turned by the position. ${scores}. ${learned}`;
-      if (model.kind === "position") return `${alone ? "Words have no vectors here: query and key are the codes of their positions." : `${own} Query and key are that vector plus the code of the position.`} ${scores}. ${learned}`;
+      const learned = t`No weights are trained here.`, scores = t`Scores are dot products over ${root}`;
+      const own = t`Each word has a fixed random vector of ${dim} channels; equal words have equal vectors, capitals aside.`;
+      if (model.rotates) return t`${alone ? t`Every word has the same vector here, of ${dim} ones.` : own} Query and key are that vector, turned by the position. ${scores}. ${learned}`;
+      if (model.kind === "position") return t`${alone ? t`Words have no vectors here: query and key are the codes of their positions.` : t`${own} Query and key are that vector plus the code of the position.`} ${scores}. ${learned}`;
       const times = model.softmax.scale(state.at[state.token - 1]);
-      if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}${times === 1 ? "" : `, times ${number(times)}`}. ${learned}`;
-      if (model.measured) return alone ? `Words have no vectors here: scores are the mean of what training added at their distance.` : `${own} Query and key are that vector. ${scores}, plus the mean of what training added at their distance.`;
-      if (alone) return "Words have no vectors here: scores are the bias alone.";
-      if (state.encoding === "t5") return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores${model.bucketed ? "" : "; the bias is added"}.${model.bucketed ? ` ${learned}` : ""}`;
-      return `${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
+      if (model.kind === "nothing") return alone ? t`Words have no vectors here: every score is 0.` : t`${own} Query and key are that vector. ${scores}${times === 1 ? "" : t`, times ${number(times)}`}. ${learned}`;
+      if (model.measured) return alone ? t`Words have no vectors here: scores are the mean of what training added at their distance.` : t`${own} Query and key are that vector. ${scores}, plus the mean of what training added at their distance.`;
+      if (alone) return t`Words have no vectors here: scores are the bias alone.`;
+      if (state.encoding === "t5") return t`${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores${model.bucketed ? "" : t`; the bias is added`}.${model.bucketed ? ` ${learned}` : ""}`;
+      return t`${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
     }
 
     function marks(chosen, rows, model, colours) {  // what the legend explains
       const others = rows.filter((_, index) => index !== chosen), most = Math.max(0, ...others.map(one => one.weight));
-      const items = [{ stroke: colours.around.css[225], text: `attention weight, as thickness and colour: the thickest is ${percent(most)}` }];
-      if (others.some(one => one.past)) items.push({ stroke: colours.past, text: model.bucketed ? "a bucket that training did not use" : model.rotates ? "at an angle that training did not have" : "a distance that training did not have" });
-      if (others.some(one => one.hidden)) items.push({ stroke: colours.soft, dashed: true, text: "hidden from the query" });
+      const items = [{ stroke: colours.around.css[225], text: t`attention weight, as thickness and colour: the thickest is ${percent(most)}` }];
+      if (others.some(one => one.past)) items.push({ stroke: colours.past, text: model.bucketed ? t`a bucket that training did not use` : model.rotates ? t`at an angle that training did not have` : t`a distance that training did not have` });
+      if (others.some(one => one.hidden)) items.push({ stroke: colours.soft, dashed: true, text: t`hidden from the query` });
       return items;
     }
 
     function legend(chosen, rows, model, colours) {
       find(".ruler-legend").replaceChildren(...marks(chosen, rows, model, colours).map(posenc.plot.legend));
-      const labels = { range: "Point at an arc for its distance, and what the slowest and the fastest pair make of it.", map: "Point at an arc for its distance, and what the score sees it as.", bucket: "Point at an arc for its bucket." }[labelled(model)] || "Point at an arc for its distance and weight.";
-      find("#explorer-line-signs").textContent = `${weighed(rows, model)} ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
+      const labels = { range: t`Point at an arc for its distance, and what the slowest and the fastest pair make of it.`, map: t`Point at an arc for its distance, and what the score sees it as.`, bucket: t`Point at an arc for its bucket.` }[labelled(model)] || t`Point at an arc for its distance and weight.`;
+      find("#explorer-line-signs").textContent = t`${weighed(rows, model)} ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
     }
 
     function code(chosen, model, colours) {
@@ -227,7 +227,7 @@ posenc.tokens = (() => {
         if (find(".code details").open) channels(values);
         latest = values;
       } else absent.textContent = posenc.views.codes.absent(model);
-      find("#explorer-code-title").textContent = model.rotates ? `A vector of ones at position ${s.at[chosen]}` : `The code of position ${s.at[chosen]}`;
+      find("#explorer-code-title").textContent = model.rotates ? t`A vector of ones at position ${s.at[chosen]}` : t`The code of position ${s.at[chosen]}`;
     }
 
     let latest = null;
@@ -273,8 +273,8 @@ posenc.tokens = (() => {
   // How scores became weights, and how much no key got.
   function weighed(rows, { softmax: { sticks, sink } }) {
     const rest = percent(Math.max(0, 1 - rows.reduce((sum, one) => sum + one.weight, 0)));
-    if (sticks) return `From the nearest key on, each takes sigmoid(score) of what is left; ${rest} is left over.`;
-    return `Weights are the softmax of the scores over all keys, with the query’s own${sink === -Infinity ? "" : `, and a sink, which gets ${rest}`}.`;
+    if (sticks) return t`From the nearest key on, each takes sigmoid(score) of what is left; ${rest} is left over.`;
+    return t`Weights are the softmax of the scores over all keys, with the query’s own${sink === -Infinity ? "" : t`, and a sink, which gets ${rest}`}.`;
   }
 
   // The places after one token moved: whoever was there takes its old one.
@@ -297,14 +297,14 @@ posenc.tokens = (() => {
   const rounded = value => number(Math.abs(value) >= 100 ? Math.round(value) : Number(value.toPrecision(2)));
 
   function label(word, one, model) {
-    const as = { bucket: () => `, bucket ${one.bucket}`, map: () => ` → ${number(one.seen)}`, range: () => ` → ${span(one.distance, model.stretch)}` }[labelled(model)];
-    return one.hidden ? `${word}: hidden` : `${word}: distance ${number(one.distance)}${as ? as() : ""}, ${percent(one.weight)}`;
+    const as = { bucket: () => t`, bucket ${one.bucket}`, map: () => ` → ${number(one.seen)}`, range: () => ` → ${span(one.distance, model.stretch)}` }[labelled(model)];
+    return one.hidden ? t`${word}: hidden` : t`${word}: distance ${number(one.distance)}${as ? as() : ""}, ${percent(one.weight)}`;
   }
 
   // A column of the table for what a method makes of the distance, and its heading.
   function extra(model) {
-    if (model.mapped) return [one => data(one.seen), "effective"];
-    return labelled(model) === "range" ? [one => span(one.distance, model.stretch), "effective"] : [null, ""];
+    if (model.mapped) return [one => data(one.seen), t`effective`];
+    return labelled(model) === "range" ? [one => span(one.distance, model.stretch), t`effective`] : [null, ""];
   }
 
   function weight(one) {
