@@ -110,7 +110,7 @@ def recorded() -> dict[str, dict[str, object]]:
 
 def sentences(rows: dict[str, dict[str, object]]) -> list[str]:
     return [
-        f"{name}: {r['date']}, commit {r['commit']}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
+        f"{name}: {r['date']}, commit {r.get('commit', 'not recorded')}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
         f"transformers {r['versions']['transformers']}: {r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped"  # type: ignore[index]
         for name, r in sorted(rows.items())
     ]
