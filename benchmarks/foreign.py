@@ -636,7 +636,7 @@ def timm_rotary() -> Iterator[Case]:
                         least = {"separate": shape, "min": (min(shape),) * 2, "max": (max(shape),) * 2}[size]
                         rows = [(torch.arange(n, dtype=torch.float64) + 0.5 + offset) / m for n, m in zip(shape, least, strict=True)]  # fmt: skip
                         at = 2 * math.pi * (2 * torch.cartesian_prod(*rows) - 1)
-                        periods = 100.0 ** (2 * torch.arange(16, dtype=torch.float64) / 32)
+                        periods = 1 / oracles.frequencies(32, 100.0)
                         encoding = posenc.AxialRotary(64, x_first=False, layout="half" if half else "interleaved")
                         x = numbers(1, 2, len(at), 64)
                         angles = (at[..., None] / periods).flatten(1)
