@@ -63,7 +63,7 @@ def test_pieces_equal_the_full_pass_in_every_layer(text, kind, trains):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("text", ENCODINGS)
+@pytest.mark.parametrize("text", [*ENCODINGS, "path", "selective_rope"])
 @torch.no_grad()
 def test_a_padded_prompt_goes_on_as_each_row_alone(text, side):
     encoding, given, lengths = made(text), tokens(), (6, 4)
@@ -74,7 +74,6 @@ def test_a_padded_prompt_goes_on_as_each_row_alone(text, side):
         for padded, x in zip(together, given, strict=True):
             padded[row, ..., at, :] = x[row, ..., :n, :]
     cache = KVCache()
-    together[-1] = together[-1].nan_to_num()
     attend(encoding, together, Positions.from_mask(mask, causal=True), cache)
     steps = []
     for i in range(3):

@@ -14,6 +14,7 @@ from posenc.encoding import Encoding, checked_gates, require_fit
 from posenc.errors import InputError, check_flags, check_integers, check_sizes
 from posenc.functional import transformed
 from posenc.positions import Positions
+from posenc.positions.visibility import Hidden
 
 ROOM = 64
 """Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
@@ -185,7 +186,8 @@ class KVCache:
         new = positions.shared(_new_keys, lambda: _new_keys(positions))
         if k.dim() != 4 or k.shape[2] != positions.num_queries or positions.batch not in (1, k.shape[0]):
             require_fit(new, k=k)
-        given = checked_gates(encoding, gates, k, layer)
+        hidden = None if gates is None else positions.shared(_hidden_keys, lambda: _hidden_keys(positions))
+        given = checked_gates(encoding, gates, k, layer, hidden)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
         if not torch.compiler.is_compiling():
@@ -347,3 +349,11 @@ def _slots(x: Tensor, positions: Positions) -> Tensor:
 def _scattered(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
     grown = torch.nn.functional.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
     return grown.scatter(2, _slots(new, positions), new)
+
+
+def _hidden_keys(positions: Positions) -> Hidden | None:
+    """The tokens of this call that no query sees, as keys."""
+    _, keys = positions.hidden()
+    if keys is None or positions.q_order.shape[0] > 1:  # each row's new tokens are behind its last one, all of them visible
+        return None
+    return Hidden.of(keys.mask[:, -positions.num_queries :])
