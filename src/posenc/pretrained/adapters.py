@@ -5,8 +5,10 @@ It is in `auto_mapping`, which PEFT reads, keeps and writes again as it is, so t
 model for its state_dict before it writes an adapter, and gives it one where it reads one; hooks there write and compare the entry.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from posenc.errors import InputError, needs, shown
 from posenc.pretrained.changes import RECORD
+from posenc.pretrained.checked import shapes_in, weight_files
 from posenc.spec import read_json
 
 __all__ = [
@@ -23,6 +26,8 @@ __all__ = [
     "apart",
     "base_of",
     "check_entry",
+    "check_numbers",
+    "check_placed",
     "entry_of",
     "entry_text",
     "stored_adapter",
@@ -31,6 +36,12 @@ __all__ = [
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENTRY = "posenc"
+OTHERS = "megatron_config", "adapters", "prompt_tuning_init_state_dict_path"
+"""Of an adapter's configuration: for these PEFT imports the module megatron_core, reads adapters by their paths, and unpickles."""
+SIZES = re.compile(r"(init_|target_)?r|num_virtual_tokens|num_ranks|n_frequency")
+"""Names of sizes in it that are dimensions of the adapter's tensors, or below one."""
+LOW_RANK = re.compile(r"^(?!.*expert).*lora_(embedding_)?[AB]\b")
+"""Names of tensors that PEFT makes of as many as it reads; of experts it may make one."""
 
 
 def watch(inner: Any) -> list[RemovableHandle]:
@@ -121,10 +132,7 @@ def base_of(folder: Path) -> str:
     """
     needs("peft", "peft")
     stored = stored_adapter(folder)
-    for key in (
-        "megatron_config",
-        "adapters",
-    ):  # PEFT imports the module megatron_core, and reads adapters by their paths
+    for key in OTHERS:
         if stored.get(key):
             raise InputError(
                 f"{folder}: its {ADAPTER} has {key}, which names modules or files that posenc does not read"
@@ -138,6 +146,53 @@ def base_of(folder: Path) -> str:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise InputError(f"{folder}: contains no {ADAPTER_WEIGHTS}, and other files of weights can run code")
     return base
+
+
+def check_numbers(folder: Path) -> None:
+    """Refuse numbers that no adapter with these weights has, before a model is read for it.
+
+    Raises:
+        InputError: what is not finite, or a rank or number of tokens that no tensor has.
+    """
+    largest = max((size for shape in adapter_shapes(folder).values() for size in shape), default=0)
+    for key, value in _numbers(stored_adapter(folder)):
+        if not isfinite(value) or (SIZES.fullmatch(key) and not 0 <= value <= largest):
+            raise InputError(
+                f"{folder}: its {ADAPTER} has {key}={value}, and the tensors in {ADAPTER_WEIGHTS} at most {largest} of a dimension: "
+                "get both files again"
+            )
+
+
+def adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of an adapter, by name."""
+    return shapes_in(weight_files(folder, ADAPTER_WEIGHTS))
+
+
+def check_placed(folder: Path, model: Any) -> None:
+    """Refuse an adapter of which the model took a part alone.
+
+    Raises:
+        InputError: tensors of low rank that the configuration has no place for.
+    """
+    tensors = [name for name in adapter_shapes(folder) if LOW_RANK.search(name)]
+    places = [name for name, _ in model.named_parameters(remove_duplicate=False) if LOW_RANK.search(name)]
+    if len(tensors) > len(places):
+        raise InputError(
+            f"{folder}: {len(tensors) - len(places)} of the {len(tensors)} tensors of low rank in {ADAPTER_WEIGHTS} have no place under "
+            f"its {ADAPTER}: get both files of one training"
+        )
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in JSON, by the nearest name; a rank of some modules is a rank."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _numbers(each, "r" if key == "rank_pattern" else str(name))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each, key)
 
 
 def stored_adapter(folder: Path) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from posenc.pretrained.adapters import (
     ENTRY,
     base_of,
     check_entry,
+    check_numbers,
+    check_placed,
     entry_of,
     entry_text,
     stored_adapter,
@@ -124,6 +126,8 @@ def load(
         base = base_of(folder)
         if _adapter_in(base) is not None:
             raise InputError(f"{name}: its model, {base}, is an adapter too: merge that one into its model first")
+        with _reading(f"{name}: this adapter cannot be read: "):
+            check_numbers(folder)
         model, tokenizer = load(base, dtype=dtype, device=device, encoders=encoders)
         with _reading(f"{name}: this adapter cannot be read: "):
             return adapted(model, folder), tokenizer
@@ -470,7 +474,7 @@ def adapted(model: Any, folder: Path) -> Any:
     """A model under the extension that an adapter was trained with, and the adapter on it.
 
     Raises:
-        InputError: an entry that is none, or an extension that the model cannot have.
+        InputError: an entry that is none, an extension that the model cannot have, or weights that are missing or left over.
     """
     from peft import PeftModel
 
@@ -482,7 +486,11 @@ def adapted(model: Any, folder: Path) -> Any:
                 extend(model, method, target_length=length)
             except InputError as error:
                 raise InputError(f"{folder}: its adapter was trained under {entry_text(entry)}: {error}") from error
-    return PeftModel.from_pretrained(model, str(folder)).eval()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        made = PeftModel.from_pretrained(model, str(folder)).eval()
+    check_placed(folder, made)
+    return made
 
 
 # ------------------------------------------------------------------------------------------ GGUF
