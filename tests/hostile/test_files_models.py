@@ -1,5 +1,6 @@
 """A model's folder in which something is wrong: refused in words, without running, unpickling or reading elsewhere."""
 
+import contextlib
 import json
 import pickle
 import shutil
@@ -9,6 +10,8 @@ import pytest
 
 import posenc
 from posenc.errors import InputError
+from references.small_models import small_model
+from references.tokenizers import small_tokenizer
 
 
 def changed(file, **entries):
@@ -138,6 +141,23 @@ def test_code_beside_the_weights_is_not_run(model, tmp_path):
     with pytest.raises(InputError, match=r"code from the checkpoint"):
         posenc.load(model)
     assert not (tmp_path / "pwned").exists()
+
+
+def test_code_beside_a_gguf_file_is_not_run_and_not_asked_for(tmp_path, monkeypatch):
+    """transformers asks on a terminal unless it is told not to run it."""
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    posenc.to_gguf(small_model("llama", vocab_size=512), folder / "m.gguf", small_tokenizer(512))
+    for name in ("own.py", "tokenization_own.py"):
+        (folder / name).write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *asked: "y")
+    for named in (["own.T", None], [None, "own.T"], "tokenization_own.T"):
+        for more in ({}, {"tokenizer_class": "T"}):
+            stated = {"auto_map": {"AutoTokenizer": named}} | more
+            (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+            with contextlib.suppress(InputError):
+                posenc.load(folder / "m.gguf")
+            assert not (tmp_path / "pwned").exists()
 
 
 def test_links_are_followed_in_the_cache_of_the_hub_alone(model, tmp_path):

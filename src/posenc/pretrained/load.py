@@ -519,7 +519,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         "tqdm": partial(vars(reading)["tqdm"], disable=None),  # its progress bar on a terminal alone
         "get_gguf_hf_weights_map": lambda *given: _Map(reading.get_gguf_hf_weights_map(*given), unused),
     }
-    file = {"gguf_file": path.name, "local_files_only": True}
+    file: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     with _reading(f"{path}: this GGUF file cannot be read: "):
         check_gguf(path)
     with _reading(f"{path}: this GGUF file cannot be read: "):
