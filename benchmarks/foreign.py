@@ -837,7 +837,7 @@ def measure(project: str) -> dict[str, Any]:
     cases = list(SUITES[project][2]())
     outcomes = {case.name: outcome(case) for case in cases}
     agreed = {case: outcomes[case.name][1] for case in cases if outcomes[case.name][0]}
-    exact = [value for case, value in agreed.items() if case.bound < 1e-4]  # not rounded to half precision
+    exact = [value for case, value in agreed.items() if case.bound <= 1e-4]  # not rounded to half precision
     return {
         "cases": len(outcomes), "agree": sum(agrees for agrees, _ in outcomes.values()), "largest": max(exact or agreed.values(), default=0.0),
         "disagree": {name: value for name, (agrees, value) in outcomes.items() if not agrees},
