@@ -614,7 +614,7 @@ def timm_rotary() -> Iterator[Case]:
             at = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float64) for n in shape)) + offset
             at = 2 * at if stretched else at  # the reference grid is twice as large
             axes = [1, 0, *range(2, len(shape))] if order == "xy" else list(range(len(shape)))
-            at, bands = at[:, axes], 100.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+            at, bands = at[:, axes], oracles.frequencies(16, 100.0)
             encoding = posenc.AxialRotary(
                 16 * len(shape),
                 axes=len(shape),

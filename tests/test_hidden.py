@@ -1,4 +1,5 @@
-"""Hidden tokens may hold anything: what they hold reaches no output and no gradient, under any encoding, on any backend."""
+"""Hidden tokens may hold anything: what they hold in queries, keys, values, gates or the layer's input that gates are made of
+reaches no output and no gradient, under any encoding, on any backend."""
 
 from dataclasses import replace
 
@@ -68,6 +69,8 @@ class Case:
             raise AssertionError(name)
         model(torch.arange(9)[None] % 5, tested.document(9))  # the model shares its projections
         self.encoding, self.config = model.encoding, config
+        projections = [parameter for at, parameter in model.named_parameters() if at.endswith("query.weight")]
+        self.parameters = [*self.encoding.parameters(), *projections]
 
     def inputs(self, positions):
         generator = torch.Generator().manual_seed(0)
@@ -156,23 +159,48 @@ def test_what_is_padding_in_the_input_reaches_no_gradient(name):
             assert torch.equal(a, b)
 
 
+def of_layer_inputs(case, positions, x, of_heads):
+    """The output of attention whose gates are made of x, and the gradients of x, q, k, v and of parameters."""
+    leaves = [x.detach().clone().requires_grad_(), *(y.detach().clone().requires_grad_() for y in of_heads)]
+    gates = gates_of(case.encoding, leaves[0])
+    out = attention(*leaves[1:], case.encoding, positions, gates=gates or None)
+    wanted = [*leaves, *case.parameters]
+    return [out, *torch.autograd.grad(out.square().sum(), wanted, allow_unused=True, materialize_grads=True)]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_gates_of_padding_reach_no_other_token(name):
+def test_what_is_hidden_in_the_input_of_a_layer_reaches_no_output_and_no_gradient(name):
     case = Case(name)
-    for layout in ("left", "right"):
+    for layout in BOTH_WAYS:
         positions = LAYOUTS[layout](N)
         _, keys = unseen(positions)
-        inputs = case.inputs(positions)
+        q, k, v, *gates = case.inputs(positions)
+        if not gates:
+            return  # x is not read: see test_which_encodings_read_the_input_of_a_layer
         x = torch.randn(2, N, case.config.dim, generator=torch.Generator().manual_seed(1))
-        found = []
-        for padding in (0.0, *POISON):
-            with torch.no_grad():
-                gates = gates_of(case.encoding, x.masked_fill(keys[..., None], padding))
-                out = attention(*inputs[:3], case.encoding, positions, gates=gates or None)
-            found.append((out, *(gate.masked_fill(keys[:, None, :, None], 0.0) for gate in gates)))
-        for other in found[1:]:
-            for a, b in zip(found[0], other, strict=True):
+        want = of_layer_inputs(case, positions, x.masked_fill(keys[..., None], 0.0), (q, k, v))
+        assert all(each.isfinite().all() for each in want)
+        for poison in POISON:
+            got = of_layer_inputs(case, positions, x.masked_fill(keys[..., None], poison), (q, k, v))
+            for a, b in zip(got, want, strict=True):
                 torch.testing.assert_close(a, b)
+
+
+def test_which_encodings_read_the_input_of_a_layer():
+    readers = {name for name in posenc.ENCODINGS if "gates" in Case(name).encoding.sites()}
+    assert readers >= {"fox", "path", "wall", "selective_attention", "selective_rope", "mamba3_rope", "carope"}
+    x = torch.full((1, 2, DECODER.dim), torch.nan)
+    assert all((len(gates_of(Case(name).encoding, x)) > 0) == (name in readers) for name in posenc.ENCODINGS)
+
+
+@pytest.mark.parametrize("value", POISON)
+def test_what_is_visible_in_the_input_of_a_layer_must_be_a_number(value):
+    case, positions = Case("rope+fox"), Positions.arange(N, causal=True)
+    q, k, v, _ = case.inputs(positions)
+    x = torch.randn(2, N, case.config.dim)
+    x[0, 3, 1] = value
+    with pytest.raises(InputError, match="check the layer's input"):
+        attention(q, k, v, case.encoding, positions, gates=gates_of(case.encoding, x))
 
 
 DOCUMENTS = torch.tensor([0] * 6 + [1] * 5)

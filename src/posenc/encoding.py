@@ -928,24 +928,33 @@ def require_values(encoding: Encoding, x: Tensor) -> None:
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
-    x: (batch, seq, dim), the input of the layer's projections.
+    x: (batch, seq, dim), the input of the layer's projections. A token whose x is not finite, or so large that its squares
+    cannot be summed (about 1e18 in float32), has gates of NaN: `attention` refuses them where the token is visible. Where
+    it is hidden, it reaches no output and no gradient.
 
     Raises:
         InputError: x of another shape, a layer that the encoding does not have, or gates that are none.
     """
-    if not isinstance(x, Tensor) or x.dim() != 3:
-        raise InputError("pass the input of the layer's projections, (batch, seq, dim)", x=x)
-    parts = encoding._leaves_in(layer)
+    if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
+        raise InputError("pass the input of the layer's projections, (batch, seq, dim) of a floating dtype", x=x)
+    parts = [(part, number) for part, number in encoding._leaves_in(layer) if part._num_gates(number)]
     require_values(encoding, x)
+    if not parts:
+        return ()
+    # nothing of such a token may be in a product: a gradient of 0 times infinity is NaN, in the weights that all tokens share
+    largest = (torch.finfo(torch.promote_types(x.dtype, torch.float32)).max / max(x.shape[-1], 1)) ** 0.5
+    lost = ~(x.detach().abs() <= largest).all(-1, keepdim=True)
+    read = x.masked_fill(lost, 0.0)
     gates: list[Tensor] = []
     with exactly(x):
         for part, number in parts:
-            made = part.gates(x, number)
+            made = part.gates(read, number)
             for gate in () if made is None else (made,) if isinstance(made, Tensor) else made:
-                if not isinstance(gate, Tensor) or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
-                    remedy = f"return (batch, heads, seq, width), {x.shape[0]} x any x {x.shape[1]} x any"
+                floats = isinstance(gate, Tensor) and gate.is_floating_point()
+                if not floats or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
+                    remedy = f"return (batch, heads, seq, width), {x.shape[0]} x any x {x.shape[1]} x any, floating"
                     raise _returned(part, "gates", gate, remedy)
-                gates.append(gate)
+                gates.append(gate.masked_fill(lost[:, None], torch.nan))
     return tuple(gates)
 
 

@@ -12,12 +12,8 @@ The name of an encoding may be MODULE:CLASS or FILE:CLASS, which `load_object` i
 
 import contextlib
 import ctypes
-import hashlib
-import importlib
-import importlib.util
 import itertools
 import json
-import linecache
 import math
 import os
 import re
@@ -32,6 +28,7 @@ from typing import Any, get_type_hints
 from torch import Tensor
 
 from posenc.errors import InputError, fits, located, shown, spelled, unknown
+from posenc.user_code import module_of_file, module_of_name, sources_of_file, sources_of_name
 
 PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
 """Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""
@@ -267,7 +264,8 @@ MOST_NAMES = 20
 
 def load_object(target: str, *, may_import: bool) -> Any:
     """The object of "package.module:name" or "path/to/file.py:name" (the name may have dots), which is imported; modules
-    of the current folder can be. A module whose file has changed since it was loaded is loaded again; what it imports is not.
+    of the current folder can be. A module whose file has changed since it was loaded is loaded again, and so are the modules
+    that it imports from its folder or package, where these have changed; installed packages are not.
 
     may_import: true for a text from the command line or a Python argument alone; false for one that was read from a file,
     which then runs no code.
@@ -326,10 +324,6 @@ def _known(owner: Any, name: str) -> str:
     return f"{hint or ':'} known are {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else hint
 
 
-_sources: dict[str, bytes] = {}
-"""By name in sys.modules, the file of a module when it was loaded, or first looked up."""
-
-
 def _module(name: str) -> ModuleType:
     """The module of a name or of a .py file, as its file is now."""
     path = Path(name)
@@ -341,7 +335,7 @@ def _module(name: str) -> ModuleType:
     folder = str((path.parent if is_file else Path()).resolve())
     sys.path.insert(0, folder)
     try:
-        return _of_file(path.resolve()) if is_file else _of_name(name)
+        return module_of_file(path.resolve()) if is_file else module_of_name(name, Path(folder))
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -351,62 +345,15 @@ def _module(name: str) -> ModuleType:
             sys.path.remove(folder)
 
 
-def _of_file(path: Path) -> ModuleType:
-    # not the stem: a file named torch.py must not take torch's place; and two files of one name are two modules
-    alias, source = f"_posenc_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:16]}", path.read_bytes()
-    if alias in sys.modules and _sources.get(alias) == source:
-        return sys.modules[alias]
-    spec = importlib.util.spec_from_file_location(alias, path)
-    assert spec is not None  # the suffix is Python's
-    module, before = importlib.util.module_from_spec(spec), sys.modules.get(alias)
-    sys.modules[alias] = module  # dataclasses and pickle look their module up
-    linecache.checkcache(str(path))
-    try:
-        exec(
-            compile(source, path, "exec"), module.__dict__
-        )  # the loader would take bytecode for it of an equal time and size
-    except BaseException:
-        if before is None:
-            del sys.modules[alias]
-        else:
-            sys.modules[alias] = before
-        raise
-    _sources[alias] = source
-    return module
-
-
-def _of_name(name: str) -> ModuleType:
-    known = name in sys.modules
-    if not known:
-        importlib.invalidate_caches()  # of folders: the module's file may be new
-    module = importlib.import_module(name)
-    source = _source(module)
-    if known and _sources.get(name, source) != source:
-        cached = getattr(module, "__cached__", None)
-        if cached:
-            Path(cached).unlink(missing_ok=True)  # bytecode of an equal time and size would be taken for it
-        linecache.checkcache()
-        module = importlib.reload(module)
-    _sources[name] = source
-    return module
-
-
-def _source(module: ModuleType) -> bytes:
-    """The file of a module, with its current content; empty where there is none."""
-    try:
-        return Path(getattr(module, "__file__", None) or "").read_bytes()
-    except OSError:
-        return b""
-
-
 def source_of(target: str) -> bytes:
-    """The file that a user's object is in, with its current content; empty where there is none. A module is imported."""
+    """The file that a user's object is in and those beside it that this imports, with their current content; empty where
+    there is none. A module is imported."""
     module = target.rpartition(":")[0]
     if not module.endswith(".py"):
         load_object(target, may_import=True)
-        return _source(sys.modules[module])
+        return sources_of_name(module, Path().resolve())
     try:
-        return Path(module).read_bytes()
+        return sources_of_file(Path(module).resolve())
     except OSError:
         return b""  # `load_object` says what is wrong with a file
 

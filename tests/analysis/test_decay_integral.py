@@ -50,6 +50,13 @@ def test_power_curves_against_mpmath(exponent):
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), atol=8e-15, rtol=0)
 
 
+@pytest.mark.parametrize("base", [1e-6, 1.1, 1e6])
+@pytest.mark.parametrize("x", [0.0, 5e-324, 1e-300, 1e-8, 1.01e-8, 1e-6])
+def test_at_no_distance_it_is_one(x, base):
+    pytest.importorskip("scipy")
+    assert float(decay_integral(x, "geometric", base)) == pytest.approx(1, abs=1e-9 + (x * max(1, 1 / base)) ** 2)
+
+
 @settings(max_examples=30)
 @given(
     x=st.floats(0, 300),

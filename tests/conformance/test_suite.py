@@ -493,6 +493,15 @@ def test_positions_of_the_user():
     assert {run_check(name, careless).passed for name in ("cached_is_full", "packed_is_separate")} == {False}
 
 
+def test_a_gpu_that_is_used_later_is_not_seeded(monkeypatch):
+    """torch.manual_seed keeps the seed for devices that are not there yet."""
+    kept = []
+    monkeypatch.setattr(torch, "manual_seed", torch.random.manual_seed)  # torch's own, also where the suite replaces it
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", kept.append)
+    assert run_check("position_matters", EncodingUnderTest(named("alibi"))).passed
+    assert torch.cuda.is_initialized() or kept == []
+
+
 @pytest.mark.slow
 def test_positions_of_the_user_in_compiled_code():
     tested = EncodingUnderTest(lambda config: CommonAncestors(config.num_heads), paths)

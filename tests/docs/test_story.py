@@ -241,7 +241,7 @@ def test_what_the_address_asks_for_is_shown_or_gives_way(new_tab, recorded_page)
 @pytest.mark.browser
 @pytest.mark.parametrize("worker", [True, False])
 def test_the_page_tells_a_story_and_finds_a_name(new_tab, live_page, worker):
-    tab = new_tab()
+    tab = new_tab(alone=not worker)
     tab.set_default_timeout(300_000)
     if not worker:
         tab.add_init_script("delete window.Worker; window.Worker = undefined")

@@ -39,6 +39,7 @@ from posenc.spec import (
     load_object,
     names_code,
     read_json,
+    source_of,
 )
 from references.small_models import small_model
 
@@ -58,7 +59,7 @@ OWN = {
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""
-USERS = {"spec.py:_of_file", "spec.py:_source", "spec.py:source_of"}
+USERS = {"user_code.py:module_of_file", "user_code.py:_files"}
 """The code that a user named on the command line or in Python."""
 PROCESSES = {"lab/engines.py:_start", "lab/data/corpus_text.py:Corpus.read"}
 """What one process of a run sends another, in a folder that the user alone can read."""
@@ -140,7 +141,7 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
         "cli/compare_command.py:Compare.planned", "cli/conform_command.py:Conform.run", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
     }  # fmt: skip
-    assert runs == {"spec.py:_of_file"}
+    assert runs == {"user_code.py:module_of_file"}
     assert {
         where for where in pickles if not where.startswith("conformance/checks.py:")
     } == PROCESSES  # those copy objects
@@ -406,6 +407,9 @@ def test_nesting_is_bounded(evil, capsys):
 FADE = "import posenc\nclass Fade(posenc.ALiBi):\n    rate = {}\n"
 
 
+BESIDE = "import posenc\nfrom {} import rate as value\nclass Fade(posenc.ALiBi):\n    rate = value\n"
+
+
 def test_edited_code_is_loaded_again_and_nothing_is_left_on_the_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
@@ -424,6 +428,73 @@ def test_edited_code_is_loaded_again_and_nothing_is_left_on_the_path(tmp_path, m
     assert sys.path == path
     importlib.invalidate_caches()
     sys.modules.pop("trust_fade", None)
+
+
+@pytest.mark.parametrize(
+    ("target", "files"),
+    [
+        ("trust_top.py:Fade", {"trust_top.py": "import posenc, trust_aid\nclass Fade(posenc.ALiBi):\n    rate = trust_aid.rate\n"}),
+        ("trust_top:Fade", {"trust_top.py": "import posenc\nfrom trust_mid import Fade\n", "trust_mid.py": BESIDE.format("trust_aid")}),
+        ("trust_kit.top:Fade", {"trust_kit/__init__.py": "", "trust_kit/top.py": BESIDE.format(".aid")}),
+        ("trust_kit:Fade", {"trust_kit/__init__.py": "from .top import Fade\n", "trust_kit/top.py": "from . import aid\n" + BESIDE.format("trust_kit.aid")}),
+        ("trust_kit.a.top:Fade", {"trust_kit/a/top.py": BESIDE.format("..aid")}),  # folders alone
+    ],
+)  # fmt: skip
+def test_what_a_named_module_imports_from_its_folder_is_loaded_again(target, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    aid = Path("trust_kit/aid.py" if "kit" in target else "trust_aid.py")
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    other = aid.with_name("trust_other.py")
+    other.write_text("class Other: pass\n")
+    modules = []
+    try:
+        for rate in (1, 9, 5):  # of one length, and within a second
+            aid.write_text(f"from {'.' if 'kit' in target else ''}trust_other import Other\nrate = {rate}\n")
+            digest = source_of(target)
+            made = posenc.create(target, num_heads=2)
+            assert made.rate == rate
+            assert digest == source_of(target)
+            assert f"rate = {rate}".encode() in digest
+            assert type(posenc.create(target, num_heads=2)) is type(made)
+            assert type(pickle.loads(pickle.dumps(made))) is type(made)
+            modules += [module for name, module in sys.modules.items() if name.endswith("trust_other")]
+        # it has not changed; a package that imports what has is loaded again as a whole
+        assert len(modules) == 3
+        assert len(set(map(id, modules))) == (3 if target == "trust_kit:Fade" else 1)
+        aid.write_text("1 / 0\n")
+        with pytest.raises(InputError, match="division by zero"):
+            posenc.create(target, num_heads=2)
+        aid.write_text("rate = 7\n")
+        assert posenc.create(target, num_heads=2).rate == 7
+    finally:
+        for name in [name for name in sys.modules if name.startswith(("trust_", "_posenc_trust_"))]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+
+def test_helpers_of_one_name_are_those_beside_the_file_and_installed_packages_stay(tmp_path, monkeypatch):
+    for rate, folder in enumerate("xy"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "enc.py").write_text(BESIDE.format("trust_aid"))
+        (tmp_path / folder / "by_name.py").write_text("import numpy\n" + BESIDE.format("trust_aid"))
+        (tmp_path / folder / "trust_aid.py").write_text(f"rate = {rate}\n")
+        (tmp_path / folder / "numpy.py").write_text("1 / 0\n")
+    import numpy
+
+    try:
+        for _ in range(2):
+            for rate, folder in enumerate("xy"):
+                made = posenc.create(f"{tmp_path}/{folder}/enc.py:Fade", num_heads=2)
+                assert made.rate == rate
+                assert type(pickle.loads(pickle.dumps(made))) is type(made)
+                monkeypatch.chdir(tmp_path / folder)
+                assert posenc.create("by_name:Fade", num_heads=2).rate == rate
+        assert sys.modules["numpy"] is numpy
+    finally:
+        for name in ("trust_aid", "by_name"):
+            sys.modules.pop(name, None)
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path):

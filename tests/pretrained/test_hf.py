@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     CompileConfig,
     DynamicCache,
+    GPT2Config,
     LlamaForCausalLM,
     StaticCache,
     Trainer,
@@ -650,6 +651,11 @@ def test_a_plain_class_with_such_a_configuration_refuses_to_run(tmp_path: Path) 
     model = LlamaForCausalLM.from_pretrained(tmp_path, config=AutoConfig.from_pretrained(tmp_path))
     with pytest.raises(InputError, match="posenc"):
         model(tokens(1, 12))
+
+
+def test_a_family_that_is_not_served_is_refused_by_transformers() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'encoding'"):
+        AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=8, n_head=2), encoding="alibi")
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v3"])

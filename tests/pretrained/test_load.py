@@ -2,7 +2,9 @@
 
 import hashlib
 import importlib.util
+import io
 import json
+import logging
 import os
 import re
 import sys
@@ -339,13 +341,19 @@ def test_a_file_of_a_folder_names_the_folder(folder):
 
 
 def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
+    shown, level = io.StringIO(), logging.getLogger("huggingface_hub").level
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [logging.StreamHandler(shown)])
+
     def deaf(*_, **__):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
         raise OSError("We couldn't connect\nto the hub")
 
     monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: None)  # it would try five times
     monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", deaf)
     with pytest.raises(InputError, match=r"^owner/name: no such folder; from the hub: We couldn't connect to the hub$"):
         load("owner/name")
+    assert shown.getvalue() == ""
+    assert logging.getLogger("huggingface_hub").level == level
 
 
 @pytest.mark.parametrize(("package", "extra"), [("transformers", "lab"), ("gguf", "demo")])

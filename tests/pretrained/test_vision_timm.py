@@ -7,7 +7,37 @@ import torch
 from torch.testing import assert_close
 
 import posenc
-from references.small_vision import SIZE, TIMM, assert_unchanged, images, of_timm, state
+from references.small_vision import SIZE, TIMM, assert_unchanged, images, of_timm, of_transformers, state
+
+METHODS = {
+    "transformers": {
+        "learned table": {
+            "vit": "bicubic", "clip_vision_model": "bicubic", "dinov2": "bicubic", "beit": "bicubic",
+            "llama4_vision_model": "bicubic", "dinov2_with_registers": "bicubic_antialias",
+        },
+        "table of offsets": {"beit": "bilinear", "data2vec-vision": "bilinear", "swin": "bicubic"},
+        "sinusoidal table": {"vit_mae": "computed anew"},
+        "function of offsets": {"swinv2": ""},
+        "rotation": {"dinov3_vit": "", "pixtral": "", "llama4_vision_model": ""},
+    },
+    "timm": {
+        "learned table": dict.fromkeys(("vit", "registers", "dynamic", "deit", "beit", "eva", "mixed"), "bicubic_antialias"),
+        "table of offsets": dict.fromkeys(("beit", "beit_shared", "relpos", "swin"), "geometric"),
+        "function of offsets": dict.fromkeys(("relpos_mlp", "swin_v2", "swin_v2_cr"), ""),
+        "rotation": dict.fromkeys(("eva", "dinov3", "mixed"), ""),
+    },
+}  # fmt: skip
+"""The table of docs/vision-pretrained.md: how a part is resized where no method is asked for; "": it is not."""
+
+
+@pytest.mark.parametrize("library", METHODS)
+def test_the_default_of_each_model_is_that_of_the_page(library):
+    found = {}
+    for name in {name for names in METHODS[library].values() for name in names}:
+        model = of_timm(name) if library == "timm" else of_transformers(name)
+        for part in posenc.resize(model, 64, **({"window_size": 8} if name in ("swin", "swinv2") else {})).parts:
+            found.setdefault(part.kind, {})[name] = part.method
+    assert found == METHODS[library]
 
 
 @pytest.mark.parametrize("size", [(48, 48), (48, 64), (32, 16)], ids=str)

@@ -379,10 +379,10 @@ def test_a_browser_shows_it_without_complaint(html, new_tab, tmp_path, scheme, w
 
 
 @pytest.mark.browser
-def test_switches_work_from_the_keyboard(html, browser, tmp_path):
+def test_switches_work_from_the_keyboard(html, new_tab, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(html)
-    tab = browser.new_page()
+    tab = new_tab()
     tab.goto(path.as_uri())
     own = drawn(html)
 
@@ -409,4 +409,3 @@ def test_switches_work_from_the_keyboard(html, browser, tmp_path):
     tab.locator("#task-0 > details > summary").focus()
     tab.keyboard.press("Enter")
     assert tab.locator("#task-0 > details table").first.is_visible()
-    tab.close()

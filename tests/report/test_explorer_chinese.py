@@ -116,7 +116,7 @@ def test_the_page_shows_chinese_and_goes_back_to_english(browser, tmp_path):
     tab.get_by_role("button", name="English").click()
     tab.wait_for_function("document.documentElement.lang === 'en'")
     assert "lang" not in tab.evaluate("location.hash")
-    assert tab.get_by_role("button", name="中文").is_visible()
+    tab.get_by_role("button", name="中文").wait_for()
     with redrawn(tab):
         tab.locator("#explorer-preset").select_option(index=2)
     assert errors == []

@@ -14,7 +14,7 @@ from posenc.analysis import codes_of
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
 from posenc.report import explorer
-from posenc.report.explorer import fields, page
+from posenc.report.explorer import fields
 from report.formulas import SIZES, same
 
 pytestmark = pytest.mark.browser
@@ -23,14 +23,12 @@ TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 
 @pytest.fixture(scope="module")
-def shown(browser, tmp_path_factory):
+def shown(browser, explorer_file):
     """The numbers that the page shows for a choice, unrounded, with NaN for what is hidden."""
-    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_text(page(), encoding="utf-8")
     tab = browser.new_page()
     complaints = []
     tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.goto(path.as_uri())
+    tab.goto(explorer_file.as_uri())
 
     def of(**choice):
         address = urlencode({"encoding": "sinusoidal", "bidirectional": "true"} | choice, safe=":=")

@@ -86,10 +86,13 @@ def test_other_tokens_in_a_step_are_in_order(visit):
     assert state(again) == state(tab)
 
 
-@pytest.mark.parametrize("number", [9, -1, "x", 1.5])
-def test_a_step_that_is_not_there_is_refused_in_words(visit, number):
-    tab = visit(f"step={number}")
-    assert f"step={number} is not an integer from 0 to 8" in tab.locator(".note").inner_text()
+def test_a_step_that_is_not_there_is_refused_in_words(visit):
+    tab = visit("step=9")
+    for number in (9, -1, "x", 1.5):
+        if number != 9:
+            go(tab, "step=2")
+            go(tab, f"step={number}")
+        assert f"step={number} is not an integer from 0 to 8" in tab.locator(".note").inner_text()
 
 
 def test_steps_1_and_2_a_code_is_what_makes_places_differ(visit):

@@ -54,7 +54,9 @@ def seeded(seed: int = 0) -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         try:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed a GPU that is used later, too
+            if devices:
+                torch.cuda.manual_seed_all(seed)
             random.seed(seed)
             if arrays:
                 arrays.random.seed(seed)

@@ -2,6 +2,7 @@
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code; in the
 dtype in which this machine computes fast."""
 
+import logging
 import re
 import sys
 import warnings
@@ -259,11 +260,15 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are.
+    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are. The hub's
+    warnings of each try to reach it are left out: the last one is the error.
 
     Raises:
         InputError: what was read, and the error, which is also its cause.
     """
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     except InputError:
@@ -275,6 +280,8 @@ def _reading(what: str) -> Iterator[None]:
             raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders: bool) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
+from posenc.report.evaluate import files
 from test_examples import EXAMPLES, example
 
 ROOT = EXAMPLES.parent
@@ -32,8 +33,7 @@ def test_an_example_asks_for_what_its_table_shows(name, monkeypatch, capsys):
     module.main()
     assert capsys.readouterr().out.strip() == module.table(results)
     assert ["none", *asked["methods"]] == results["settings"]["methods"]
-    monkeypatch.setattr(module, "page", lambda results: results["settings"])
-    assert asked["pages"](results) == {"report.html": results["settings"]}
+    assert asked["pages"] is files
 
 
 def test_the_fuller_run_on_smollm2_has_an_interval_to_every_number():

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of the user's as their files are now: the one that a text names, and those beside it that it imports."""
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+OURS = __name__.partition(".")[0]
+LIBRARY = Path(os.__file__).resolve().parent
+_loaded: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
+"""The file of a module when it was loaded, or first looked up."""
+
+
+def module_of_file(path: Path) -> ModuleType:
+    """The module of a .py file, loaded again where it or a module of its folder that it imports has changed."""
+    # not the stem: a file named torch.py must not take torch's place; and two files of one name are two modules
+    alias, source = f"_posenc_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:16]}", path.read_bytes()
+    before, stale = sys.modules.get(alias), _stale(alias, path, path.parent)
+    if before is not None and alias not in stale:
+        return before
+    spec = importlib.util.spec_from_file_location(alias, path)
+    assert spec is not None  # the suffix is Python's
+    module = importlib.util.module_from_spec(spec)
+    with _without({alias, *stale}):
+        sys.modules[alias] = module  # dataclasses and pickle look their module up
+        # the loader would take bytecode for it of an equal time and size
+        exec(compile(source, path, "exec"), module.__dict__)
+    _loaded[module] = source
+    _stale(alias, path, path.parent)  # stores the sources of what was imported
+    return module
+
+
+def module_of_name(name: str, folder: Path) -> ModuleType:
+    """The module of a name, loaded again where it or a module beside it that it imports has changed. folder: searched first."""
+    if name not in sys.modules:
+        importlib.invalidate_caches()  # of folders: the module's file may be new
+    module = importlib.import_module(name)
+    place = _place(name, module, folder)
+    stale = set() if place is None else _stale(name, *place)
+    if place is not None and name in stale:
+        with _without(stale):
+            module = importlib.import_module(name)
+        _stale(name, *place)
+    return module
+
+
+def sources_of_file(path: Path) -> bytes:
+    """The file of a module and those beside it that it imports, with their current content."""
+    return b"".join(each.source for _, each in sorted(_files("", path, path.parent).items()))
+
+
+def sources_of_name(name: str, folder: Path) -> bytes:
+    """The same of a module that has been imported; empty where it has no file."""
+    place = _place(name, sys.modules[name], folder)
+    return b"" if place is None else b"".join(each.source for _, each in sorted(_files(name, *place).items()))
+
+
+class _File(NamedTuple):
+    path: Path
+    source: bytes
+    imports: frozenset[str]
+
+
+def _stale(name: str, path: Path, root: Path) -> set[str]:
+    """Of a module and those below root that it imports, the names of those that have changed since they were loaded, were loaded
+    from elsewhere, or import such ones."""
+    files, stale = _files(name, path, root), set()
+    for each, file in files.items():
+        module = sys.modules.get(each)
+        if module is not None and (
+            _file_of(module) != file.path or _loaded.setdefault(module, file.source) != file.source
+        ):
+            stale.add(each)
+    while more := {each for each, file in files.items() if each not in stale and stale & file.imports}:
+        stale |= more
+    return stale
+
+
+def _files(name: str, path: Path, root: Path) -> dict[str, _File]:
+    """By name, the files of a module and of those below root that it imports, directly or not, wherever in its source."""
+    found: dict[str, _File] = {}
+    todo = {name: path}
+    while todo:
+        name, path = todo.popitem()
+        source = path.read_bytes()
+        found[name] = _File(
+            path, source, _imports(source, name if path.stem == "__init__" else name.rpartition(".")[0])
+        )
+        beside = {each: _beside(root, each) for each in found[name].imports - found.keys()}
+        todo |= {each: file for each, file in beside.items() if file is not None}
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _imports(source: bytes, package: str) -> frozenset[str]:
+    """The names that a source of a package imports, each with its packages; some may be no modules."""
+    names = {package}
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # Python says so when it is run
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+                base = [*above, *([node.module] if node.module else [])]
+                names |= {".".join([*base, alias.name]) for alias in node.names}
+    return frozenset(name[:end] for name in names if name for end in (*_dots(name), len(name)))
+
+
+def _dots(name: str) -> Iterator[int]:
+    return (at for at, letter in enumerate(name) if letter == ".")
+
+
+def _beside(root: Path, name: str) -> Path | None:
+    """The file below root of a module of the user's; None: there is none, or the module is an installed one."""
+    if name.partition(".")[0] == OURS or _is_installed(root):
+        return None
+    if name in sys.modules:
+        file = _file_of(sys.modules[name])
+        if file is None or _is_installed(file):
+            return None
+    return _file_in(root, name)
+
+
+def _file_in(root: Path, name: str) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
+
+
+def _place(name: str, module: ModuleType, folder: Path) -> tuple[Path, Path] | None:
+    """The file of a module and the folder that its name starts from; None: it has no file of Python's."""
+    if (here := _beside(folder, name)) is not None:
+        return here, folder
+    file = _file_of(module)
+    if file is None or file.suffix != ".py":
+        return None
+    return file, file.parents[name.count(".") + (file.stem == "__init__")]
+
+
+def _file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def _is_installed(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or path.is_relative_to(LIBRARY)
+
+
+@contextlib.contextmanager
+def _without(names: set[str]) -> Iterator[None]:
+    """Modules and their submodules are not loaded, and will be from their files. An error puts them back."""
+    importlib.invalidate_caches()
+    linecache.checkcache()
+    taken = {name: sys.modules.pop(name) for name in _below(names)}
+    attributes = []
+    for name, module in taken.items():
+        if cached := getattr(module.__spec__, "cached", None):
+            Path(cached).unlink(missing_ok=True)  # bytecode of an equal time and size would be taken for the file
+        parent, _, last = name.rpartition(".")
+        if (
+            parent in sys.modules and vars(sys.modules[parent]).get(last) is module
+        ):  # `from parent import last` reads it
+            delattr(sys.modules[parent], last)
+            attributes.append((sys.modules[parent], last, module))
+    try:
+        yield
+    except BaseException:
+        for name in _below(names):
+            del sys.modules[name]
+        sys.modules.update(taken)
+        for owner, last, module in attributes:
+            setattr(owner, last, module)
+        raise
+
+
+def _below(names: set[str]) -> list[str]:
+    return [each for each in sys.modules if each in names or any(each.startswith(f"{name}.") for name in names)]
