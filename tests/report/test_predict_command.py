@@ -39,7 +39,8 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"file": str(path), "url": path.as_uri(), "encodings": ["alibi", "none"]}
     assert opened == [path.as_uri()]
-    assert [line.split(":")[1] for line in printed.err.splitlines()] == [" alibi", " none"]
+    lines = [line.split(":") for line in printed.err.splitlines()]
+    assert [rest[0] for command, *rest in lines if command == "posenc predict"] == [" alibi", " none"]
     page = path.read_text(encoding="utf-8")
     assert '"steps":2' in page
     assert '"seed":3' in page
