@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shutil
+import struct
 import subprocess
 from functools import partial
 from html import unescape
@@ -456,9 +457,12 @@ def test_keywords_are_of_pages_and_in_the_index(tmp_path):
     assert "二维旋转位置编码" in item["text"]
 
 
-def test_an_encodings_card_is_small(tmp_path):
-    card_of("alibi", "attention with linear biases (ALiBi)", tmp_path / "alibi.png")
-    assert 5_000 < (tmp_path / "alibi.png").stat().st_size < 60_000
+@pytest.mark.parametrize("name", ["alibi", "learned", "complex_order"])  # the last two are the largest
+def test_an_encodings_card_is_small(name, tmp_path):
+    path = tmp_path / "card.png"
+    card_of(name, "title", path)
+    assert 5_000 < path.stat().st_size < 60_000
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (600, 315)
 
 
 def test_text_is_shown_as_it_is():
