@@ -335,6 +335,13 @@ def test_pictures_follow_the_choice_of_light_or_dark():
     assert for_site(f"# A\n\n{source}\n", DOCS / "bench.md") == f"# A\n\n{shown}\n"
 
 
+def test_pictures_with_two_sets_of_colours_are_dark_on_a_dark_page():
+    style = (DOCS / "website" / "style.css").read_text(encoding="utf-8")
+    rule = re.search(r'"slate"\] \.md-typeset img:is\((.*?)\) \{[^}]*color-scheme: dark;', style)[1]
+    both = {path for path in DOCS.glob("images/**/*.svg") if "prefers-color-scheme" in path.read_text(encoding="utf-8")}
+    assert set(re.findall(r'"/([^"]*)"', rule)) == {path.name for path in both}
+
+
 def test_every_public_name_has_one_place_in_the_reference():
     places = [what for module in reference.MODULES for what in reference.public(module).values()]
     public = [getattr(posenc, name) for name in posenc.__all__]
