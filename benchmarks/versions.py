@@ -131,7 +131,19 @@ def main() -> int:
     python = chosen.python or environment(chosen.which)
     report = python.parent.parent / "tests.xml"
     done = subprocess.run(
-        [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", f"--junitxml={report}", *TESTS[chosen.which]],
+        [
+            python,
+            "-m",
+            "pytest",
+            "-n",
+            "2",
+            "--dist",
+            "worksteal",
+            "-m",
+            "not slow and not browser",
+            f"--junitxml={report}",
+        ]
+        + TESTS[chosen.which],
         cwd=ROOT,
     )
     if done.returncode not in (0, 1):  # nothing ran: there is nothing to record
