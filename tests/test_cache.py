@@ -132,10 +132,10 @@ def test_beams_of_a_padded_prompt():
 PARENTS = [-1, 0, 0, 1, -1, 2, 4]
 
 
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(("trains", "parents"), [(False, PARENTS), (True, [PARENTS, [-1, -1, 0, 1, -1, 2, 4]])])
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("text", ["rope", "alibi", "rope+alibi", "learned", "rope@self_extend:window=4:group=2"])
-def test_a_verified_path_of_a_tree_is_the_text(text, padding, trains):
+def test_a_verified_path_of_a_tree_is_the_text(text, padding, trains, parents):
     """After accept, the cache is that of the path alone: later tokens have the outputs of the full pass."""
     encoding, path, past = made(text), [0, 2, 5], 3 + padding
     given = tokens(n=past + len(PARENTS))
@@ -147,7 +147,7 @@ def test_a_verified_path_of_a_tree_is_the_text(text, padding, trains):
     with torch.set_grad_enabled(trains):
         start = Positions.from_mask(mask, causal=True) if padding else cache.positions(past)
         attend(encoding, part(given, 0, past), start, cache)
-        attend(encoding, part(given, past, past + 7), cache.positions(7).with_tree(PARENTS), cache)
+        attend(encoding, part(given, past, past + 7), cache.positions(7).with_tree(parents), cache)
         with pytest.raises(InputError, match=r"cache\.accept\(path\) first"):
             cache.positions()
         cache.accept(path)

@@ -166,6 +166,43 @@ def test_what_cannot_be_exported_says_so():
         torch.export.export(Ragged(), (torch.randn(2, 2, 9, 8), torch.tensor([3, 8])))
 
 
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (lambda x: Positions.packed([4, 5]), r"^packed: lengths .*; pass document_ids=$"),
+        (lambda x: Positions.packed(x), r"^packed: lengths .*; pass document_ids=$"),
+        (lambda x: Positions.packed(cu_seqlens=x), r"^packed: lengths .*; pass document_ids=$"),
+        (
+            lambda x: Positions.arange(9, causal=True).with_tree([-1, *range(8)]),
+            r"^with_tree: .*; make .* outside of it$",
+        ),
+        (lambda x: Positions.multimodal([1, (2, 4)]), r"^multimodal: .*Positions\.from_ids\(ids\)$"),
+    ],
+)
+def test_positions_of_values_that_a_program_cannot_read_are_refused_in_one_line(positions, message):
+    class Reads(torch.nn.Module):
+        def forward(self, q, x):
+            return attention(q, q, q, None, positions(x))
+
+    with pytest.raises(InputError, match=message) as refusal:
+        torch.export.export(Reads(), (torch.randn(1, 2, 9, 8), torch.tensor([0, 9])))
+    assert "\n" not in str(refusal.value)
+
+
+def test_positions_made_outside_are_in_the_program():
+    tree, ids = Positions.arange(5, causal=True).with_tree([-1, 0, 0, 1, -1]), torch.tensor([0, 0, 0, 1, 1])
+
+    class Knows(torch.nn.Module):
+        def forward(self, q, ids):
+            first = attention(q, q, q, posenc.ALiBi(2), tree)
+            return attention(first, q, q, None, Positions.packed(document_ids=ids, causal=True))
+
+    q = torch.randn(1, 2, 5, 8)
+    program = torch.export.export(Knows(), (q, ids))
+    for documents in (ids, torch.tensor([0, 1, 1, 1, 2])):
+        torch.testing.assert_close(program.module()(q, documents), Knows()(q, documents))
+
+
 def test_what_onnx_cannot_say_is_refused_in_one_line():
     pytest.importorskip("onnxscript")
     with pytest.raises(Exception, match=r"FLOATER: ONNX has no operator") as caught:

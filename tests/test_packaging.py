@@ -244,6 +244,30 @@ def test_an_index_takes_what_is_built(distributions):
     run(sys.executable, "-m", "twine", "check", "--strict", *made)
 
 
+def test_an_index_shows_the_addresses_of_the_repository(tmp_path, monkeypatch):
+    pytest.importorskip("twine", reason="the extra dev has it")
+    address = "https://example.org/them/posenc"
+    monkeypatch.setenv("REPOSITORY_URL", f"{address}/")
+    monkeypatch.setenv("SITE_URL", "https://example.org/site")
+    run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t", "wheel", cwd=ROOT)
+    run(sys.executable, "-m", "twine", "check", "--strict", *tmp_path.glob("*.whl"))
+    with wheel(tmp_path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        info = email.message_from_bytes(archive.read(name))
+    urls = dict(url.split(", ") for url in info.get_all("Project-URL"))
+    assert urls.keys() == {"Source", "Documentation", "Changelog", "Issues"}
+    assert (urls["Source"], urls["Documentation"]) == (address, "https://example.org/site")
+    text = info.get_payload(decode=True).decode()
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    assert [target for target in map("".join, targets) if not target.startswith(("https://", "#"))] == []
+    assert f'<img src="{address}/raw/HEAD/docs/images/story.svg"' in text
+    ours = [target.removeprefix(address) for target in map("".join, targets) if target.startswith(address)]
+    assert len(ours) > 50
+    for target in ours:
+        path = re.fullmatch(r"/(?:raw|blob)/HEAD/([^#]+)(#.*)?", target)[1]
+        assert (ROOT / path).exists(), target
+
+
 def test_sdist_makes_the_same_wheel(distributions):
     with wheel(distributions) as ours, wheel(distributions / "again") as again:
         assert {entry.filename: entry.CRC for entry in ours.infolist()} == {

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -81,7 +82,7 @@ def card(path: Path) -> None:
         ax.set_xticks(lengths, [str(length) for length in lengths])
         ax.set_xlim(right=lengths[-1] * 1.4)
         ax.minorticks_off()
-        figure.savefig(path)
+        _save(figure, path)
 
 
 def card_of(name: str, title: str, path: Path) -> None:
@@ -94,7 +95,17 @@ def card_of(name: str, title: str, path: Path) -> None:
         figure = Figure(figsize=(6, 3.15), dpi=100, layout="constrained")
         picture.plot(*picture.findings, ax=figure.subplots(), **picture.options)
         figure.suptitle(f"{title} · posenc", fontsize=14, weight="bold")
-        figure.savefig(path)
+        _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    """As a PNG of 256 colours, which is a third as large."""
+    from PIL import Image
+
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi="figure")
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(256).save(path, optimize=True)
 
 
 def figures(shown: Iterable[Picture]) -> str:

@@ -154,7 +154,7 @@ class KVCache:
                     x[:, :, past:end] = x[:, :, slots.to(x.device)]
             self._layers[number] = _Layer(tensors, end, layer.rotated)
         before = torch.ones(1, past, device=tree.q.device) if tree.valid is None else tree.valid[:, :past].float()
-        if torch.equal(tree.q[:, 0], before.sum(1).to(tree.q)):  # a text that is counted from 0, see `positions`
+        if bool((tree.q[:, 0] == before.sum(1).to(tree.q)).all()):  # a text that is counted from 0, see `positions`
             both = torch.cat((before, before.new_ones(before.shape[0], len(path))), 1)
             self._last = (
                 Positions.from_mask(both) if tree.valid is not None else Positions.arange(end, device=before.device)

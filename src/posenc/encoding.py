@@ -88,6 +88,8 @@ def require_fit(
             continue
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
             raise InputError("pass a tensor (batch, ..., seq, channels)", argument=name, value=tensor)
+        if type(tensor) is not Tensor:
+            refuse_distributed(**{name: tensor})
         if tensor.shape[-2] != count:
             if tensor.dim() == 4 and tensor.shape[1] == count:
                 raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")

@@ -280,6 +280,12 @@ def refuse_in_onnx(name: str, what: str, other: str) -> None:
         raise InputError(f"{name}: ONNX has no operator for {what}: use torch.export, or {other}")
 
 
+def refuse_in_program(what: str, other: str) -> None:
+    """Refuse to be exported, before the exporter fails at a number that it does not know."""
+    if torch.compiler.is_exporting():
+        raise InputError(f"{what}, which an exported program cannot read; {other}")
+
+
 def refuse_distributed(**tensors: Tensor) -> None:
     """Refuse DTensors."""
     for name, x in tensors.items():
@@ -374,7 +380,7 @@ def kinds(hint: Any) -> tuple[Any, ...]:
 
 def spelled(hint: Any) -> str:
     """A declared type in words."""
-    return " or ".join(WORDS.get(kind) or _with_article(kind) for kind in kinds(hint))
+    return " or ".join(dict.fromkeys(WORDS.get(kind) or _with_article(kind) for kind in kinds(hint)))
 
 
 def _with_article(kind: type) -> str:

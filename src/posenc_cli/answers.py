@@ -80,7 +80,7 @@ def _completion(rest: Sequence[str]) -> int:
         near = nearest(rest[0], SHELLS) if rest else []
         message = unknown_name("shell", rest[0], SHELLS, near) if len(rest) == 1 else "name one shell, as in: posenc completion bash"  # fmt: skip
         raise Mistake(message)
-    sys.stdout.write((Path(__file__).parent / f"completion.{rest[0]}").read_text(encoding="utf-8"))
+    print((Path(__file__).parent / f"completion.{rest[0]}").read_text(encoding="utf-8"), end="")
     return DONE
 
 

@@ -273,6 +273,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Mistake(message.removeprefix("argument "))
 
+    def _print_message(self, message: str, file: object = None) -> None:
+        """argparse itself hides a write that fails, and writes to stderr where there is no stdout."""
+        print(message, end="", flush=True)
+
 
 def build(command: Described) -> Parser:
     """The parser of a command; its namespace has the given settings alone."""

@@ -300,6 +300,7 @@ complete -c posenc -n '_shtab_posenc_using predict' -l open -l no-open -d 'show 
 complete -c posenc -n '_shtab_posenc_using predict' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence'
 complete -c posenc -n '_shtab_posenc_using predict' -l print-config -d 'print all settings as YAML, presets resolved, and do nothing else'
 complete -c posenc -n '_shtab_posenc_using predict' -l json -d 'print the results as JSON'
+complete -c posenc -n '_shtab_posenc_using predict' -l yes -d 'start a run of more than an hour without asking'
 complete -c posenc -n '_shtab_posenc_using predict; and test $_shtab_posenc_npos -ge 0' -ka "rope alibi none sinusoidal t5" -d 'models to train: rope, alibi, none, sinusoidal or t5 (default: rope alibi none sinusoidal)'
 complete -c posenc -n '_shtab_posenc_using; and test $_shtab_posenc_npos -eq 0' -a cite -d 'Print the BibTeX entries of an encoding'"'"'s papers.'
 complete -c posenc -n '_shtab_posenc_using cite' -s h -l help -d 'show this help message and exit'

@@ -355,6 +355,7 @@ _shtab_posenc_predict_options=(
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
   "--print-config[print all settings as YAML, presets resolved, and do nothing else]"
   "--json[print the results as JSON]"
+  "--yes[start a run of more than an hour without asking]"
   "(*)::models to train\: rope, alibi, none, sinusoidal or t5 (default\: rope alibi none sinusoidal):(rope alibi none sinusoidal t5)"
 )
 

@@ -3,7 +3,7 @@
 
 import sys
 
-from posenc_cli.answers import FAILED, USAGE, answer, output_failed, prepare_streams, table
+from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams, table
 from posenc_cli.arguments import Mistake
 from posenc_cli.names import printable
 
@@ -21,7 +21,8 @@ def main() -> int:
         print(f"{command}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return USAGE
     except OSError as error:
-        return output_failed(error, command)
+        failed = output_failed(error, command)
+        return DONE if isinstance(error, BrokenPipeError) else failed  # an answer of which a reader wanted the start
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
         return FAILED

@@ -9,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-from foreign import BEGIN, DATA, END, PAGE, SUITES, Case, off, outcome, table  # noqa: E402
+from foreign import BEGIN, DATA, END, PAGE, SUITES, Case, measure, off, outcome, table  # noqa: E402
 
 ROWS = json.loads(DATA.read_text(encoding="utf-8"))
 QUICK = 3
@@ -45,6 +45,16 @@ def test_the_page_counts_them():
         names = [case.name for case in SUITES[project][2]()]
         assert row["cases"] == len(set(names)) == len(names)
         assert row["agree"] + len(row["disagree"]) == row["cases"]
+
+
+def test_the_largest_difference_leaves_out_half_precision_alone(monkeypatch):
+    cases = [
+        Case("float64", lambda: 1e-12),
+        Case("printed to four digits", lambda: 4e-5, 1e-4),
+        Case("half", lambda: 1e-2, 2e-2),
+    ]
+    monkeypatch.setitem(SUITES, "x", ("", "", lambda: cases))
+    assert measure("x")["largest"] == 4e-5
 
 
 def test_a_wrong_number_and_an_error_do_not_agree():

@@ -110,7 +110,13 @@ def test_dtensors_are_refused_in_a_sentence(mesh, encoding):
             InputError, match=r"^q is a DTensor: pass this process's part, q\.to_local\(\), .*encoding\.heads\(slice"
         ):
             call(q, q, q, encoding, causal=True)
+    for name in ("rotate_queries", "rotate_keys"):
+        with pytest.raises(InputError, match=rf"^{name[7]} is a DTensor"):
+            getattr(posenc.Rotary(4), name)(q, Positions.arange(7))
     x = distribute_tensor(torch.randn(2, 7, 16), mesh, [Shard(0)])
+    for name in ("learned", "sinusoidal", "multiplicative"):
+        with pytest.raises(InputError, match=r"^x is a DTensor"):
+            named(name)(DECODER).embed(x, Positions.arange(7))
     with pytest.raises(InputError, match=r"^x is a DTensor"):
         gates_of(named("fox")(DECODER), x)
 

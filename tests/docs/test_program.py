@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program: what it answers without torch, in terminals of every width, and that its table is that of the code."""
 
+import errno
 import json
 import re
 import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from posenc import cli
 from posenc.cli.command import parse
 from posenc.errors import InputError
 from posenc_cli import answers, program
+from posenc_cli.answers import DONE, FAILED, USAGE
 from posenc_cli.arguments import Described, example, laid_out
 from posenc_cli.listing import KINDS, bibtex, cited, listed
 from posenc_cli.names import unknown_name
@@ -30,11 +33,16 @@ def answered(capsys, *words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["posenc", *words])
         patch.setattr("posenc.cli.main", lambda: pytest.fail("needs torch"))
-        try:
-            code = program.main()
-        except SystemExit as stop:
-            code = stop.code
+        code = ended(program.main)
     return code, *capsys.readouterr()
+
+
+def ended(main):
+    """The exit code."""
+    try:
+        return main()
+    except SystemExit as stop:
+        return stop.code
 
 
 # ---------------------------------------------------------------- without torch
@@ -73,6 +81,50 @@ def test_help_lists_completion_and_typing_errors_import_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+ANSWERS = [
+    line.split()
+    for line in ("", "--help", "--version", "list", "list rope", "cite fox", "completion zsh", "extend --help")
+]
+
+
+class Gone(StringIO):
+    """Of a reader that has left."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+class Late(StringIO):
+    """The same, noticed when what was written is flushed."""
+
+    def flush(self):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
+@pytest.mark.parametrize("reader", [Gone, Late, lambda: None], ids=["gone", "late", "no stdout"])
+def test_a_reader_that_leaves_is_no_mistake(reader, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["posenc", *words])
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", reader())
+        code = ended(program.main)
+    assert (code, *capsys.readouterr()) == (USAGE if words == [] and reader() is None else DONE, "", "")
+
+
+@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
+def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsys):
+    class Full(StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "argv", ["posenc", *words])
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Full())
+        code = ended(program.main)
+    assert code == FAILED
+    assert "failed: [Errno 28] No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shutil
+import struct
 import subprocess
 from functools import partial
 from html import unescape
@@ -334,6 +335,13 @@ def test_pictures_follow_the_choice_of_light_or_dark():
     assert for_site(f"# A\n\n{source}\n", DOCS / "bench.md") == f"# A\n\n{shown}\n"
 
 
+def test_pictures_with_two_sets_of_colours_are_dark_on_a_dark_page():
+    style = (DOCS / "website" / "style.css").read_text(encoding="utf-8")
+    rule = re.search(r'"slate"\] \.md-typeset img:is\((.*?)\) \{[^}]*color-scheme: dark;', style)[1]
+    both = {path for path in DOCS.glob("images/**/*.svg") if "prefers-color-scheme" in path.read_text(encoding="utf-8")}
+    assert set(re.findall(r'"/([^"]*)"', rule)) == {path.name for path in both}
+
+
 def test_every_public_name_has_one_place_in_the_reference():
     places = [what for module in reference.MODULES for what in reference.public(module).values()]
     public = [getattr(posenc, name) for name in posenc.__all__]
@@ -456,9 +464,12 @@ def test_keywords_are_of_pages_and_in_the_index(tmp_path):
     assert "二维旋转位置编码" in item["text"]
 
 
-def test_an_encodings_card_is_small(tmp_path):
-    card_of("alibi", "attention with linear biases (ALiBi)", tmp_path / "alibi.png")
-    assert 5_000 < (tmp_path / "alibi.png").stat().st_size < 60_000
+@pytest.mark.parametrize("name", ["alibi", "learned", "complex_order"])  # the last two are the largest
+def test_an_encodings_card_is_small(name, tmp_path):
+    path = tmp_path / "card.png"
+    card_of(name, "title", path)
+    assert 5_000 < path.stat().st_size < 60_000
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (600, 315)
 
 
 def test_text_is_shown_as_it_is():

@@ -268,6 +268,11 @@ def test_slopes_are_in_the_spec_and_in_a_text():
         (lambda: ALiBi(2, slopes=torch.ones(2, 2, 2)), "slopes=.*pass numbers up to"),
         (lambda: ALiBi(2, slopes=[[1, 2], [3]]), "slopes=.*as long"),
         (lambda: ALiBi(2, slopes="1,2"), "slopes='1,2'"),
+        (lambda: ALiBi(1, slopes=0.5), "slopes=0.5: pass a list or a tensor or None$"),
+        (
+            lambda: ALiBi(2, slopes=torch.ones(2, requires_grad=True)),
+            r"not learned: pass slopes\.detach\(\), or take KERPLE",
+        ),
         (lambda: ALiBi(2, slopes=[1, 2], bias_max=16), r"slopes=\[1, 2\], bias_max=16: pass one of them"),
         (lambda: ALiBi(2, bias_max=0), "bias_max=0"),
         (lambda: ALiBi(2, bias_max=1e9), "bias_max=1000000000.0: must be at most 126"),

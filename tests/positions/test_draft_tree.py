@@ -81,6 +81,18 @@ def test_siblings_share_a_position_and_the_cache_is_in_no_table():
     assert torch.equal(moved[0, 0], mask)
 
 
+def test_rows_with_a_tree_each_after_one_length():
+    q, (k, v) = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 4, 8, 8)
+    encoding, trees = posenc.Rotary(8) + posenc.ALiBi(4), [[-1, 0, 0], [-1, -1, 1]]
+    line = Positions.arange(3, offset=5, causal=True)
+    out = posenc.attention(q, k, v, encoding, line.with_tree(trees))
+    for row, parents in enumerate(trees):
+        at = slice(row, row + 1)
+        torch.testing.assert_close(out[at], posenc.attention(q[at], k[at], v[at], encoding, line.with_tree(parents)))
+    with pytest.raises(InputError, match="positions have 2 rows, q has a batch of 3"):
+        encoding.rotate_queries(torch.randn(3, 4, 3, 8), line.with_tree(trees))
+
+
 def test_a_line_of_drafts_is_no_tree():
     line = Positions.arange(4, offset=3, causal=True)
     tree = line.with_tree([-1, 0, 1, 2])

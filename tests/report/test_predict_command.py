@@ -1,11 +1,13 @@
 """posenc predict."""
 
 import json
+import re
 import webbrowser
 
 import pytest
 
 from posenc import cli
+from posenc.report import terminal
 
 
 @pytest.fixture
@@ -37,11 +39,21 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"file": str(path), "url": path.as_uri(), "encodings": ["alibi", "none"]}
     assert opened == [path.as_uri()]
-    assert [line.split(":")[1] for line in printed.err.splitlines()] == [" alibi", " none"]
+    lines = [line.split(":") for line in printed.err.splitlines()]
+    assert [rest[0] for command, *rest in lines if command == "posenc predict"] == [" alibi", " none"]
     page = path.read_text(encoding="utf-8")
     assert '"steps":2' in page
     assert '"seed":3' in page
     assert "the quick brown fox" in page
+
+
+def test_a_long_training_is_announced_once(capsys, tmp_path, monkeypatch, text):
+    monkeypatch.setattr(terminal, "ANNOUNCED", 0)
+    monkeypatch.setattr(terminal.Pace, "LEAST_SECONDS", 0)
+    options = ("--data", str(text), "--length", "8", "--steps", "2", "--out", str(tmp_path / "page.html"))
+    assert cli.main(["predict", "alibi", "none", "alibi", *options]) == 0
+    assert len(re.findall("training: takes about .* on this machine", capsys.readouterr().err)) == 1
+    assert cli.COMMANDS["predict"].asks
 
 
 @pytest.mark.parametrize(

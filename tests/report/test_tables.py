@@ -97,11 +97,16 @@ def test_a_run_of_less_than_an_hour_is_announced_alone(display):
 
 
 def test_a_counter_announces_a_long_piece_of_work(display, monkeypatch):
-    clock = iter([0.0, 1.0, 10.0, 20.0])
+    now = 0.0
     shown = display("n\n")
-    monkeypatch.setattr(terminal.time, "perf_counter", lambda: next(clock, 20.0))
+    monkeypatch.setattr(terminal.time, "perf_counter", lambda: now)
     count = shown.counter("fine-tuning")
+    now = 10.0  # of preparation
     count(1, 1000)
+    now += 2.0
+    count(2, 1000)
+    assert shown.err.file.getvalue() == ""
+    now += 8.0
     with pytest.raises(KeyboardInterrupt):
         count(2, 1000)
     assert "takes about 2" in shown.err.file.getvalue()

@@ -19,6 +19,7 @@ class Predict(Command):
 
     A page for the browser. It takes seconds for each encoding, on one core."""
 
+    asks: ClassVar = True
     examples: ClassVar = (
         "posenc predict --open",
         "posenc predict rope alibi t5 --data book.txt",
@@ -41,6 +42,7 @@ class Predict(Command):
     def run(self) -> int:
         from posenc.lab.text import Settings
         from posenc.report.predict import MOST_BYTES, page, trained
+        from posenc.report.terminal import Display
         from posenc.transformer import Transformer
 
         check_limits(self, length=(8, MOST_BYTES // 2), steps=(1, 10**6), seed=(0, 2**31))
@@ -52,5 +54,10 @@ class Predict(Command):
             print(f"posenc predict: {name}: {loss:.2f} nats per byte after {seconds:.0f} s", file=sys.stderr)
 
         settings = Settings(length=self.length, steps=self.steps, targets=min(64, self.length), factors=(1, 2))
-        models, texts = trained(self.encodings, self.data, settings, self.seed, report)
+        steps = self.steps * len(set(self.encodings))
+        with Display(yes=self.yes) as shown:
+            count = shown.counter("training")
+            models, texts = trained(
+                self.encodings, self.data, settings, self.seed, report, lambda step: count(step, steps)
+            )
         return write_page(self, where, page(models, texts, self.length), encodings=list(models))

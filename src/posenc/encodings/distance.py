@@ -142,7 +142,7 @@ class ALiBi(_DistanceBias):
 
     num_heads: any number of heads; the slopes are `functional.alibi_slopes`. bias_max: the last head's slope is 2^-bias_max
     (MPT's alibi_bias_max). slopes: other ones, (num_heads,), or (batch, num_heads) for each row of the batch, as
-    flash-attention's alibi_slopes, up to 1e20. Raises InputError for slopes of other heads, or with bias_max.
+    flash-attention's alibi_slopes, up to 1e20. Raises InputError for slopes of other heads, that need a gradient, or with bias_max.
     Source: Press, Smith and Lewis 2022, section 3.
     """
 
@@ -172,6 +172,8 @@ class ALiBi(_DistanceBias):
             return
         if self.bias_max != 8.0:
             raise InputError("pass one of them", slopes=self.slopes, bias_max=self.bias_max)
+        if isinstance(self.slopes, Tensor) and self.slopes.requires_grad:
+            raise InputError("they are not learned: pass slopes.detach(), or take KERPLE", slopes=self.slopes)
         given = as_numbers("slopes", self.slopes, "cpu", torch.float64)
         if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not (given.abs() <= STEEPEST).all():
             raise InputError(

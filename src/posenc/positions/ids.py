@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, as_numbers, check_integers, check_sizes, check_tokens, holds_integers
+from posenc.errors import (
+    InputError,
+    as_numbers,
+    check_integers,
+    check_sizes,
+    check_tokens,
+    holds_integers,
+    refuse_in_program,
+)
 
 Ids = Tensor | Sequence[Any]
 
@@ -116,6 +124,8 @@ def documents_of(
     """
     if sum(x is not None for x in (lengths, cu_seqlens, document_ids)) != 1:
         raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
+    if document_ids is None:
+        refuse_in_program("packed: lengths of documents say which token is of which", "pass document_ids=")
     if cu_seqlens is not None:
         edges = _token_counts("cu_seqlens", cu_seqlens, device)
         if edges.shape[0] < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 0 or int(edges[-1]) == 0:

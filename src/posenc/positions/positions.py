@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_tokens, check_value, holds_integers
+from posenc.errors import (
+    InputError,
+    as_numbers,
+    check_flags,
+    check_integers,
+    check_tokens,
+    check_value,
+    holds_integers,
+    refuse_in_program,
+)
 from posenc.functional import intercepted
 from posenc.positions.chunks import runs_of
 from posenc.positions.ids import (
@@ -183,11 +192,10 @@ class Positions:
         check_flags(causal=causal)
         check_integers(1, n=n)
         if isinstance(offset, Tensor):
-            if torch.compiler.is_exporting():
-                raise InputError(
-                    "offset is a tensor: its values give the number of keys, which an exported program cannot read; pad the "
-                    "cache on the left and pass Positions.from_mask(mask, num_queries)"
-                )
+            refuse_in_program(
+                "offset is a tensor: its values give the number of keys",
+                "pad the cache on the left and pass Positions.from_mask(mask, num_queries)",
+            )
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError("pass an int or a 1-D tensor of non-negative integers, one per row", offset=offset)
             check_tokens(int(offset.max()) + n, offset=offset, n=n)
@@ -436,6 +444,10 @@ class Positions:
                 tokens, a merge that does not divide them, missing seconds, or num_queries that does not fit.
         """
         check_flags(causal=causal)
+        refuse_in_program(
+            "multimodal: the sizes of images give the positions",
+            "pass them as (batch, n, axes): Positions.from_ids(ids)",
+        )
         ids, valid, documents = multimodal_ids(
             tokens, create_rule(rule, options), image_token_id, video_token_id, image_grid_thw, video_grid_thw,
             spatial_merge_size, second_per_grid_ts, attention_mask, document_ids, device,
@@ -641,9 +653,15 @@ class Positions:
             InputError: parents that are not before their drafts or not as many as queries, or positions that are not causal,
                 packed, or of several coordinates.
         """
+        refuse_in_program("with_tree: the parents say which drafts see which", "make the positions outside of it")
         given = as_numbers("parents", parents, self.q.device)
         given, n = given[None] if given.dim() == 1 else given, self.num_queries
-        if given.dim() != 2 or given.shape[1] != n or not holds_integers(given) or len(given) not in (1, self.batch):
+        if (
+            given.dim() != 2
+            or given.shape[1] != n
+            or not holds_integers(given)
+            or (len(given) > 1 and self.batch not in (1, len(given)))
+        ):
             raise InputError(f"pass integers ({n},) or (batch, {n}), one for each query", parents=parents)
         if bool((given >= torch.arange(n, device=given.device)).any()) or bool((given < -1).any()):
             raise InputError("a draft's parent comes before it, or is -1 for the tokens of the cache", parents=parents)

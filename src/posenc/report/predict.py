@@ -146,9 +146,10 @@ def trained(
     settings: Settings | None = None,
     seed: int = 0,
     on_trained: Callable[[str, Transformer, list[float]], None] = lambda name, model, losses: None,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> tuple[dict[str, Weights], list[str]]:
     """Models trained as `posenc compare` trains them, and held-out passages of the same text. data, settings: as there.
-    on_trained: called with every model and the loss of each of its steps.
+    on_trained: called with every model and the loss of each of its steps. on_step: called with the steps done, of all models.
 
     Raises:
         InputError: encodings that the page does not compute, data that cannot be read, or settings that it cannot show.
@@ -162,9 +163,13 @@ def trained(
     if 2 * settings.length > MOST_BYTES:
         raise InputError(f"the page reads {MOST_BYTES} bytes, so train at half of that or less", length=settings.length)
     settings.check_data(corpus)
-    found = {}
+    found: dict[str, Weights] = {}
     for name in dict.fromkeys(names):
-        model, losses = train(Run.of(name, seed, settings, corpus.digest), corpus.train)
+
+        def advance(step: int, before: int = len(found) * settings.steps) -> None:
+            on_step(before + step)
+
+        model, losses = train(Run.of(name, seed, settings, corpus.digest), corpus.train, advance)
         on_trained(name, model, losses)
         about = {
             "steps": settings.steps,

@@ -174,19 +174,21 @@ class Display(Progress):
             print(f"[{done}/{count}] {spent}: {printable(what)}", file=sys.stderr)
 
     def counter(self, what: str) -> Callable[..., None]:
-        """A bar for another piece of work: a function of the amount done, the total (None: unknown) and a new description."""
+        """A bar for another piece of work: a function of the amount done, the total (None: unknown) and a new description. The
+        pace is that since its first call, before which the work may have been prepared or resumed."""
         task = self.bar.add_task(what, total=None)
-        begun, first, announced = time.perf_counter(), 0, False
+        first: tuple[float, int] | None = None
+        announced = False
 
         def advance(done: int, count: int | None, called: str = what) -> None:
             nonlocal first, announced
             self.bar.update(task, completed=done, total=count, description=called)
+            begun, before = first = first or (time.perf_counter(), done)
             seconds = time.perf_counter() - begun
-            first = first or done  # what is done before counts for nothing
-            if announced or count is None or seconds < Pace.LEAST_SECONDS or done <= first:
+            if announced or count is None or seconds < Pace.LEAST_SECONDS or done <= before:
                 return
             announced = True
-            left = seconds * (count - done) / (done - first)
+            left = seconds * (count - done) / (done - before)
             if left >= ANNOUNCED:
                 self.say(f"{called}: takes about {about(seconds + left)} on this machine")
                 self.ask(left)
