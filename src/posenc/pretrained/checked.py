@@ -34,6 +34,8 @@ SIZES = re.compile(
 """Names of sizes in a configuration, which are integers above 0."""
 LAYERS = re.compile(r"(num_|n_)?(\w+_)?(layers?|blocks|depth)|n_layer")
 """Names of numbers of layers."""
+EPSILONS = re.compile(r"(^|_)(eps|epsilon)$")
+"""How names of what norms add to a variance end."""
 SCALES = re.compile(r"(scale(_inv)?|scales|qweight|qzeros|g_idx|zero_point|quant_state\..*|absmax|quant_map|SCB)$")
 """How names of weights end that quantisation adds."""
 QUANTISED = re.compile(r"F[468]_|[IU]\d+$|BOOL$")
@@ -114,10 +116,10 @@ def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
 
 
 def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> None:
-    """Refuse sizes in a configuration, also of its parts, that no model can have. tensors: how many the files have.
+    """Refuse numbers in a configuration, also of its parts, that no model can have. tensors: how many the files have.
 
     Raises:
-        InputError: a size that is no integer above 0, or more layers than the files have tensors.
+        InputError: a size that is no integer above 0, more layers than the files have tensors, or NaN, of which all outputs are.
     """
     for key, value in stored.items():
         if isinstance(value, Mapping):
@@ -128,6 +130,8 @@ def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> No
             raise InputError(f"{name}: {key}={value}: its files have {tensors} tensors, and a layer has at least one")
         elif SIZES.fullmatch(key) and not (isinstance(value, int) and 0 < value < 2**63):
             raise InputError(f"{name}: {key}={value}: must be an integer above 0")
+        elif value != value or (EPSILONS.search(key) and not 0 <= value < 1):
+            raise InputError(f"{name}: {key}={value}: must be a number" + ", at least 0 and below 1" * (value == value))
     if stored.get("num_hidden_layers") == 0:
         raise InputError(f"{name}: num_hidden_layers=0: a model has at least one layer")
 
