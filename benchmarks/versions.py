@@ -82,7 +82,7 @@ def commit() -> str:
     name = subprocess.run(
         [*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", f":!{RECORD}"]).returncode == 0
+    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", f":!{RECORD.relative_to(ROOT)}"]).returncode == 0
     return name if same else f"{name}+"
 
 
