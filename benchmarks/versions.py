@@ -123,9 +123,7 @@ def sentences(rows: dict[str, dict[str, object]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", choices=[*TESTS, "show"])
-    parser.add_argument(
-        "--python", type=Path, help="of core: the Python of an environment with posenc[lab,ode] and pytest-xdist"
-    )
+    parser.add_argument("--python", type=Path, help="of core: the Python of an environment with posenc[dev]")
     chosen = parser.parse_args()
     if chosen.which == "show":
         print("\n".join(sentences(recorded())) or "Other versions than the pinned ones: no complete run is recorded")
