@@ -134,20 +134,11 @@ def main() -> int:
     report = python.parent.parent / "tests.xml"
     done = subprocess.run(
         [
-            python,
-            "-m",
-            "pytest",
-            "-n",
-            "2",
-            "--dist",
-            "worksteal",
-            "-m",
-            "not slow and not browser",
-            f"--junitxml={report}",
-        ]
-        + TESTS[chosen.which],
+            python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow and not browser",
+            f"--junitxml={report}", *TESTS[chosen.which],
+        ],
         cwd=ROOT,
-    )
+    )  # fmt: skip
     if done.returncode not in (0, 1):  # nothing ran: there is nothing to record
         return done.returncode
     new = row(python, report)

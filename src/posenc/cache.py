@@ -354,8 +354,7 @@ def _scattered(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
 def _hidden_keys(positions: Positions) -> Hidden | None:
     """The tokens of this call that no query sees, as keys."""
     _, keys = positions.hidden()
-    if (
-        keys is None or positions.q_order.shape[0] > 1
-    ):  # each row's new tokens are behind its last one, all of them visible
+    # where rows differ in order, each row's new tokens are behind its last one, all of them visible
+    if keys is None or positions.q_order.shape[0] > 1:
         return None
     return Hidden.of(keys.mask[:, -positions.num_queries :])

@@ -17,8 +17,11 @@ def without_bars() -> Iterator[None]:
     """Without the progress bars of transformers, unless stderr is a terminal."""
     from transformers.utils import logging
 
+    if sys.stderr.isatty():
+        yield
+        return
     with _LOCK:
-        if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        if not logging.is_progress_bar_enabled():
             yield
             return
         logging.disable_progress_bar()
