@@ -12,8 +12,8 @@ from posenc.lab.bench.measure import CLOCKS, Effort, interleaved, ratios, spread
 from posenc.lab.machine import measurable, peak
 
 Call = Callable[[], object]
-ROUNDS = 9
-TARGET = 0.02
+ROUNDS = 7
+TARGET = 0.01
 """Seconds of a candidate in a round."""
 
 

@@ -58,26 +58,29 @@ def _range(table, first_i, first_j, num_queries, num_keys, BLOCK_M: tl.constexpr
 def _scores(
     q, k, i, j, first_i, first_j, vector, products, row, rows, scale, diagonal, num_queries, num_keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of scores times log2(e); -inf where the query does not see the key. It has no branches: around one, ptxas
-    serialises the products of tiles and spills registers."""
-    s = _dot(q, tl.trans(k), PRECISION) * scale
-    seen = (i < num_queries)[:, None] & (j < num_keys)[None, :]
-    cell = num_queries - 1 - i[:, None] + j[None, :]
+    """A tile of scores times log2(e), (queries, keys) or, TURNED, (keys, queries); -inf where the query does not see the
+    key. It has no branches: around one, ptxas serialises the products of tiles and spills registers."""
+    of_queries: tl.constexpr = 0 if TURNED else 1  # the axis that queries do not have
+    s = (_dot(k, tl.trans(q), PRECISION) if TURNED else _dot(q, tl.trans(k), PRECISION)) * scale
+    query, key = tl.expand_dims(i, of_queries), tl.expand_dims(j, 1 - of_queries)
+    seen = (query < num_queries) & (key < num_keys)
+    cell = num_queries - 1 - query + key
     if VECTOR:
         least, varies = _range(vector, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
-        s += tl.load(vector + cell, mask=seen & varies[:, None], other=least)  # beyond T5's last bucket nothing is read
+        # beyond T5's last bucket nothing is read
+        s += tl.load(vector + cell, mask=seen & tl.expand_dims(varies, of_queries), other=least)
     if PRODUCTS:
         least, varies = _range(row, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
         of_query = products + i.to(tl.int64) * rows
         # beyond the clip all keys of a tile are in one row
         one = tl.load(of_query + least, mask=(i < num_queries) & (varies == 0), other=0.0)
-        mixed = seen & varies[:, None]
+        mixed = seen & tl.expand_dims(varies, of_queries)
         at = tl.load(row + cell, mask=mixed, other=0)
-        s += tl.load(of_query[:, None] + at, mask=mixed, other=0.0) + one[:, None]
+        s += tl.load(tl.expand_dims(of_query, of_queries) + at, mask=mixed, other=0.0) + tl.expand_dims(one, of_queries)
     if CAUSAL:
-        seen = seen & (j[None, :] <= i[:, None] + diagonal)
+        seen = seen & (key <= query + diagonal)
     return tl.where(seen, s * LOG2E, -float("inf"))
 
 
@@ -134,7 +137,7 @@ def forward(
         k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
         s = _scores(
             q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION, False,
         )  # fmt: skip
         v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
         acc, top, total = _weighed(acc, top, total, s, v, PRECISION)
@@ -147,9 +150,10 @@ def forward(
 
 @triton.jit
 def _diagonals(ds, HIGH: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of a square tile along its diagonals, by cell: the BLOCK lower ones, or the BLOCK - 1 higher and a zero."""
+    """Sums of a square tile (keys, queries) along its diagonals, by cell: the BLOCK lower ones, or the BLOCK - 1 higher and
+    a zero."""
     r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    column = c + HIGH * BLOCK - (BLOCK - 1) + r
+    column = r - (c + HIGH * BLOCK - (BLOCK - 1))
     inside = (column >= 0) & (column < BLOCK)
     shifted = tl.gather(ds, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)
     return tl.sum(tl.where(inside, shifted, 0.0), 0)
@@ -197,15 +201,15 @@ def backward_keys(
             q = _inputs(Q, qb, qh, qn, batch, tl.full((), head, tl.int32), i, num_queries, d, D)
             s = _scores(
                 q, k, i, j, first_i, first_j, VECTOR_ + head * cells, products, ROW, rows, scale, diagonal, num_queries,
-                num_keys, BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+                num_keys, BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION, True,
             )  # fmt: skip
             lse = tl.load(LSE + flat * num_queries + i, mask=i < num_queries, other=float("inf"))
-            p = tl.exp2(s - lse[:, None] * LOG2E)
+            p = tl.exp2(s - lse[None, :] * LOG2E)  # (keys, queries): no tile in registers has to be transposed
             dout = _inputs(DOUT, ob, oh, on, batch, tl.full((), head, tl.int32), i, num_queries, dv, DV)
-            dvalue += _dot(tl.trans(p).to(dout.dtype), dout, PRECISION)
+            dvalue += _dot(p.to(dout.dtype), dout, PRECISION)
             delta = tl.load(DELTA + flat * num_queries + i, mask=i < num_queries, other=0.0)
-            ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
-            dk += _dot(tl.trans(ds).to(q.dtype), q, PRECISION)
+            ds = p * (_dot(v, tl.trans(dout), PRECISION) - delta[None, :])
+            dk += _dot(ds.to(q.dtype), q, PRECISION)
             if LEARNED:
                 lowest = num_queries - BLOCK - first_i + first_j
                 # this tile's higher cells are the lower ones of the tile before
@@ -247,7 +251,7 @@ def backward_queries(
         v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
         s = _scores(
             q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+            BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION, False,
         )  # fmt: skip
         p = tl.exp2(s - lse[:, None] * LOG2E)
         ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
@@ -267,32 +271,34 @@ def backward_queries(
 
 
 class Tiles(NamedTuple):
-    """Sizes of tiles and of programs, in the forward and in the backward, whose tiles are square."""
+    """Sizes of tiles, warps of a program and stages of its pipeline, of each kernel."""
 
-    block_m: int
-    block_n: int
-    block: int
-    warps: int
-    backward_warps: int
-    stages: int
+    forward: tuple[int, int, int, int]
+    """Queries, keys, warps, stages."""
+    keys: tuple[int, int, int]
+    """Queries and keys, which are as many, warps, stages: of the gradients of keys and values."""
+    queries: tuple[int, int, int]
 
 
 TILES = {
-    64: Tiles(128, 64, 64, 8, 8, 3),
-    128: Tiles(128, 64, 64, 8, 8, 3),
-    256: Tiles(64, 32, 32, 4, 4, 2),
+    64: Tiles((128, 64, 8, 3), (64, 8, 3), (64, 8, 3)),
+    128: Tiles((128, 64, 8, 3), (64, 8, 3), (64, 8, 3)),
+    256: Tiles((64, 32, 4, 2), (32, 4, 2), (32, 4, 2)),
 }
 """Up to a width of queries and values in half precision. Chosen by what ptxas says of registers and shared memory for
 sm_90, not by time; RECORD has those that benchmarks/gpu.py found fastest on a GPU."""
 
 
+def limit_of(width: int) -> int:
+    """The key of TILES that serves a width."""
+    return min((limit for limit in TILES if width <= limit), default=256)
+
+
 def _tiles(q: Tensor, v: Tensor) -> Tiles:
     if INTERPRETED:
-        return Tiles(32, 16, 16, 4, 4, 1)
-    width = max(q.shape[-1], v.shape[-1]) * q.element_size() // 2  # float32 takes the room of twice the width
-    limit = min((limit for limit in TILES if width <= limit), default=256)
-    fastest = recorded(q.device).get("tiles", {}).get(str(limit))
-    return Tiles(*fastest) if fastest else TILES[limit]
+        return Tiles((32, 16, 4, 1), (16, 4, 1), (16, 4, 1))
+    limit = limit_of(max(q.shape[-1], v.shape[-1]) * q.element_size() // 2)  # float32 takes the room of twice the width
+    return TILES[limit]._replace(**recorded(q.device).get("tiles", {}).get(str(limit), {}))
 
 
 def _blocks(width: int, value_width: int) -> tuple[int, int]:
@@ -354,10 +360,10 @@ def relative_attention(
     batch, heads, queries = q.shape[:3]
     options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
     out, lse = q.new_empty(batch, heads, queries, v.shape[-1]), q.new_empty(batch, heads, queries, dtype=torch.float32)
-    tiles = _tiles(q, v)
-    forward[(triton.cdiv(queries, tiles.block_m), batch * heads)](
+    block_m, block_n, warps, stages = _tiles(q, v).forward
+    forward[(triton.cdiv(queries, block_m), batch * heads)](
         q, k, v, out, lse, *tables, _far_cells(vector, row, q), scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, num_warps=tiles.warps, num_stages=tiles.stages, **options,
+        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return out, lse
 
@@ -386,17 +392,19 @@ def _backward(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     # an empty row has no probabilities: exp(s - inf) is zero
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.block)
+    cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.keys[0])
     parts = (batch, heads, blocks, cells) if deterministic else (heads, cells)
     dvector = q.new_zeros(parts if of_vector else (0,), dtype=torch.float32)
     dproducts = torch.zeros_like(tables[1]) if of_products else dvector.new_empty(0)
-    launch = {"BLOCK": tiles.block, "num_warps": tiles.backward_warps, "num_stages": tiles.stages} | options
+    block, warps, stages = tiles.keys
     backward_keys[(blocks, batch * kv_heads)](
         q, k, v, dout, lse, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
-        LEARNED=of_vector, ATOMIC=not deterministic, **launch,
+        LEARNED=of_vector, ATOMIC=not deterministic, BLOCK=block, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
-    backward_queries[(triton.cdiv(queries, tiles.block), batch * heads)](
-        q, k, v, dout, lse, delta, *tables, dq, dproducts, scale, *sizes, *strides, LEARNED=of_products, **launch,
+    block, warps, stages = tiles.queries
+    backward_queries[(triton.cdiv(queries, block), batch * heads)](
+        q, k, v, dout, lse, delta, *tables, dq, dproducts, scale, *sizes, *strides,
+        LEARNED=of_products, BLOCK=block, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return dq, dk, dv, dvector.sum((0, 2)) if of_vector and deterministic else dvector, dproducts
 
