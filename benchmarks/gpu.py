@@ -29,7 +29,7 @@ import torch
 from gpu_stages import STAGES
 from gpu_stages.timing import machine
 
-PATIENCE = 60
+PATIENCE = 30
 """Seconds that a case may take past the end of its stage, to compile for the most part."""
 PREPARATION = 0.6
 """The share of a stage's time after which no more is compiled ahead."""
@@ -76,13 +76,13 @@ class Results:
 class Worker:
     """A process that measures one case after another. When it dies or hangs, its case has failed, and another takes its place."""
 
-    def __init__(self, dry: bool) -> None:
-        self.dry = dry
+    def __init__(self, dry: bool, jobs: int = 1) -> None:
+        self.dry, self.jobs = dry, jobs
         self._start()
 
     def _start(self) -> None:
         self.connection, other = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(other, self.dry), daemon=True)
+        self.process = CONTEXT.Process(target=serve, args=(other, self.dry, self.jobs), daemon=True)
         self.process.start()
         other.close()
 
@@ -113,8 +113,9 @@ class Worker:
         self.process.join()
 
 
-def serve(connection: Connection, dry: bool) -> None:
+def serve(connection: Connection, dry: bool, jobs: int) -> None:
     """Answer (stage, case, whether to prepare it only) with the result until the other end is closed."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     with suppress(EOFError):
         while True:
             stage, case, prepare = connection.recv()
@@ -217,7 +218,7 @@ def main() -> int:
         results.forget(results.failed())
     end = time.time() + 60 * options.minutes
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1" if options.jobs > 1 else "8")
-    workers = [Worker(options.dry_run) for _ in range(options.jobs)]
+    workers = [Worker(options.dry_run, options.jobs) for _ in range(options.jobs)]
     for number, stage in enumerate(options.stages):
         shares = [STAGES[name].SHARE for name in options.stages[number:]]
         begin = time.time()

@@ -135,15 +135,18 @@ def _calls(name: str, backend: str, layout: str, dry: bool) -> Iterator[tuple[st
         sizes = [(2, config.num_heads, positions.num_queries, width)]
         sizes += [(2, config.kv_heads, positions.num_keys, width)] * 2 + [(2, positions.num_keys, config.dim)]
         torch.manual_seed(0)
-        inputs = [torch.randn(size, dtype=torch.float64) for size in sizes]
-        weights = torch.randn(sizes[0], dtype=torch.float64)
-        try:
-            wanted = _outputs(exact, inputs, positions, weights, "reference")
-        except InputError as refusal:  # other positions than it is for
-            yield str(width), f"the reference: {refusal}"
-            continue
+        drawn = [torch.randn(size, dtype=torch.float64) for size in (*sizes, sizes[0])]
         for dtype in (torch.float32, torch.bfloat16):
             label = f"{width} {str(dtype).removeprefix('torch.')}"
+            *inputs, weights = (x.to(dtype).double() for x in drawn)  # both are given the same numbers
+            try:
+                wanted = _outputs(exact, inputs, positions, weights, "reference")
+            except InputError as refusal:  # other positions than it is for
+                yield label, f"the reference: {refusal}"
+                continue
+            if not all(bool(x.isfinite().all()) for x in wanted):
+                yield label, "the reference is not finite for these weights and positions"
+                continue
             encoding = copy.deepcopy(exact).to(device=device(), dtype=torch.float32)
             cast = [x.to(device(), dtype) for x in inputs]
             try:

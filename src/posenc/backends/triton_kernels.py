@@ -324,12 +324,48 @@ def _common(
     return options, tables, sizes
 
 
-def _far_cells(vector: Tensor | None, row: Tensor | None, q: Tensor) -> Tensor:
+@triton.jit
+def _first_other(VECTOR_, ROW, FAR, heads, cells, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first cell whose number or row is not that of cell 0, into FAR, which holds `cells`."""
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = cell < cells
+    other = cell < 0
+    if VECTOR:
+        for head in range(heads):
+            first = tl.load(VECTOR_ + head * cells)
+            other = other | (tl.load(VECTOR_ + head * cells + cell, mask=inside, other=first) != first)
+    if PRODUCTS:
+        first = tl.load(ROW)
+        other = other | (tl.load(ROW + cell, mask=inside, other=first) != first)
+    tl.atomic_min(FAR, tl.min(tl.where(other, cell, cells), 0))
+
+
+def _far_cells(tables: list[Tensor], heads: int, cells: int, options: dict[str, Any]) -> Tensor:
     """How many cells, from the longest distance on, have one number and one row: a scalar on the device."""
-    same = [(x == x[..., :1]).all(0) for x in (vector, None if row is None else row[None]) if x is not None]
-    if not same:
-        return q.new_empty(0, dtype=torch.int32)
-    return torch.stack(same).all(0).int().cumprod(0).sum(dtype=torch.int32)
+    vector, _, row = tables
+    far = torch.full((), cells, dtype=torch.int32, device=row.device)
+    reads = {name: options[name] for name in ("VECTOR", "PRODUCTS")}
+    if any(reads.values()):
+        _first_other[(triton.cdiv(cells, 1024),)](vector, row, far, heads, cells, BLOCK=1024, **reads)
+    return far
+
+
+@triton.jit
+def _before_backward(
+    OUT, DOUT, LSE, DLSE, DELTA, SAFE, queries, ob, oh, on, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """DELTA: what is taken from the gradient of every probability of a query. SAFE: the log-sum-exp, inf where a query sees no
+    key: exp(s - inf) is zero."""
+    i, dv = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_DV)
+    batch, head, flat = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS, tl.program_id(1).to(tl.int64)
+    inside = (i < queries)[:, None] & (dv < DV)[None, :]
+    out = tl.load(OUT + (flat * queries + i[:, None]) * DV + dv[None, :], mask=inside, other=0.0).to(tl.float32)
+    dout = _inputs(DOUT, ob, oh, on, batch, head, i, queries, dv, DV).to(tl.float32)
+    at, seen = flat * queries + i, i < queries
+    tl.store(DELTA + at, tl.sum(out * dout, 1) - tl.load(DLSE + at, mask=seen, other=0.0), mask=seen)
+    lse = tl.load(LSE + at, mask=seen, other=0.0)
+    tl.store(SAFE + at, tl.where(lse == -float("inf"), float("inf"), lse), mask=seen)
 
 
 def _dense_channels(x: Tensor) -> Tensor:
@@ -339,7 +375,7 @@ def _dense_channels(x: Tensor) -> Tensor:
 @torch.library.custom_op("posenc::relative_attention", mutates_args=())
 def relative_attention(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    scale: float, diagonal: int, precision: str,
+    scale: float, diagonal: int, precision: str, single: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention under a bias of the distance and products with a relative table, and the log-sum-exp of its scores.
 
@@ -352,6 +388,8 @@ def relative_attention(
         scale: factor of q . k.
         diagonal: query i sees the keys up to i + diagonal; num_keys - 1 or more: all.
         precision: of products of float32 tiles, "ieee", "tf32" or "tf32x3".
+        single: the output is float32. The gradient of a score is p (dp - delta), delta = out . dout: what half precision rounds
+            off `out` is added up over all scores that share an entry of a table, such as T5's last bucket.
 
     Returns the output (batch, num_heads, num_queries, value width) in q's dtype, zero where a query sees no key, and
     (batch, num_heads, num_queries) float32, -inf there.
@@ -359,29 +397,31 @@ def relative_attention(
     q, k, v = _dense_channels(q), _dense_channels(k), _dense_channels(v)
     batch, heads, queries = q.shape[:3]
     options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
-    out, lse = q.new_empty(batch, heads, queries, v.shape[-1]), q.new_empty(batch, heads, queries, dtype=torch.float32)
+    out = q.new_empty(batch, heads, queries, v.shape[-1], dtype=torch.float32 if single else q.dtype)
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    far = _far_cells(tables, heads, queries + k.shape[2] - 1, options)
     block_m, block_n, warps, stages = _tiles(q, v).forward
     forward[(triton.cdiv(queries, block_m), batch * heads)](
-        q, k, v, out, lse, *tables, _far_cells(vector, row, q), scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, k, v, out, lse, *tables, far, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return out, lse
 
 
 @relative_attention.register_fake
-def _(q, k, v, vector, products, row, scale, diagonal, precision):
+def _(q, k, v, vector, products, row, scale, diagonal, precision, single=False):
     check_devices("posenc.attention", q, k, v, vector, products, row)
-    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=torch.float32 if single else q.dtype)
+    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("posenc::relative_attention_backward", mutates_args=())
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    lse: Tensor, delta: Tensor, dout: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
+    out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
     of_products: bool, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, vector and products; empty where not asked for. delta: (batch, num_heads, num_queries),
-    what is taken from the gradient of every probability. deterministic: the vector's gradient is summed from a part
+    """Gradients of q, k, v, vector and products; empty where not asked for. deterministic: the vector's gradient is summed from a part
     per block of keys, num_queries x num_keys / BLOCK numbers a head, instead of by atomic additions; that of the products is
     always atomic where keys of a query share a row."""
     q, k, v, dout = (_dense_channels(x) for x in (q, k, v, dout))
@@ -390,49 +430,52 @@ def _backward(
     tiles = _tiles(q, v)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    # an empty row has no probabilities: exp(s - inf) is zero
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    delta, safe = torch.empty_like(lse), torch.empty_like(lse)
+    _before_backward[(triton.cdiv(queries, 64), batch * heads)](
+        out, dout, lse, dlse.contiguous(), delta, safe, queries, *dout.stride()[:3],
+        HEADS=heads, DV=options["DV"], BLOCK_DV=options["BLOCK_DV"], BLOCK=64,
+    )  # fmt: skip
     cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.keys[0])
     parts = (batch, heads, blocks, cells) if deterministic else (heads, cells)
     dvector = q.new_zeros(parts if of_vector else (0,), dtype=torch.float32)
     dproducts = torch.zeros_like(tables[1]) if of_products else dvector.new_empty(0)
     block, warps, stages = tiles.keys
     backward_keys[(blocks, batch * kv_heads)](
-        q, k, v, dout, lse, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
+        q, k, v, dout, safe, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
         LEARNED=of_vector, ATOMIC=not deterministic, BLOCK=block, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     block, warps, stages = tiles.queries
     backward_queries[(triton.cdiv(queries, block), batch * heads)](
-        q, k, v, dout, lse, delta, *tables, dq, dproducts, scale, *sizes, *strides,
+        q, k, v, dout, safe, delta, *tables, dq, dproducts, scale, *sizes, *strides,
         LEARNED=of_products, BLOCK=block, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return dq, dk, dv, dvector.sum((0, 2)) if of_vector and deterministic else dvector, dproducts
 
 
 @_backward.register_fake
-def _(q, k, v, vector, products, row, lse, delta, dout, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
-    check_devices("posenc.attention", q, k, v, vector, products, row, lse, delta, dout)
+def _(q, k, v, vector, products, row, out, lse, dout, dlse, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
+    check_devices("posenc.attention", q, k, v, vector, products, row, out, lse, dout, dlse)
     tables = [q.new_empty(x.shape if asked else (0,), dtype=torch.float32)
               for x, asked in ((vector, of_vector), (products, of_products))]  # fmt: skip
     return *(x.new_empty(x.shape) for x in (q, k, v)), *tables
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, ctx.diagonal, ctx.precision = inputs
+    *tensors, ctx.scale, ctx.diagonal, ctx.precision, _ = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx, dout, dlse):
     q, k, v, vector, products, row, out, lse = ctx.saved_tensors
-    delta = (out.float() * dout.float()).sum(-1) - dlse
     asked = ctx.needs_input_grad[3:5]
     grads = _backward(
-        q, k, v, vector, products, row, lse, delta, dout, ctx.scale, ctx.diagonal, ctx.precision, *asked,
+        q, k, v, vector, products, row, out, lse, dout.to(q.dtype), dlse, ctx.scale, ctx.diagonal, ctx.precision, *asked,
         torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return (
         *grads[:3],
         *(x if wanted else None for x, wanted in zip(grads[3:], asked, strict=True)),
+        None,
         None,
         None,
         None,
@@ -454,26 +497,32 @@ def _rotate_heads(
 ):  # fmt: skip
     """Rotate all heads of one token. x, out: pointers to the token; REST: the block of all channels, of which those that
     do not rotate are copied, or 0."""
-    pair = tl.arange(0, BLOCK)
-    if INTERLEAVED:
-        first, second = start + 2 * pair, start + 2 * pair + 1
-    else:
-        first, second = start + pair, start + pair + PAIRS
+    pair, channel = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
     for begin in range(0, heads, HEADS):
         head = (begin + tl.arange(0, HEADS)).to(tl.int64)[:, None]
-        visible = (head < heads) & (pair < PAIRS)[None, :]
-        source, target = x + head * x_head, out + head * out_head
-        a = tl.load(source + first[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
-        b = tl.load(source + second[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
-        turned_a, turned_b = a * cos - b * sin, b * cos + a * sin
-        tl.store(target + first[None, :] * out_channel, turned_a.to(out.dtype.element_ty), mask=visible)
-        tl.store(target + second[None, :] * out_channel, turned_b.to(out.dtype.element_ty), mask=visible)
+        source, target = x + head * x_head + start * x_channel, out + head * out_head + start * out_channel
+        if INTERLEAVED:  # neighbouring lanes read neighbouring channels: pairs are taken apart in registers
+            visible = (head < heads) & (channel < 2 * PAIRS)[None, :]
+            both = tl.load(source + channel[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+            a, b = tl.split(tl.reshape(both, (HEADS, BLOCK, 2)))
+            both = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (HEADS, 2 * BLOCK))
+            tl.store(target + channel[None, :] * out_channel, both.to(out.dtype.element_ty), mask=visible)
+        else:
+            visible = (head < heads) & (pair < PAIRS)[None, :]
+            a = tl.load(source + pair[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+            b = tl.load(source + (pair + PAIRS)[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+            tl.store(target + pair[None, :] * out_channel, (a * cos - b * sin).to(out.dtype.element_ty), mask=visible)
+            tl.store(
+                target + (pair + PAIRS)[None, :] * out_channel,
+                (b * cos + a * sin).to(out.dtype.element_ty),
+                mask=visible,
+            )
         if REST:
-            channel = tl.arange(0, REST)
-            still = (channel < width) & ((channel < start) | (channel >= start + 2 * PAIRS))
+            rest = tl.arange(0, REST)
+            still = (rest < width) & ((rest < start) | (rest >= start + 2 * PAIRS))
             still = (head < heads) & still[None, :]
-            unchanged = tl.load(source + channel[None, :] * x_channel, mask=still, other=0.0)
-            tl.store(target + channel[None, :] * out_channel, unchanged, mask=still)
+            unchanged = tl.load(x + head * x_head + rest[None, :] * x_channel, mask=still, other=0.0)
+            tl.store(out + head * out_head + rest[None, :] * out_channel, unchanged, mask=still)
 
 
 @triton.jit
