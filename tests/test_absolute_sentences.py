@@ -20,7 +20,7 @@ PLAIN = ""
 
 README = {
     "Check any function against the paper": PLAIN,
-    "all but CoPE in memory linear": "test_readme_numbers.py::test_all_but_one_encoding_take_linear_memory",
+    "in memory linear in the sequence length": "test_readme_numbers.py::test_every_encoding_takes_linear_memory",
     "Your model code stays the same for every encoding": "docs/test_guide_model.py::test_the_guides_model_trains_and_decodes_under_every_encoding",
     "Every encoding is tested against a float64 reference of its formula": "conformance/test_matrix.py::test_every_encoding_has_a_row_of_marks_that_are_true",
     "plain transformers loads to the same logits": "pretrained/test_export.py::test_every_static_schedule_comes_back_from_plain_transformers",
@@ -61,7 +61,7 @@ SECURITY = {
 ATTENTION = {
     "with any encoding": "test_conformance.py::test_every_encoding_conforms",
     "As a mask of PyTorch's fused kernel": PLAIN,
-    "for all encodings but CoPE": "test_readme_numbers.py::test_all_but_one_encoding_take_linear_memory",
+    "for all encodings": "test_readme_numbers.py::test_every_encoding_takes_linear_memory",
     "| none on the scores |": PLAIN,
     "sums of gates, key-gated distances": PLAIN,
     "which all layers that share a `Positions` share": "backends/test_short.py::test_layers_that_share_are_the_reference",

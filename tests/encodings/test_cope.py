@@ -42,9 +42,9 @@ def test_cope_is_that_of_x_transformers(new, cached, num_counts):
     theirs.pos_emb.data = ours.embeddings.data[0].T
     seen = positions.mask()
     scores = (q @ k.mT * 8**-0.5).masked_fill(~seen, -torch.finfo(q.dtype).max)
-    wanted, actual = theirs(q, scores), ours.bias(q, k, positions).tensor
+    wanted, actual = theirs(q, scores), ours.bias(q, k, positions).dense(q.device)
     assert_close(torch.where(seen, actual, 0), torch.where(seen, wanted, 0), **EXACT)
-    divided = random(CoPE(8, num_counts=num_counts)).bias(q, k, positions).tensor
+    divided = random(CoPE(8, num_counts=num_counts)).bias(q, k, positions).dense(q.device)
     assert (torch.where(seen, divided - wanted, 0)).abs().max() > 0.1, "the other scale gives other values"
 
 
@@ -53,7 +53,7 @@ def test_cope_with_open_gates_counts_tokens():
     positions = Positions.arange(6, causal=True)
     q, k = torch.ones(1, 1, 6, 4, dtype=torch.float64), torch.full((1, 1, 6, 4), 1e3, dtype=torch.float64)
     encoding = random(CoPE(4, num_counts=4))
-    actual, of_count = encoding.bias(q, k, positions).tensor[0, 0], (q[0, 0, 0] @ encoding.embeddings[0]) / 2
+    actual, of_count = encoding.bias(q, k, positions).dense(q.device)[0, 0], (q[0, 0, 0] @ encoding.embeddings[0]) / 2
     for i in range(6):
         for j in range(i + 1):
             assert_close(actual[i, j], of_count[min(i - j + 1, 3)])

@@ -316,22 +316,25 @@ def _dense_costs(problem: Problem, refused: Refused) -> Costs:
     size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
     rows = _block_rows(problem)
     cells = batch * heads * keys * min(rows, queries)
+    made = cells * (
+        sum(term.temporaries for term in problem.bias) + sum(each.temporaries for each in problem.modifiers)
+    )
     if _takes_scores(problem):
         how = ("the scores of every branch" if problem.branches else "scores and probabilities") + (
             f", for {rows} queries at a time" if rows < queries else ""
         )
-        return Costs(f"{refused.why}: {how}", 4 * cells * size, refused.faster)
+        return Costs(f"{refused.why}: {how}", (4 * cells + made) * size, refused.faster)
     if rows < queries:
         again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
         how = f"a dense mask for {rows} queries at a time{again}"
-        return Costs(f"{refused.why}: {how}", 3 * cells * size, refused.faster)
+        return Costs(f"{refused.why}: {how}", (3 * cells + made) * size, refused.faster)
     if not problem.bias and problem.sink is None:
         return Costs(f"{refused.why}: a dense bool mask", positions.batch * queries * keys, refused.faster)
     copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
     per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
     row = sum_by_rows(problem.bias, problem.q.device)(0, 1)
     learned = 0 if row is None or not row.requires_grad else 2 * cells * size  # PyTorch keeps scores and probabilities
-    return Costs(f"{refused.why}: a dense float mask", max(copies, 1) * per_row + learned, refused.faster)
+    return Costs(f"{refused.why}: a dense float mask", max(copies, 1) * per_row + learned + made * size, refused.faster)
 
 
 def _at_once(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:

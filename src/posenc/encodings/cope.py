@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import Dense
+from posenc.bias import Score
+from posenc.bias.structures import Block, Refused
 from posenc.encoding import Encoding
 from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
@@ -24,8 +25,8 @@ class CoPE(Encoding):
     sqrt(head_dim) like the scores (the authors' default; "nodiv" otherwise).
 
     A sum p between two counts gets the interpolated product of the query with their embeddings, which start at zero
-    and which all heads share. Keys count in their order, whatever their positions; only visible ones do. Costs
-    num_queries x num_keys memory, several times over: the gates depend on every pair. Separate keys for the gates and the
+    and which all heads share. Keys count in their order, whatever their positions; only visible ones do. The gates
+    depend on every pair, and are made for a block of queries at a time. Separate keys for the gates and the
     gates from values, options of the authors' code, are not offered.
     Raises InputError for positions that are not causal. Source: Golovneva et al. 2024;
     facebookresearch/RAM, projects/cope/src/cope/context_position.py.
@@ -43,8 +44,8 @@ class CoPE(Encoding):
     shift_invariant = True
     extrapolates = "yes: far keys share the last count"
     use_when = (
-        "Take it to count words or sentences in place of tokens, in short inputs: memory grows with queries times "
-        "keys; `fox` has linear memory."
+        "Take it to count words or sentences in place of tokens, in short inputs: it makes a gate for every pair of tokens; "
+        "`fox` is cheaper."
     )
     equal_to = "x-transformers"
     causal_only = True
@@ -58,7 +59,7 @@ class CoPE(Encoding):
     def setup(self) -> None:
         self.embeddings: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.head_dim, self.num_counts))
 
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score:
         check_head_dim(self, q, self.head_dim)
         if positions.sees_future:
             raise InputError("CoPE counts from a key up to its query: pass causal positions (causal=True)")
@@ -66,19 +67,41 @@ class CoPE(Encoding):
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scale = self.scale(self.head_dim)
-        gates = torch.sigmoid(scale * (q @ k.mT)) * positions.mask()
-        counts = _from_the_last(gates, positions).clamp(max=self.num_counts - 1)
         of_count = q @ self.embeddings[self.own_layer(layer)].to(dtype) * (scale if self.scaled else 1.0)
-        below, above = counts.floor(), counts.ceil()
-        share = counts - below
-        first, second = (x.nan_to_num(0.0).long() for x in (below, above))  # of a NaN, the share is NaN
-        term = of_count.gather(-1, first) * (1 - share) + of_count.gather(-1, second) * share
-        return Dense(term)
+        return _Counted(q * scale, k, of_count, positions)
 
 
-def _from_the_last(gates: Tensor, positions: Positions) -> Tensor:
-    """Each key's gate and those of all keys after it in their order, added up."""
+class _Counted(Score):
+    """What a query's products with the embeddings, (batch, num_heads, num_queries, num_counts), are at the count of each key,
+    which gates add up to. q is scaled."""
+
+    temporaries = 12
+
+    def __init__(self, q: Tensor, k: Tensor, of_count: Tensor, positions: Positions) -> None:
+        self.q, self.k, self.of_count, self.positions = q, k, of_count, positions
+        (self.batch, self.num_heads, self.num_queries), self.num_keys = q.shape[:3], k.shape[2]
+
+    def blocks(self, device: torch.device) -> Block:
+        def block(first: int, end: int, keys: slice) -> Tensor:
+            visible = self.positions.mask(first, end)[..., keys]
+            gates = torch.sigmoid(self.q[:, :, first:end] @ self.k[:, :, keys].mT) * visible
+            counts = _from_the_last(gates, self.positions, keys).clamp(max=self.of_count.shape[-1] - 1)
+            low = counts.detach().nan_to_num(0.0).long()
+            share = counts - low  # of a NaN it is NaN
+            of_count = self.of_count[:, :, first:end]
+            least = of_count.gather(-1, low)
+            return torch.lerp(least, of_count.gather(-1, (low + 1).clamp(max=of_count.shape[-1] - 1)), share)
+
+        return block
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return Refused("counts need every pair of a query's row")
+
+
+def _from_the_last(gates: Tensor, positions: Positions, keys: slice) -> Tensor:
+    """Each key's gate and those of the keys after it in their order, added up, among some keys: no query of the gates sees one
+    that is left out and comes after them."""
     if positions.diagonal is not None:  # keys lie in their order
         return gates.flip(-1).cumsum(-1).flip(-1)
-    last_first = positions.k_order.argsort(1, descending=True)[:, None, None].expand_as(gates)
+    last_first = positions.k_order[:, keys].argsort(1, descending=True)[:, None, None].expand_as(gates)
     return torch.empty_like(gates).scatter(-1, last_first, gates.gather(-1, last_first).cumsum(-1))

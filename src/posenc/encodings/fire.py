@@ -67,7 +67,9 @@ class FIRE(Encoding):
         positions.require_one_axis("FIRE")
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_positions, layer=self.own_layer(layer), dtype=dtype)
-        return Positional(function, self.num_heads, positions)
+        term = Positional(function, self.num_heads, positions)
+        term.temporaries = 18
+        return term
 
     def of_positions(self, head: Tensor, i: Tensor, j: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads, query positions and key positions, in dtype."""

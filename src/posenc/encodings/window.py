@@ -20,6 +20,8 @@ from posenc.positions import Positions
 from posenc.positions.ids import exact
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
+PAIRS = 2**20
+"""Queries times keys whose offsets are in memory at once."""
 
 
 class _PatchBias(Encoding):
@@ -61,14 +63,24 @@ def _cells(ids: Tensor, order: Tensor, width: int) -> Tensor:
 
 def _reach(grid: Positions) -> tuple[int, int]:
     """The largest offset, in rows and columns, between a query and a key that it sees."""
-    offset = (grid.q[:, :, None] - grid.k[:, None]).abs()
-    counted = grid.mask()[:, 0]
-    if grid.q_placed is not None:
-        counted = counted & grid.q_placed[:, :, None]
-    if grid.k_placed is not None:
-        counted = counted & grid.k_placed[:, None]
-    rows, columns = (offset * counted[..., None]).flatten(0, 2).amax(0).tolist()
+    step, found = max(1, PAIRS // (grid.batch * grid.num_keys)), []
+    for first in range(0, grid.num_queries, step):
+        some = slice(first, first + step)
+        counted = grid.mask(first, min(first + step, grid.num_queries))[:, 0]
+        if grid.q_placed is not None:
+            counted = counted & grid.q_placed[:, some, None]
+        if grid.k_placed is not None:
+            counted = counted & grid.k_placed[:, None]
+        offset = (grid.q[:, some, None] - grid.k[:, None]).abs()
+        found.append((offset * counted[..., None]).flatten(0, 2).amax(0))
+    rows, columns = torch.stack(found).amax(0).tolist()
     return rows, columns
+
+
+def _of_offsets(function: OfOffset, num_heads: int, grid: Positions) -> Relative:
+    term = Relative(function, num_heads, grid)
+    term.temporaries = 10
+    return term
 
 
 def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
@@ -139,7 +151,7 @@ class WindowTable(_PatchBias):
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         if len(sizes) == 1:
-            return Relative(lambda head, offset: entry(head, _row(offset, *sizes[0])), self.num_heads, grid)
+            return _of_offsets(lambda head, offset: entry(head, _row(offset, *sizes[0])), self.num_heads, grid)
         row, numbered = self.of_several(sizes, grid)
         return Positional(lambda head, i, j: entry(head, row(i, j)), self.num_heads, numbered)
 
@@ -302,7 +314,7 @@ class LogWindow(_PatchBias):
         self.refuse_unplaced(grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_offset, layer=self.own_layer(layer), dtype=dtype)
-        return Relative(self.tabulated(function, grid) or function, self.num_heads, grid)
+        return _of_offsets(self.tabulated(function, grid) or function, self.num_heads, grid)
 
     def tabulated(self, function: OfOffset, grid: Positions) -> OfOffset | None:
         """The function read from a table of the offsets that occur, where those are fewer than the pairs: the MLP
