@@ -320,10 +320,13 @@ def test_a_story_goes_on_when_the_device_is_lost(new_tab, live_page):
     for path in ("WebGPU", "WebAssembly"):
         tab = new_tab(alone=True)
         tab.set_default_timeout(300_000)
-        tab.on("worker", lambda worker: worker.evaluate("""() => {
+        tab.on(
+            "worker",
+            lambda worker: worker.evaluate("""() => {
           const make = GPUAdapter.prototype.requestDevice;
           GPUAdapter.prototype.requestDevice = async function () { return (self.device = await make.call(this)); };
-        }"""))
+        }"""),
+        )
         tab.goto(f"{live_page.as_uri()}#lang=en&seed=5&method=self_extend&path={path}")
         tab.click("[data-do=tell]")
         if path == "WebGPU":
@@ -439,3 +442,8 @@ def test_the_docs_have_the_table_of_names(language):
     text = (ROOT / "docs" / f"story{language}.md").read_text(encoding="utf-8")
     assert SCRIPT["table"](RECORDED, language) in text
     assert set(RECORDED["asked"]) == set(story.methods())
+
+
+def test_the_docs_have_the_rates_of_each_engine():
+    assert SCRIPT["rates_table"](RECORDED["rates"]) in (ROOT / "docs" / "story.md").read_text(encoding="utf-8")
+    assert sorted(RECORDED["rates"]["engines"]) == sorted(SCRIPT["ENGINES"])
