@@ -186,14 +186,16 @@ class NoBackend(Encoding):
 
 
 WRONG = {
-    "position_matters": Blind, "backends_agree": NoBackend, "cached_decoding_equals_full_pass": Indices, "ragged_cache": FirstRow,
-    "windows_are_local": SumOfAll, "prefixes_are_bidirectional": IndexCodes,
-    "batched_generation_equals_single": IndexCodes, "padding_changes_nothing": IndexCodes, "packed_documents_are_separate": IndexCodes, "packed_images_are_separate": IndexCodes, "batch_rows_are_independent": FirstRow,
+    "position_matters": Blind, "backends_agree": NoBackend, "cached_decoding_equals_full_pass": Indices,
+    "ragged_cache": FirstRow, "windows_are_local": SumOfAll, "prefixes_are_bidirectional": IndexCodes,
+    "batched_generation_equals_single": IndexCodes, "padding_changes_nothing": IndexCodes,
+    "packed_documents_are_separate": IndexCodes, "packed_images_are_separate": IndexCodes, "batch_rows_are_independent": FirstRow,
     "shift_invariance_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
     "copies_are_equal": Forgetful, "state_and_spec_round_trip": lambda: Stateful(),
-    "calls_are_independent": lambda: ByLength(), "graphs_are_freed": lambda: KeepsGraph(), "sequence_shards_equal_one_process": IndexCodes,
-    "random_state_is_unchanged": lambda: Seeds("torch"),
-    "meta_device_gives_the_same_model": Buffered, "bfloat16_logits_stay_near": Coarse, "torch_compile_equals_eager": Reads, "torch_export_equals_eager": Reads,
+    "calls_are_independent": lambda: ByLength(), "graphs_are_freed": lambda: KeepsGraph(),
+    "sequence_shards_equal_one_process": IndexCodes, "random_state_is_unchanged": lambda: Seeds("torch"),
+    "meta_device_gives_the_same_model": Buffered, "bfloat16_logits_stay_near": Coarse,
+    "torch_compile_equals_eager": Reads, "torch_export_equals_eager": Reads,
 }  # fmt: skip
 
 

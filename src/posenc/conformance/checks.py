@@ -563,17 +563,18 @@ def _isolated(check: Callable[[EncodingUnderTest], None]) -> Callable[[EncodingU
 
 SLOW = ("torch_compile_equals_eager", "torch_export_equals_eager")
 FAST = (
-    "cached_decoding_equals_full_pass", "ragged_cache", "windows_are_local", "padding_changes_nothing", "packed_documents_are_separate", "batch_rows_are_independent",
+    "cached_decoding_equals_full_pass", "ragged_cache", "windows_are_local", "padding_changes_nothing",
+    "packed_documents_are_separate", "batch_rows_are_independent",
 )  # fmt: skip
 """Those that find most mistakes, in seconds."""
 CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
     f.__name__: _isolated(f)
     for f in (
-        position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_decoding_equals_full_pass, ragged_cache,
-        windows_are_local, prefixes_are_bidirectional, batched_generation_equals_single, padding_changes_nothing, packed_documents_are_separate,
-        packed_images_are_separate, batch_rows_are_independent, sequence_shards_equal_one_process,
-        shift_invariance_as_declared, gradients_arrive, gradients_are_right, copies_are_equal,
-        state_and_spec_round_trip, random_state_is_unchanged, meta_device_gives_the_same_model, bfloat16_logits_stay_near, torch_compile_equals_eager,
-        torch_export_equals_eager,
+        position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_decoding_equals_full_pass,
+        ragged_cache, windows_are_local, prefixes_are_bidirectional, batched_generation_equals_single,
+        padding_changes_nothing, packed_documents_are_separate, packed_images_are_separate, batch_rows_are_independent,
+        sequence_shards_equal_one_process, shift_invariance_as_declared, gradients_arrive, gradients_are_right,
+        copies_are_equal, state_and_spec_round_trip, random_state_is_unchanged, meta_device_gives_the_same_model,
+        bfloat16_logits_stay_near, torch_compile_equals_eager, torch_export_equals_eager,
     )
 }  # fmt: skip
