@@ -200,7 +200,7 @@ def loss(demo: Results, look: Look) -> str:
     trained = [name for name in losses if " + " not in name]
     first = min(trained, key=lambda name: losses[name][0])
     say = look.say
-    level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "holds"]
+    level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "extrapolates"]
     finding = [
         say("Of {}, {} predicts best at the training length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
         say("past it, only the loss of {} stays level", look.listed(level or [say("none")])),

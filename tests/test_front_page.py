@@ -107,7 +107,7 @@ def test_the_lines_of_loss_are_those_of_make_demo():
         assert found == {str(n): f"{mean:.2f}" for n, (mean, _) in zip(demo["lengths"], losses, strict=True)}
     trained = {name: row[0][0] for name, row in demo["loss"].items() if "+" not in name}
     assert min(trained, key=trained.get) == "rope"
-    assert [name for name, verdict in demo["verdict"].items() if verdict == "holds"] == ["alibi"]
+    assert [name for name, verdict in demo["verdict"].items() if verdict == "extrapolates"] == ["alibi"]
     assert (
         finding("loss")
         == "Of six, RoPE predicts best at the training length; past it, only the loss of ALiBi stays level"
