@@ -694,6 +694,19 @@ def test_axe_finds_nothing(site, browser, kind):
 
 @pytest.mark.slow
 @pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_homes_pictures_are_as_light_as_the_page(site, browser, scheme):
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((site.folder / "index.html").as_uri())
+    shown = page.locator(".tries img:visible")
+    assert shown.count() == page.locator(".tries li").count() == 3
+    for source in (shown.nth(number).get_attribute("src") for number in range(3)):
+        assert source.endswith((f"#only-{scheme}", "story.svg")), source
+    page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 640, 390])  # 640: 1280 at 200 % zoom
 def test_no_page_is_wider_than_the_window(site, browser, width):
     context = browser.new_context(viewport={"width": width, "height": 800})
