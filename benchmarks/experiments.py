@@ -6,10 +6,15 @@ trains the models of an experiment that DIR does not have yet, the shortest trai
 it will take, and adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
 several machines, each with its share, are merged with --merge. One process trains; more: --workers. The folders of
 DIR/archives, copied to benchmarks/experiments, are what python benchmarks/leaderboard.py writes into the pages.
+
+--device cuda trains in float32 on a GPU, which the archives state; several workers share it. These are other runs than those
+of a CPU, and do not stand in one archive with them. A machine with another version of Python has other texts: --texts gives it those of the first.
 """
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +26,18 @@ from posenc.errors import InputError
 from posenc.lab.archive import write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy
+from posenc.lab.data import Corpus
+from posenc.lab.data.corpora import CORPORA
 from posenc.lab.engines import Tick, create
-from posenc.lab.experiment import Dataset, Experiment, Run
-from posenc.lab.machine import describe
+from posenc.lab.experiment import Dataset, Execution, Experiment, Run
+from posenc.lab.machine import check_present, describe
 from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.lab.study import Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.report.terminal import Display
+from posenc.stopping import terminable
 
 sys.path.append(str(Path(__file__).parent))
 from replication import findings
@@ -52,6 +60,7 @@ NEW = (
 """Tasks of the leaderboard that have only these archives."""
 TEXTS = ("prose", "code", "chinese")
 NEAR = (2, 8, 32, 128, 512, 1024)
+ARCHIVE_EVERY = 60
 FAR = (2, 8, 32, 128, 512, 2048, 4096)
 TEXT = Settings(steps=480, windows=200, contexts=NEAR)
 
@@ -154,8 +163,14 @@ class Planned(Study[Run, RunRecord]):
         return Planned({key: study.remote() for key, study in self.studies.items()})
 
     def check(self) -> None:
+        """Every setting once: the steps and rates of a training change nothing."""
+        checked = set[tuple[object, ...]]()
         for study in self.studies.values():
-            study.check()
+            plan = study.comparison
+            alike = plan.settings.changed(steps=1, learning_rate=1.0, position_learning_rate=1.0)
+            if (key := (plan.encodings, plan.seeds, repr(alike), study.corpus.digest)) not in checked:
+                study.check()
+            checked.add(key)
 
     def cells(self) -> list[Run]:
         return sorted(
@@ -165,6 +180,9 @@ class Planned(Study[Run, RunRecord]):
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()
+
+    def resources(self) -> dict[str, Any]:
+        return next(iter(self.studies.values())).resources()
 
     def record(self, cell: object) -> type[Any]:
         return RunRecord
@@ -193,24 +211,41 @@ class Planned(Study[Run, RunRecord]):
 
 
 def studies(
-    plans: Collection[Plan], seeds: int, directory: Path, minutes: float = 10
+    plans: Collection[Plan],
+    seeds: int,
+    directory: Path,
+    minutes: float = 10,
+    device: str = "cpu",
+    texts: Path | None = None,
 ) -> dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]]:
-    """The comparison of each plan, by its settings and data."""
+    """The comparison of each plan, by its settings and data. texts: see `loaded_from`."""
     made: dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]] = {}
     loaded: dict[tuple[str, str], Dataset] = {}
     for plan in plans:
         key = plan.data, getattr(plan.settings, "tokenizer", repr(plan.settings))
         if key not in loaded:
-            loaded[key], _ = plan.settings.load(plan.data)
+            loaded[key] = loaded_from(texts, plan) if texts else plan.settings.load(plan.data)[0]
         corpus, settings = loaded[key], plan.settings
         if hasattr(settings, "vocab_size"):
             settings = replace(settings, vocab_size=corpus.vocab_size)
-        comparison = Comparison(plan.encodings, seeds, settings)
+        comparison = Comparison(plan.encodings, seeds, settings, Execution(device))
         made[settings, corpus.digest] = (
             plan,
             ComparisonStudy(comparison, corpus, Checkpoints(directory.absolute(), minutes)),
         )
     return made
+
+
+def loaded_from(texts: Path, plan: Plan) -> Dataset:
+    """The data of a plan, from a folder; what that does not have yet is loaded and written there. Its files are pickles."""
+    if plan.data not in CORPORA:
+        return plan.settings.load(plan.data)[0]
+    folder = texts / f"{plan.data}-{plan.settings.tokenizer.replace(':', '')}"
+    if not folder.exists():
+        corpus = plan.settings.load(plan.data)[0]
+        folder.mkdir(parents=True)
+        corpus.write(folder)
+    return Corpus.read(folder)
 
 
 def main() -> None:
@@ -223,10 +258,16 @@ def main() -> None:
     parser.add_argument("--share", default="1/1", help="train only this share, such as 1/4")
     parser.add_argument("--merge", nargs="*", default=[], help="first copy the runs of these folders")
     parser.add_argument("--workers", type=int, default=1, help="models trained at a time")
+    parser.add_argument("--device", default="cpu", help="cpu (default), or cuda")
+    parser.add_argument("--texts", type=Path, help="folder of the texts; those it does not have are written there")
     parser.add_argument("--dry", action="store_true", help="say what would be trained, and train nothing")
     options = parser.parse_args()
     trials = EXPERIMENTS[options.experiment]
-    planned = studies(trials.plans, options.seeds or trials.seeds, options.out)
+    if not options.dry:
+        check_present(options.device)
+    planned = studies(
+        trials.plans, options.seeds or trials.seeds, options.out, device=options.device, texts=options.texts
+    )
     study = Planned({key: each for key, (_, each) in planned.items()})
     if options.dry:
         for (settings, digest), (plan, each) in planned.items():
@@ -235,27 +276,38 @@ def main() -> None:
             )
         return
     part, _, parts = options.share.partition("/")
-    machine = {name: value for name, value in describe(torch.device("cpu")).items() if name != "load"}
+    machine = {name: value for name, value in describe(torch.device(options.device)).items() if name != "load"}
     archives = options.out / "archives"
 
     class Archived(Display):
-        """Adds each finished run to its archive, so that nothing is lost when this is killed."""
+        """Adds finished runs to their archives once in `ARCHIVE_EVERY` seconds, in which a GPU finishes many."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.waiting: list[Run] = []
+            self.written = -math.inf
 
         def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
             super().finished(what, measured, done)
-            add([*measured])
+            self.waiting += measured
+            if time.monotonic() - self.written > ARCHIVE_EVERY:
+                add(self.waiting)
+                self.waiting, self.written = [], time.monotonic()
 
     def add(runs: Sequence[Run]) -> None:
         store = Store(options.out)
+        by_folder: dict[str, dict[Run, Any]] = {}
         for each in runs:
             stored = store.load(each.id, RunRecord)
             if stored is None:
                 raise InputError(f"out={str(options.out)!r}: run {each.id} is gone; run the same command again")
             plan, _ = planned[each.settings, each.data]
-            write(archives / options.experiment / plan.folder, {each: stored}, machine)
+            by_folder.setdefault(plan.folder, {})[each] = stored
+        for folder, done in by_folder.items():
+            write(archives / options.experiment / folder, done, machine)
 
     engine = create("here") if options.workers == 1 else create("local", workers=options.workers)
-    with Archived() as progress:
+    with Archived() as progress, terminable():
         run(study, options.out, engine=engine, progress=progress, share=(int(part), int(parts)), merge=options.merge)
     add([cell for cell in study.cells() if Store(options.out).load(cell.id, RunRecord) is not None])
 

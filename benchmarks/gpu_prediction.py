@@ -106,13 +106,13 @@ def launches(sm: int, width: int, kind: str) -> dict[str, Resources]:
     common = {"D": width, "DV": width, "BLOCK_D": padded, "BLOCK_DV": padded, "HEADS": 8, "GROUPS": 2, "CAUSAL": True}
     common |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
     settings = {
-        "forward": ({"BLOCK_M": t.block_m, "BLOCK_N": t.block_n}, t.warps),
-        "backward_keys": ({"BLOCK": t.block, "LEARNED": kind == "vector", "ATOMIC": True}, t.backward_warps),
-        "backward_queries": ({"BLOCK": t.block, "LEARNED": kind == "products"}, t.backward_warps),
+        "forward": ({"BLOCK_M": t.forward[0], "BLOCK_N": t.forward[1]}, t.forward),
+        "backward_keys": ({"BLOCK": t.keys[0], "LEARNED": kind == "vector", "ATOMIC": True}, t.keys),
+        "backward_queries": ({"BLOCK": t.queries[0], "LEARNED": kind == "products"}, t.queries),
     }
     return {
-        name: resources(getattr(kernels, name), sm, common | constants, warps, t.stages)
-        for name, (constants, warps) in settings.items()
+        name: resources(getattr(kernels, name), sm, common | constants, *tiles[-2:])
+        for name, (constants, tiles) in settings.items()
     }
 
 

@@ -148,6 +148,7 @@ def measured_budgets() -> Json:
                 "text": text["data"]["name"].partition(":")[0],
                 "steps": text["settings"]["steps"],
                 "seeds": text["seeds"],
+                "trained_on": text["limits"][-1].split("trained on ")[1].rstrip("."),
                 "parameters": rows["rope"]["parameters"],
                 "losses": world(text).losses,
                 "behind_rope": {
@@ -179,7 +180,8 @@ def budgets(board: Board) -> str:
             )
         rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
     where = "; ".join(
-        f"{of['text']}, {of['parameters'] / 1e6:.1f} M, {of['steps']} steps: {len(of['seeds'])} seeds" for of in made
+        f"{of['text']}, {of['parameters'] / 1e6:.1f} M, {of['steps']} steps: {len(of['seeds'])} seeds on {of['trained_on']}"
+        for of in made
     )
     return f"{where}.\n\n{table(head, rows)}"
 
@@ -221,10 +223,11 @@ def facts(board: Board) -> str:
         task: statistics.mean(row["training_seconds"] for row in results["variants"] if row["trained"])
         for task, results in board.results["tasks"].items()
     }
+    processor = "a GPU" if "device" in board.results["machine"] else "one busy core"
     least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     return (
         f"{encodings} encodings, {len(board.rankings)} tasks, {seeds}: {models} models, trained on {trained} Training a model takes "
-        f"{means[least]:.0f} s ({least}) to {means[most]:.0f} s ({most}) on one busy core."
+        f"{means[least]:.0f} s ({least}) to {means[most]:.0f} s ({most}) on {processor}."
     )
 
 

@@ -3,7 +3,9 @@ bias, FlexAttention and its FlashAttention kernel, and posenc's kernels; and oth
 
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,15 +18,20 @@ from posenc.backends import flex
 from posenc.encoding import gates_of
 
 ENCODINGS = {
-    "alibi": "alibi", "t5": "t5", "shaw": "shaw:clip=64:terms=keys", "transformer_xl": "transformer_xl:clamp_len=1024",
-    "tupe": "tupe", "deberta": "deberta:terms=c2p:max_relative_positions=512", "projected_relative": "projected_relative",
-    "rope": "rope", "documents": "none",
+    "alibi": "alibi", "t5": "t5", "shaw": "shaw:clip=64:terms=keys", "rope": "rope", "documents": "none",
+    "transformer_xl": "transformer_xl:clamp_len=1024", "tupe": "tupe",
+    "deberta": "deberta:terms=c2p:max_relative_positions=512", "projected_relative": "projected_relative",
 }  # fmt: skip
 """Name -> the text for `create`. "documents": no encoding, and eight documents packed into the sequence."""
 VECTOR, PRODUCTS = ("alibi", "t5"), ("shaw", "transformer_xl", "projected_relative")
 """By which input of our kernel they are served."""
 PLAIN, FLASH = "plain SDPA", "flex, FLASH"
 CHECKED_ROWS = 64
+SIZES = [
+    ("1x32x128", 2048), ("32x8x64", 128), ("1x32x128", 8192), ("32x8x64", 512), ("4x16x64", 2048), ("4x16x64", 8192),
+    ("32x8x64", 1024), ("1x32x128", 32768), ("4x16x64", 4096), ("1x32x128", 16384),
+]  # fmt: skip
+"""(batch x heads x width, length), most valuable first. The short ones are what small models are trained with."""
 
 
 class Subject:
@@ -85,6 +92,12 @@ class Subject:
 
         return run
 
+    def backward(self) -> Call:
+        """The backward pass of our kernels alone."""
+        out = attention(*self.inputs, self.encoding, self.positions, backend="triton", gates=self._gates())
+        learned = [*self.inputs, *self.encoding.parameters()]
+        return lambda: torch.autograd.grad(out, learned, self.weights, allow_unused=True, retain_graph=True)
+
     def error(self, name: str) -> float:
         """Of the last rows, where another backend in float32 has the reference."""
         q, k, v = (x.detach().float() for x in self.inputs)
@@ -102,32 +115,56 @@ class Subject:
 
 
 def _gradient_error(case: Case) -> float:
-    """Of our kernels' gradients at 512 tokens, where SDPA has the reference."""
+    """Of our kernels' output and gradients at 512 tokens, where SDPA has the reference."""
     subject = Subject(case | {"length": 512, "pass": "training"})
-    grads = []
+    found = []
     for backend in ("triton", "sdpa"):
         out = attention(*subject.inputs, subject.encoding, subject.positions, backend=backend)
-        grads.append(torch.autograd.grad(out, subject.inputs, subject.weights))
-    return max(map(relative_error, *grads))
+        found.append((out, *torch.autograd.grad(out, subject.inputs, subject.weights)))
+    return max(map(relative_error, *found))
 
 
 class Attention(Stage):
     SHARE = 6.0
 
     def cases(self, dry: bool) -> list[Case]:
-        lengths, shapes = ((64,), ("1x2x16",)) if dry else ((8192, 2048, 32768, 4096, 16384), ("1x32x128", "4x16x64"))
+        sizes = [("1x2x16", 64)] if dry else SIZES
         names = ("alibi", "shaw") if dry else tuple(ENCODINGS)
-        keys = ("shape", "length", "pass", "encoding")
-        order = itertools.product(shapes, lengths, ("training", "forward"), names)
-        return [dict(zip(keys, values, strict=True)) for values in order]
+        order = itertools.product(sizes, ("training", "forward"), names)
+        return [
+            {"shape": shape, "length": length, "pass": way, "encoding": name} for (shape, length), way, name in order
+        ]
+
+    def prepared_by(self, case: Case) -> Case:
+        """FlexAttention is compiled for any length, but for one shape and pass."""
+        first = next((length for shape, length in SIZES if shape == case["shape"]), case["length"])
+        return case | {"length": first}
+
+    def __init__(self) -> None:
+        self.ready: dict[str, tuple[dict[str, Call], dict[str, str]]] = {}
+        """What `prepare` has compiled."""
+
+    def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
+        self.ready[str(case)] = self._calls(case)
+        return {}
 
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
+        calls, refused = self.ready.pop(str(case), None) or self._calls(case)
+        return {"candidates": measure(calls, PLAIN), "refused": refused}
+
+    def _calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
+        """What is timed, and why another candidate is not."""
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.empty_cache()  # of the case before
         room = 0.8 * torch.cuda.mem_get_info()[0] if cuda else 2**30
         subject, calls, refused = Subject(case), {}, {}
-        candidates = (PLAIN, "sdpa", "flex", FLASH, "triton") if cuda else (PLAIN, "sdpa")
+        candidates = [
+            PLAIN,
+            "sdpa",
+            *["flex", "triton"] * cuda,
+            *[FLASH] * (cuda and find_spec("flash_attn") is not None),
+        ]
         calls[PLAIN] = subject.call(PLAIN)
         for name in candidates[1:]:
             try:
@@ -145,7 +182,7 @@ class Attention(Stage):
                 calls[name] = subject.call(name)
             else:
                 refused[name] = f"wrong by {error:.2e}"
-        return {"candidates": measure(calls, PLAIN), "refused": refused}
+        return calls, refused
 
     def table(self, rows: list[Row]) -> str:
         names = (PLAIN, "sdpa", "flex", FLASH, "triton")
@@ -153,7 +190,8 @@ class Attention(Stage):
         for row in rows:
             found, case = row["result"]["candidates"], row["case"]
             cells = [
-                f"{found[n]['ms']:.3f} ms, {found[n]['ratio']:.2f}, {found[n]['peak_mib']:.0f} MiB" if n in found
+                f"{found[n]['ms']:.3f} ms, {found[n]['ratio']:.2f}, kernels {found[n].get('kernels_ms', 0):.3f} ms, "
+                f"{found[n]['peak_mib']:.0f} MiB" if n in found
                 else row["result"]["refused"].get(n, "")[:60]
                 for n in names
             ]  # fmt: skip
@@ -182,68 +220,99 @@ def _always_faster(rows: list[Row], names: tuple[str, ...]) -> bool:
     )
 
 
-DEFAULT = [128, 64, 64, 8, 8, 3]
-"""The tiles of both widths that are timed, before any was."""
+GRID: dict[str, list[tuple[int, ...]]] = {
+    "forward": [
+        (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (128, 128, 8, 2), (128, 32, 8, 4), (64, 64, 4, 2),
+        (64, 128, 4, 2), (128, 32, 4, 3), (64, 32, 4, 4), (64, 64, 8, 3), (64, 128, 8, 2), (256, 64, 8, 3), (64, 32, 4, 2),
+    ],
+    "keys": [*itertools.product((64,), (8, 4), (2, 3, 1)), (32, 4, 2), (32, 4, 3), (32, 4, 1), (32, 8, 2), (128, 8, 1), (128, 8, 2)],
+    "queries": [*itertools.product((64,), (8, 4), (2, 3, 1)), (32, 4, 2), (32, 4, 3), (32, 4, 1), (32, 8, 2), (128, 8, 1), (128, 8, 2)],
+}  # fmt: skip
+"""Tiles of each kernel that are timed: those for which ptxas spills few registers for sm_90, by size."""
 
 
 class Tiles(Stage):
-    """Tiles of our kernels, by time."""
+    """Tiles of our kernels, by time: each kernel's, with those of the others as they are."""
 
-    SHARE = 3.0
+    SHARE = 4.0
 
     def cases(self, dry: bool) -> list[Case]:
-        grid = itertools.product((128, 64), (64, 128, 32), (64, 32, 128), (8, 4), (3, 2))
-        tiles = [DEFAULT, *(t for t in ([m, n, b, w, w, s] for m, n, b, w, s in grid) if t != DEFAULT)]
+        from posenc.backends.triton_kernels import TILES, limit_of
+
         shapes = ("1x2x16",) if dry else ("1x32x128", "4x16x64")
-        return [
-            {"shape": shape, "encoding": name, "tiles": each}
-            for each in tiles[: 1 if dry else None]
-            for shape in shapes
-            for name in ("t5", "shaw")
-        ]
+        found = []
+        for kernel, grid in GRID.items():
+            for shape in shapes:
+                default = getattr(TILES[limit_of(_width(shape))], kernel)
+                tiles = [default, *(each for each in grid if each != default)]
+                found += [
+                    {"kernel": kernel, "shape": shape, "encoding": name, "tiles": list(each)}
+                    for each in tiles[: 1 if dry else None]
+                    for name in ("t5", "shaw")
+                ]
+        return found
+
+    def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
+        if torch.cuda.is_available():
+            with _with_tiles(case):
+                _gradient_error(case)
+        return {}
 
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
-        from posenc.backends.gpus import RECORD
-        from posenc.backends.triton_kernels import TILES, Tiles
-
-        RECORD.clear()  # its tiles would come before these
-        width = int(case["shape"].split("x")[-1])
-        limit = min(n for n in TILES if width <= n)
-        before, TILES[limit] = TILES[limit], Tiles(*case["tiles"])
-        try:
-            subject = Subject(case | {"length": 32 if dry else 8192, "pass": "training"})
-            if not torch.cuda.is_available():  # the interpreter takes float32 or has no use for time
-                return {"ms": 0.0, "error": 0.0, "limit": limit}
-            error = max(subject.error("triton"), _gradient_error(case))
+        if not torch.cuda.is_available():  # the interpreter takes float32 or has no use for time
+            return {"ms": 0.0, "error": 0.0}
+        with _with_tiles(case):
+            error = _gradient_error(case)
             assert error < 0.03, f"wrong by {error:.2e}"
-            return {
-                "ms": measure({"triton": subject.call("triton")}, "triton", 3)["triton"]["ms"],
-                "error": error,
-                "limit": limit,
-            }
-        finally:
-            TILES[limit] = before
+            way = "forward" if case["kernel"] == "forward" else "training"
+            subject = Subject(case | {"length": 8192, "pass": way})
+            call = subject.call("triton") if way == "forward" else subject.backward()
+            return {"ms": measure({"triton": call}, "triton", 3)["triton"]["ms"], "error": error}
 
-    def best(self, rows: list[Row]) -> dict[str, list[int]]:
-        """Limit of the width -> the tiles with the smallest mean time relative to each encoding's fastest."""
-        found: dict[str, dict[tuple[int, ...], dict[str, float]]] = {}
+    def best(self, rows: list[Row]) -> dict[str, dict[str, list[int]]]:
+        """Limit of the width -> kernel -> the tiles with the smallest mean time relative to each encoding's fastest, where those
+        of TILES were timed, too."""
+        from posenc.backends.triton_kernels import TILES, limit_of
+
+        found: dict[tuple[int, str], dict[tuple[int, ...], dict[str, float]]] = {}
         for row in rows:
             if "ms" in row["result"]:
-                by_tiles = found.setdefault(str(row["result"]["limit"]), {})
-                by_tiles.setdefault(tuple(row["case"]["tiles"]), {})[row["case"]["encoding"]] = row["result"]["ms"]
-        best = {}
-        for limit, by_tiles in found.items():
+                case = row["case"]
+                by_tiles = found.setdefault((limit_of(_width(case["shape"])), case["kernel"]), {})
+                by_tiles.setdefault(tuple(case["tiles"]), {})[case["encoding"]] = row["result"]["ms"]
+        best: dict[str, dict[str, list[int]]] = {}
+        for (limit, kernel), by_tiles in found.items():
             complete = {tiles: times for tiles, times in by_tiles.items() if len(times) == 2}
-            if tuple(DEFAULT) not in complete:
+            if getattr(TILES[limit], kernel) not in complete:
                 continue  # nothing to compare with
             fastest = {n: min(times[n] for times in complete.values()) for n in ("t5", "shaw")}
             if all(fastest.values()):
-                best[limit] = list(
+                best.setdefault(str(limit), {})[kernel] = list(
                     min(complete, key=lambda t: statistics.mean(complete[t][n] / fastest[n] for n in fastest))
                 )
         return best
 
     def table(self, rows: list[Row]) -> str:
-        ordered = sorted(rows, key=lambda row: (row["case"]["shape"], row["case"]["encoding"], row["result"]["ms"]))
+        ordered = sorted(rows, key=lambda row: (*list(row["case"].values())[:3], row["result"]["ms"]))
         lines = [[*row["case"].values(), f"{row['result']['ms']:.3f}"] for row in ordered]
-        return markdown(["shape", "encoding", "block_m, block_n, block, warps, backward warps, stages", "ms"], lines)
+        return markdown(["kernel", "shape", "encoding", "block(s), warps, stages", "ms"], lines)
+
+
+def _width(shape: str) -> int:
+    return int(shape.split("x")[-1])
+
+
+@contextmanager
+def _with_tiles(case: Case) -> Iterator[None]:
+    """The kernel of the case takes its tiles."""
+    from posenc.backends.gpus import RECORD
+    from posenc.backends.triton_kernels import TILES, limit_of
+
+    RECORD.clear()  # its tiles would come before these
+    limit = limit_of(_width(case["shape"]))
+    before = TILES[limit]
+    TILES[limit] = before._replace(**{case["kernel"]: tuple(case["tiles"])})
+    try:
+        yield
+    finally:
+        TILES[limit] = before

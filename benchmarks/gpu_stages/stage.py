@@ -13,10 +13,20 @@ class Stage:
 
     SHARE: float = 1.0
     """Of the minutes, relative to the other stages."""
+    TIMED: bool = True
+    """Whether the GPU has to be idle but for the case."""
 
     def cases(self, dry: bool) -> list[Case]:
         """Plain values, most valuable first. dry: few, in tiny shapes."""
         raise NotImplementedError
+
+    def prepared_by(self, case: Case) -> Case:
+        """The case whose compiled code this one runs, too."""
+        return case
+
+    def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
+        """Compile what `measure` will run, in the same process and while others do so. The result is not used."""
+        return {}
 
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
         """Plain values; an exception is a result, too."""

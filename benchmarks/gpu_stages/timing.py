@@ -12,8 +12,8 @@ from posenc.lab.bench.measure import CLOCKS, Effort, interleaved, ratios, spread
 from posenc.lab.machine import measurable, peak
 
 Call = Callable[[], object]
-ROUNDS = 9
-TARGET = 0.02
+ROUNDS = 7
+TARGET = 0.01
 """Seconds of a candidate in a round."""
 
 
@@ -46,6 +46,17 @@ def memory(call: Call) -> int:
     return peak(call, where, collect=False) if measurable(where) else 0
 
 
+def kernels(call: Call) -> tuple[float, float]:
+    """Milliseconds that the GPU computes during a call, without the gaps in which it waits for Python, and how many kernels."""
+    repeats = 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(e.device_time for e in events) / 1e3 / repeats, len(events) / repeats
+
+
 def measure(calls: dict[str, Call], baseline: str, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
     """Median milliseconds, ratio to the baseline within a round (median, smallest, largest) and peak MiB of each candidate,
     which run in shuffled rounds."""
@@ -56,6 +67,7 @@ def measure(calls: dict[str, Call], baseline: str, rounds: int = ROUNDS) -> dict
             call()
     expected = {name: clock(call, 2 if cuda else 1) for name, call in calls.items()}
     taken = {name: memory(call) for name, call in calls.items()}
+    busy = {name: kernels(call) for name, call in calls.items()} if cuda else {}
     effort = (
         Effort(rounds=rounds, block=TARGET, budget=math.inf) if cuda else Effort(rounds=1, block=0.0, budget=math.inf)
     )
@@ -68,6 +80,8 @@ def measure(calls: dict[str, Call], baseline: str, rounds: int = ROUNDS) -> dict
             "ratio": ratio["median"], "ratio_min": ratio["low"], "ratio_max": ratio["high"],
             "peak_mib": taken[name] / 2**20,
         }  # fmt: skip
+        if name in busy:
+            found[name]["kernels_ms"], found[name]["kernels"] = busy[name]
     return found
 
 

@@ -13,7 +13,9 @@ sys.path.append(str(BENCHMARKS))
 
 import gpu  # noqa: E402
 from gpu_stages import STAGES  # noqa: E402
-from gpu_stages.attention import DEFAULT, ENCODINGS, Subject  # noqa: E402
+from gpu_stages.attention import ENCODINGS, Subject  # noqa: E402
+
+from posenc.backends.triton_kernels import TILES  # noqa: E402
 
 
 def run(out, *arguments):
@@ -30,28 +32,53 @@ def test_every_stage_has_cases_that_a_line_of_json_holds():
             assert len({json.dumps(case) for case in cases}) == len(cases) > 0, name
 
 
-def test_a_case_whose_process_dies_has_failed_and_the_others_are_measured(tmp_path, monkeypatch):
+def test_a_case_whose_process_dies_has_failed_and_another_process_goes_on():
+    worker = gpu.Worker(dry=True)
+    try:
+        worker.process.kill()
+        worker.process.join()
+        ends = gpu.time.time() + 60
+        assert worker.ask("limits", {"what": "launch"}, False, ends) == {"failed": "its process ended with status -9"}
+        assert worker.ask("limits", {"what": "launch"}, False, ends).keys() == {"ms", "limit"}
+        assert worker.ask("limits", {}, False, ends) == {"failed": "KeyError: 'what'"}
+    finally:
+        worker.close()
+
+
+class Asked:
+    """Stands for a process, and notes what it was asked."""
+
+    def __init__(self):
+        self.prepared, self.measured = [], []
+
+    def ask(self, stage, case, prepare, until):
+        (self.prepared if prepare else self.measured).append(case)
+        return {"ms": 1}
+
+
+def test_what_is_timed_runs_in_the_process_that_compiled_it_and_alone(tmp_path):
+    workers = [Asked(), Asked()]
     results = gpu.Results(tmp_path)
+    begin = gpu.time.time()
+    gpu.run("attention", results, workers, begin, begin + 60, dry=False)
+    stage = STAGES["attention"]
+    for worker in workers:
+        assert all(stage.prepared_by(case) in worker.prepared for case in worker.measured)
+    assert [row["case"] for row in results.rows("attention")] == stage.cases(False)
+    assert sum(len(worker.prepared) for worker in workers) == len(
+        {str(stage.prepared_by(c)) for c in stage.cases(False)}
+    )
 
-    class Worker:
-        """Dies in its second case."""
 
-        returncode = 0
-
-        def __init__(self, command, timeout):
-            assert command[command.index("--worker") + 1] == "limits"
-            for case in ("a", "b", "c"):
-                if case not in [row["case"] for row in results.rows("limits")]:
-                    results.add("limits", case)
-                    if case == "b":
-                        self.returncode = -11
-                        return
-                    results.add("limits", case, result={"ms": 1})
-
-    monkeypatch.setattr(gpu.subprocess, "run", Worker)
-    gpu.run("limits", results, gpu.time.time() + 60, True)
-    found = {row["case"]: row["result"] for row in results.rows("limits")}
-    assert found == {"a": {"ms": 1}, "b": {"failed": "its process ended with status -11"}, "c": {"ms": 1}}
+def test_what_is_checked_is_shared_out(tmp_path):
+    workers = [Asked(), Asked()]
+    results = gpu.Results(tmp_path)
+    results.add("checks", STAGES["checks"].cases(False)[3], result={"errors": {}})
+    gpu.run("checks", results, workers, 0, gpu.time.time() + 60, dry=False)
+    measured = workers[0].measured + workers[1].measured
+    cases = STAGES["checks"].cases(False)
+    assert not any(worker.prepared for worker in workers)
+    assert sorted(map(str, measured)) == sorted(map(str, cases[:3] + cases[4:]))
 
 
 def rotary_rows(ours, right=True):
@@ -108,16 +135,19 @@ def test_every_structure_is_served(name):
     assert subject.dense_bytes() >= 0
 
 
-def test_the_best_tiles_are_those_that_serve_both_encodings():
-    def row(tiles, name, ms):
-        return {"case": {"tiles": tiles, "encoding": name}, "result": {"ms": ms, "limit": 64}}
+def test_the_best_tiles_of_each_kernel_are_those_that_serve_both_encodings():
+    default = TILES[64].keys
 
-    rows = [row([1], "t5", 1.5), row([1], "shaw", 2.0), row([3], "t5", 0.1)]
-    rows.append({"case": {"tiles": [3], "encoding": "shaw"}, "result": {"failed": "out of registers"}})
+    def row(tiles, name, ms):
+        case = {"kernel": "keys", "shape": "4x16x64", "encoding": name, "tiles": list(tiles)}
+        return {"case": case, "result": {"ms": ms}}
+
+    rows = [row((1, 1, 1), "t5", 1.5), row((1, 1, 1), "shaw", 2.0), row((3, 3, 3), "t5", 0.1)]
+    rows.append(row((3, 3, 3), "shaw", 0) | {"result": {"failed": "out of registers"}})
     assert STAGES["tiles"].best(rows) == {}  # the default has no time
-    rows += [row(DEFAULT, "t5", 1.0), row(DEFAULT, "shaw", 4.0)]
-    assert STAGES["tiles"].best(rows) == {"64": [1]}
-    assert STAGES["tiles"].cases(False)[0]["tiles"] == DEFAULT
+    rows += [row(default, "t5", 1.0), row(default, "shaw", 4.0)]
+    assert STAGES["tiles"].best(rows) == {"64": {"keys": [1, 1, 1]}}
+    assert STAGES["tiles"].cases(False)[0]["tiles"] == list(TILES[128].forward)
 
 
 def test_results_of_another_machine_are_not_mixed_and_failures_can_be_measured_again(tmp_path):
@@ -141,7 +171,7 @@ def test_every_stage_runs_without_a_gpu_and_the_same_command_goes_on(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     results = gpu.Results(tmp_path)
     assert all(len(results.rows(name)) == len(stage.cases(True)) for name, stage in STAGES.items())
-    assert "| alibi triton attention |" in (tmp_path / "gpu.md").read_text()
+    assert "| alibi triton attention contiguous |" in (tmp_path / "gpu.md").read_text()
     before = results.path.read_text()
     results.path.write_text(before.rsplit("\n", 2)[0] + "\n")  # without the last result
     assert run(tmp_path, "--stages", "decoding").returncode == 0

@@ -8,9 +8,12 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import torch
 
+from posenc.errors import InputError
 from posenc.lab.archive import read
 from posenc.lab.data import corpora
+from posenc.lab.machine import cpu
 
 FILE = Path(__file__).parents[2] / "benchmarks/experiments.py"
 
@@ -84,6 +87,30 @@ def test_an_experiment_goes_on_and_its_shares_add_up(experiments, monkeypatch, t
         assert {*part.runs} == {"none", "alibi"}
 
 
+def test_another_machine_gets_the_texts_of_the_first(experiments, monkeypatch, tmp_path):
+    def library(seed):
+        files = [bytes(random.Random(seed + at).choices(range(97, 123), k=4000)) for at in range(30)]
+        return lambda: corpora.Files("code: drawn", files)
+
+    plans = experiments.EXPERIMENTS["budget"].plans
+    digests = []
+    for seed, texts in ((0, tmp_path / "texts"), (100, tmp_path / "texts"), (100, None)):
+        monkeypatch.setitem(corpora.CORPORA, "code", library(seed))
+        made = experiments.studies(plans, 1, tmp_path, device="cuda", texts=texts)
+        digests.append({digest for _, digest in made})
+        cells = [cell for _, study in made.values() for cell in study.cells()]
+        assert {cell.execution.device for cell in cells} == {"cuda"}
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_named_before_anything_is_read(experiments, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["experiments.py", "budget", "--device", "cuda", "--out", str(tmp_path / "out")])
+    with pytest.raises(InputError, match="device='cuda': not here"):
+        experiments.main()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, tmp_path, capsys):
     files = [bytes(random.Random(seed).choices(range(97, 123), k=4000)) for seed in range(30)]
     monkeypatch.setitem(corpora.CORPORA, "code", lambda: corpora.Files("code: drawn", files))
@@ -120,7 +147,10 @@ def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, 
     monkeypatch.setattr(leaderboard, "BUDGETS", tmp_path / "budgets.json")
     leaderboard.BUDGETS.write_text(json.dumps(made))
     text = leaderboard.budgets(None)
-    assert text.startswith("code, 0.0 M, 1 steps: 2 seeds; code, 0.0 M, 2 steps: 2 seeds.")
+    (trained_on,) = {of["trained_on"] for of in made["worlds"]}
+    assert cpu() in trained_on
+    both = "; ".join(f"code, 0.0 M, {steps} steps: 2 seeds on {trained_on}" for steps in (1, 2))
+    assert text.startswith(f"{both}.")
     assert text.count("\n| `") == 2
 
 

@@ -2,7 +2,9 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,6 +213,48 @@ def test_muon_takes_the_steps_of_torch():
     assert not torch.equal(ours[0], matrices[0])
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one, other, atol=0.01)  # torch's are rounded to bfloat16
+
+
+def test_muon_steps_together_as_one_by_one():
+    shapes = ((24, 16), (16, 24), (24, 16), (16, 16), (9, 16))
+    matrices = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes]
+    stepped = []
+    for together in (False, True):
+        first, *others = parameters = [torch.nn.Parameter(m.clone()) for m in matrices]
+        groups = [{"params": others}, {"params": [first], "lr": 0.01, "weight_decay": 0.3}]
+        optimizer = Muon(groups, lr=0.05, weight_decay=0.1)
+        for _ in range(3):
+            for parameter in parameters[:-1]:  # the last is not of use
+                parameter.grad = parameter.detach().sin()
+            (optimizer.step_together if together else optimizer.step)()
+        stepped.append(parameters)
+    for one, other, before in zip(*stepped, matrices, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+        assert torch.equal(one, before) == (before.shape[0] == 9)
+
+
+def test_losses_that_are_read_later_are_the_same(corpus, tiny, monkeypatch):
+    """As on a GPU, by a device of the CPU that says it is one."""
+    run = Run("rope", 0, replace(tiny, steps=5), "")
+    expected = train(run, corpus.train)[1]
+    monkeypatch.setattr("posenc.lab.train.READ_EVERY", 2)
+    training = Training(run, corpus.train)
+    monkeypatch.setattr(Training, "drawing", lambda self: nullcontext())
+    training.passes = SimpleNamespace(device=SimpleNamespace(type="cuda"), forward=training.passes.forward)
+    unread = []
+    while not training.finished:
+        training.advance()
+        unread.append(len(training._unread))
+    assert unread == [1, 0, 1, 0, 0]
+    assert training.losses == expected
+
+
+def test_a_loss_that_is_read_later_is_named_by_its_step(corpus, tiny):
+    training = Training(Run("rope", 0, tiny, ""), corpus.train)
+    training._unread = [torch.tensor(1.0), torch.tensor(float("nan")), torch.tensor(float("nan"))]
+    assert training.steps == 3
+    with pytest.raises(InputError, match=f"no longer finite at step 2 of {tiny.steps}"):
+        _ = training.losses
 
 
 def test_a_training_leaves_the_callers_random_numbers_alone(corpus, tiny):

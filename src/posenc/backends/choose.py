@@ -14,11 +14,16 @@ BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton
 
 AUTO: dict[str, Backend] = BACKENDS | {"sdpa": SDPA(short=True)}
 
+DENSE_ON_GPU = 2**20
+"""Queries times keys up to which a GPU computes a dense mask before FlexAttention has been compiled and launched, 1024 by 1024."""
+
 
 def by_speed(problem: Problem) -> list[str]:
-    """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a dense mask, and before it
-    our kernels on GPUs where they were faster. A program that is exported is made of formulas."""
+    """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a large dense
+    mask, and before it our kernels on GPUs where they were faster. A program that is exported is made of formulas."""
     names = ["sdpa", "reference"]
-    if problem.q.device.type == "cuda" and not problem.is_plain and not torch.compiler.is_exporting():
+    if problem.q.device.type != "cuda" or problem.is_plain or torch.compiler.is_exporting():
+        return names
+    if torch.compiler.is_compiling() or problem.q.shape[2] * problem.k.shape[2] > DENSE_ON_GPU:
         names = ["triton"] * is_default(problem) + ["flex", *names]
     return names

@@ -23,6 +23,8 @@ from posenc.positions.segments import segments
 BLOCK_CELLS = 2**23
 """Scores of a block of queries, at least: 32 MiB in float32, which glibc gives back to the system when they are freed;
 smaller blocks leave gaps between the outputs that stay."""
+GPU_BLOCK_CELLS = 2**27
+"""The same on a GPU, where each of a block's operations has to be launched: 256 MiB in half precision."""
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
 SHORT = 2**16
@@ -300,7 +302,8 @@ def _block_rows(problem: Problem) -> int:
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling() or (problem.constant and problem.sink is None and _is_short(problem)):
         return queries
-    return max(LEAST_ROWS, -(-BLOCK_CELLS // (batch * heads * problem.v.shape[2])))
+    cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
+    return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
 
 
 def _row_costs(problem: Problem, refused: Refused) -> Costs:
@@ -400,7 +403,7 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
 
 def _masked(problem: Problem, refused: Refused) -> Plan:
     """A dense mask at once; under terms that are constant, other layers of the pass take the same."""
-    repeats = problem.sink is None and problem.dropout_p == 0 and problem.q.device.type == "cpu"
+    repeats = problem.sink is None and problem.dropout_p == 0
     again = partial(_under_mask, problem) if repeats else None
     return Plan(partial(_at_once, problem, _dense), partial(_dense_costs, problem, refused), again)
 

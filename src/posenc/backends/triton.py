@@ -84,8 +84,10 @@ class Triton(Kernel):
         q, k, v, scale = problem.widened()
         assert positions.start is not None
         diagonal = positions.start[0] - positions.start[1] if positions.causal else k.shape[2] - 1
-        out, lse = relative_attention(q, k, v, *inputs, scale, diagonal, _precision(q))
-        return out if problem.sink is None else problem.with_sink(out, lse)
+        tables = [x for x in inputs if x is not None and x.is_floating_point()]
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
+        out, lse = relative_attention(q, k, v, *inputs, scale, diagonal, _precision(q), learns)
+        return (out if problem.sink is None else problem.with_sink(out, lse)).to(q.dtype)
 
 
 def _distances(problem: Problem) -> Tensor:

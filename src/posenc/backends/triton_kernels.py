@@ -58,26 +58,29 @@ def _range(table, first_i, first_j, num_queries, num_keys, BLOCK_M: tl.constexpr
 def _scores(
     q, k, i, j, first_i, first_j, vector, products, row, rows, scale, diagonal, num_queries, num_keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of scores times log2(e); -inf where the query does not see the key. It has no branches: around one, ptxas
-    serialises the products of tiles and spills registers."""
-    s = _dot(q, tl.trans(k), PRECISION) * scale
-    seen = (i < num_queries)[:, None] & (j < num_keys)[None, :]
-    cell = num_queries - 1 - i[:, None] + j[None, :]
+    """A tile of scores times log2(e), (queries, keys) or, TURNED, (keys, queries); -inf where the query does not see the
+    key. It has no branches: around one, ptxas serialises the products of tiles and spills registers."""
+    of_queries: tl.constexpr = 0 if TURNED else 1  # the axis that queries do not have
+    s = (_dot(k, tl.trans(q), PRECISION) if TURNED else _dot(q, tl.trans(k), PRECISION)) * scale
+    query, key = tl.expand_dims(i, of_queries), tl.expand_dims(j, 1 - of_queries)
+    seen = (query < num_queries) & (key < num_keys)
+    cell = num_queries - 1 - query + key
     if VECTOR:
         least, varies = _range(vector, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
-        s += tl.load(vector + cell, mask=seen & varies[:, None], other=least)  # beyond T5's last bucket nothing is read
+        # beyond T5's last bucket nothing is read
+        s += tl.load(vector + cell, mask=seen & tl.expand_dims(varies, of_queries), other=least)
     if PRODUCTS:
         least, varies = _range(row, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
         of_query = products + i.to(tl.int64) * rows
         # beyond the clip all keys of a tile are in one row
         one = tl.load(of_query + least, mask=(i < num_queries) & (varies == 0), other=0.0)
-        mixed = seen & varies[:, None]
+        mixed = seen & tl.expand_dims(varies, of_queries)
         at = tl.load(row + cell, mask=mixed, other=0)
-        s += tl.load(of_query[:, None] + at, mask=mixed, other=0.0) + one[:, None]
+        s += tl.load(tl.expand_dims(of_query, of_queries) + at, mask=mixed, other=0.0) + tl.expand_dims(one, of_queries)
     if CAUSAL:
-        seen = seen & (j[None, :] <= i[:, None] + diagonal)
+        seen = seen & (key <= query + diagonal)
     return tl.where(seen, s * LOG2E, -float("inf"))
 
 
@@ -134,7 +137,7 @@ def forward(
         k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
         s = _scores(
             q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION, False,
         )  # fmt: skip
         v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
         acc, top, total = _weighed(acc, top, total, s, v, PRECISION)
@@ -147,9 +150,10 @@ def forward(
 
 @triton.jit
 def _diagonals(ds, HIGH: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of a square tile along its diagonals, by cell: the BLOCK lower ones, or the BLOCK - 1 higher and a zero."""
+    """Sums of a square tile (keys, queries) along its diagonals, by cell: the BLOCK lower ones, or the BLOCK - 1 higher and
+    a zero."""
     r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    column = c + HIGH * BLOCK - (BLOCK - 1) + r
+    column = r - (c + HIGH * BLOCK - (BLOCK - 1))
     inside = (column >= 0) & (column < BLOCK)
     shifted = tl.gather(ds, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)
     return tl.sum(tl.where(inside, shifted, 0.0), 0)
@@ -197,15 +201,15 @@ def backward_keys(
             q = _inputs(Q, qb, qh, qn, batch, tl.full((), head, tl.int32), i, num_queries, d, D)
             s = _scores(
                 q, k, i, j, first_i, first_j, VECTOR_ + head * cells, products, ROW, rows, scale, diagonal, num_queries,
-                num_keys, BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+                num_keys, BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION, True,
             )  # fmt: skip
             lse = tl.load(LSE + flat * num_queries + i, mask=i < num_queries, other=float("inf"))
-            p = tl.exp2(s - lse[:, None] * LOG2E)
+            p = tl.exp2(s - lse[None, :] * LOG2E)  # (keys, queries): no tile in registers has to be transposed
             dout = _inputs(DOUT, ob, oh, on, batch, tl.full((), head, tl.int32), i, num_queries, dv, DV)
-            dvalue += _dot(tl.trans(p).to(dout.dtype), dout, PRECISION)
+            dvalue += _dot(p.to(dout.dtype), dout, PRECISION)
             delta = tl.load(DELTA + flat * num_queries + i, mask=i < num_queries, other=0.0)
-            ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
-            dk += _dot(tl.trans(ds).to(q.dtype), q, PRECISION)
+            ds = p * (_dot(v, tl.trans(dout), PRECISION) - delta[None, :])
+            dk += _dot(ds.to(q.dtype), q, PRECISION)
             if LEARNED:
                 lowest = num_queries - BLOCK - first_i + first_j
                 # this tile's higher cells are the lower ones of the tile before
@@ -247,7 +251,7 @@ def backward_queries(
         v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
         s = _scores(
             q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+            BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION, False,
         )  # fmt: skip
         p = tl.exp2(s - lse[:, None] * LOG2E)
         ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
@@ -267,32 +271,34 @@ def backward_queries(
 
 
 class Tiles(NamedTuple):
-    """Sizes of tiles and of programs, in the forward and in the backward, whose tiles are square."""
+    """Sizes of tiles, warps of a program and stages of its pipeline, of each kernel."""
 
-    block_m: int
-    block_n: int
-    block: int
-    warps: int
-    backward_warps: int
-    stages: int
+    forward: tuple[int, int, int, int]
+    """Queries, keys, warps, stages."""
+    keys: tuple[int, int, int]
+    """Queries and keys, which are as many, warps, stages: of the gradients of keys and values."""
+    queries: tuple[int, int, int]
 
 
 TILES = {
-    64: Tiles(128, 64, 64, 8, 8, 3),
-    128: Tiles(128, 64, 64, 8, 8, 3),
-    256: Tiles(64, 32, 32, 4, 4, 2),
+    64: Tiles((128, 64, 8, 3), (64, 8, 3), (64, 8, 3)),
+    128: Tiles((128, 64, 8, 3), (64, 8, 3), (64, 8, 3)),
+    256: Tiles((64, 32, 4, 2), (32, 4, 2), (32, 4, 2)),
 }
 """Up to a width of queries and values in half precision. Chosen by what ptxas says of registers and shared memory for
 sm_90, not by time; RECORD has those that benchmarks/gpu.py found fastest on a GPU."""
 
 
+def limit_of(width: int) -> int:
+    """The key of TILES that serves a width."""
+    return min((limit for limit in TILES if width <= limit), default=256)
+
+
 def _tiles(q: Tensor, v: Tensor) -> Tiles:
     if INTERPRETED:
-        return Tiles(32, 16, 16, 4, 4, 1)
-    width = max(q.shape[-1], v.shape[-1]) * q.element_size() // 2  # float32 takes the room of twice the width
-    limit = min((limit for limit in TILES if width <= limit), default=256)
-    fastest = recorded(q.device).get("tiles", {}).get(str(limit))
-    return Tiles(*fastest) if fastest else TILES[limit]
+        return Tiles((32, 16, 4, 1), (16, 4, 1), (16, 4, 1))
+    limit = limit_of(max(q.shape[-1], v.shape[-1]) * q.element_size() // 2)  # float32 takes the room of twice the width
+    return TILES[limit]._replace(**recorded(q.device).get("tiles", {}).get(str(limit), {}))
 
 
 def _blocks(width: int, value_width: int) -> tuple[int, int]:
@@ -318,12 +324,48 @@ def _common(
     return options, tables, sizes
 
 
-def _far_cells(vector: Tensor | None, row: Tensor | None, q: Tensor) -> Tensor:
+@triton.jit
+def _first_other(VECTOR_, ROW, FAR, heads, cells, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first cell whose number or row is not that of cell 0, into FAR, which holds `cells`."""
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = cell < cells
+    other = cell < 0
+    if VECTOR:
+        for head in range(heads):
+            first = tl.load(VECTOR_ + head * cells)
+            other = other | (tl.load(VECTOR_ + head * cells + cell, mask=inside, other=first) != first)
+    if PRODUCTS:
+        first = tl.load(ROW)
+        other = other | (tl.load(ROW + cell, mask=inside, other=first) != first)
+    tl.atomic_min(FAR, tl.min(tl.where(other, cell, cells), 0))
+
+
+def _far_cells(tables: list[Tensor], heads: int, cells: int, options: dict[str, Any]) -> Tensor:
     """How many cells, from the longest distance on, have one number and one row: a scalar on the device."""
-    same = [(x == x[..., :1]).all(0) for x in (vector, None if row is None else row[None]) if x is not None]
-    if not same:
-        return q.new_empty(0, dtype=torch.int32)
-    return torch.stack(same).all(0).int().cumprod(0).sum(dtype=torch.int32)
+    vector, _, row = tables
+    far = torch.full((), cells, dtype=torch.int32, device=row.device)
+    reads = {name: options[name] for name in ("VECTOR", "PRODUCTS")}
+    if any(reads.values()):
+        _first_other[(triton.cdiv(cells, 1024),)](vector, row, far, heads, cells, BLOCK=1024, **reads)
+    return far
+
+
+@triton.jit
+def _before_backward(
+    OUT, DOUT, LSE, DLSE, DELTA, SAFE, queries, ob, oh, on, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """DELTA: what is taken from the gradient of every probability of a query. SAFE: the log-sum-exp, inf where a query sees no
+    key: exp(s - inf) is zero."""
+    i, dv = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_DV)
+    batch, head, flat = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS, tl.program_id(1).to(tl.int64)
+    inside = (i < queries)[:, None] & (dv < DV)[None, :]
+    out = tl.load(OUT + (flat * queries + i[:, None]) * DV + dv[None, :], mask=inside, other=0.0).to(tl.float32)
+    dout = _inputs(DOUT, ob, oh, on, batch, head, i, queries, dv, DV).to(tl.float32)
+    at, seen = flat * queries + i, i < queries
+    tl.store(DELTA + at, tl.sum(out * dout, 1) - tl.load(DLSE + at, mask=seen, other=0.0), mask=seen)
+    lse = tl.load(LSE + at, mask=seen, other=0.0)
+    tl.store(SAFE + at, tl.where(lse == -float("inf"), float("inf"), lse), mask=seen)
 
 
 def _dense_channels(x: Tensor) -> Tensor:
@@ -333,7 +375,7 @@ def _dense_channels(x: Tensor) -> Tensor:
 @torch.library.custom_op("posenc::relative_attention", mutates_args=())
 def relative_attention(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    scale: float, diagonal: int, precision: str,
+    scale: float, diagonal: int, precision: str, single: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention under a bias of the distance and products with a relative table, and the log-sum-exp of its scores.
 
@@ -346,6 +388,8 @@ def relative_attention(
         scale: factor of q . k.
         diagonal: query i sees the keys up to i + diagonal; num_keys - 1 or more: all.
         precision: of products of float32 tiles, "ieee", "tf32" or "tf32x3".
+        single: the output is float32. The gradient of a score is p (dp - delta), delta = out . dout: what half precision rounds
+            off `out` is added up over all scores that share an entry of a table, such as T5's last bucket.
 
     Returns the output (batch, num_heads, num_queries, value width) in q's dtype, zero where a query sees no key, and
     (batch, num_heads, num_queries) float32, -inf there.
@@ -353,29 +397,31 @@ def relative_attention(
     q, k, v = _dense_channels(q), _dense_channels(k), _dense_channels(v)
     batch, heads, queries = q.shape[:3]
     options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
-    out, lse = q.new_empty(batch, heads, queries, v.shape[-1]), q.new_empty(batch, heads, queries, dtype=torch.float32)
-    tiles = _tiles(q, v)
-    forward[(triton.cdiv(queries, tiles.block_m), batch * heads)](
-        q, k, v, out, lse, *tables, _far_cells(vector, row, q), scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, num_warps=tiles.warps, num_stages=tiles.stages, **options,
+    out = q.new_empty(batch, heads, queries, v.shape[-1], dtype=torch.float32 if single else q.dtype)
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    far = _far_cells(tables, heads, queries + k.shape[2] - 1, options)
+    block_m, block_n, warps, stages = _tiles(q, v).forward
+    forward[(triton.cdiv(queries, block_m), batch * heads)](
+        q, k, v, out, lse, *tables, far, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return out, lse
 
 
 @relative_attention.register_fake
-def _(q, k, v, vector, products, row, scale, diagonal, precision):
+def _(q, k, v, vector, products, row, scale, diagonal, precision, single=False):
     check_devices("posenc.attention", q, k, v, vector, products, row)
-    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=torch.float32 if single else q.dtype)
+    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("posenc::relative_attention_backward", mutates_args=())
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    lse: Tensor, delta: Tensor, dout: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
+    out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
     of_products: bool, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, vector and products; empty where not asked for. delta: (batch, num_heads, num_queries),
-    what is taken from the gradient of every probability. deterministic: the vector's gradient is summed from a part
+    """Gradients of q, k, v, vector and products; empty where not asked for. deterministic: the vector's gradient is summed from a part
     per block of keys, num_queries x num_keys / BLOCK numbers a head, instead of by atomic additions; that of the products is
     always atomic where keys of a query share a row."""
     q, k, v, dout = (_dense_channels(x) for x in (q, k, v, dout))
@@ -384,47 +430,52 @@ def _backward(
     tiles = _tiles(q, v)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    # an empty row has no probabilities: exp(s - inf) is zero
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.block)
+    delta, safe = torch.empty_like(lse), torch.empty_like(lse)
+    _before_backward[(triton.cdiv(queries, 64), batch * heads)](
+        out, dout, lse, dlse.contiguous(), delta, safe, queries, *dout.stride()[:3],
+        HEADS=heads, DV=options["DV"], BLOCK_DV=options["BLOCK_DV"], BLOCK=64,
+    )  # fmt: skip
+    cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.keys[0])
     parts = (batch, heads, blocks, cells) if deterministic else (heads, cells)
     dvector = q.new_zeros(parts if of_vector else (0,), dtype=torch.float32)
     dproducts = torch.zeros_like(tables[1]) if of_products else dvector.new_empty(0)
-    launch = {"BLOCK": tiles.block, "num_warps": tiles.backward_warps, "num_stages": tiles.stages} | options
+    block, warps, stages = tiles.keys
     backward_keys[(blocks, batch * kv_heads)](
-        q, k, v, dout, lse, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
-        LEARNED=of_vector, ATOMIC=not deterministic, **launch,
+        q, k, v, dout, safe, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
+        LEARNED=of_vector, ATOMIC=not deterministic, BLOCK=block, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
-    backward_queries[(triton.cdiv(queries, tiles.block), batch * heads)](
-        q, k, v, dout, lse, delta, *tables, dq, dproducts, scale, *sizes, *strides, LEARNED=of_products, **launch,
+    block, warps, stages = tiles.queries
+    backward_queries[(triton.cdiv(queries, block), batch * heads)](
+        q, k, v, dout, safe, delta, *tables, dq, dproducts, scale, *sizes, *strides,
+        LEARNED=of_products, BLOCK=block, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return dq, dk, dv, dvector.sum((0, 2)) if of_vector and deterministic else dvector, dproducts
 
 
 @_backward.register_fake
-def _(q, k, v, vector, products, row, lse, delta, dout, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
-    check_devices("posenc.attention", q, k, v, vector, products, row, lse, delta, dout)
+def _(q, k, v, vector, products, row, out, lse, dout, dlse, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
+    check_devices("posenc.attention", q, k, v, vector, products, row, out, lse, dout, dlse)
     tables = [q.new_empty(x.shape if asked else (0,), dtype=torch.float32)
               for x, asked in ((vector, of_vector), (products, of_products))]  # fmt: skip
     return *(x.new_empty(x.shape) for x in (q, k, v)), *tables
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, ctx.diagonal, ctx.precision = inputs
+    *tensors, ctx.scale, ctx.diagonal, ctx.precision, _ = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx, dout, dlse):
     q, k, v, vector, products, row, out, lse = ctx.saved_tensors
-    delta = (out.float() * dout.float()).sum(-1) - dlse
     asked = ctx.needs_input_grad[3:5]
     grads = _backward(
-        q, k, v, vector, products, row, lse, delta, dout, ctx.scale, ctx.diagonal, ctx.precision, *asked,
+        q, k, v, vector, products, row, out, lse, dout.to(q.dtype), dlse, ctx.scale, ctx.diagonal, ctx.precision, *asked,
         torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return (
         *grads[:3],
         *(x if wanted else None for x, wanted in zip(grads[3:], asked, strict=True)),
+        None,
         None,
         None,
         None,
@@ -446,26 +497,32 @@ def _rotate_heads(
 ):  # fmt: skip
     """Rotate all heads of one token. x, out: pointers to the token; REST: the block of all channels, of which those that
     do not rotate are copied, or 0."""
-    pair = tl.arange(0, BLOCK)
-    if INTERLEAVED:
-        first, second = start + 2 * pair, start + 2 * pair + 1
-    else:
-        first, second = start + pair, start + pair + PAIRS
+    pair, channel = tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK)
     for begin in range(0, heads, HEADS):
         head = (begin + tl.arange(0, HEADS)).to(tl.int64)[:, None]
-        visible = (head < heads) & (pair < PAIRS)[None, :]
-        source, target = x + head * x_head, out + head * out_head
-        a = tl.load(source + first[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
-        b = tl.load(source + second[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
-        turned_a, turned_b = a * cos - b * sin, b * cos + a * sin
-        tl.store(target + first[None, :] * out_channel, turned_a.to(out.dtype.element_ty), mask=visible)
-        tl.store(target + second[None, :] * out_channel, turned_b.to(out.dtype.element_ty), mask=visible)
+        source, target = x + head * x_head + start * x_channel, out + head * out_head + start * out_channel
+        if INTERLEAVED:  # neighbouring lanes read neighbouring channels: pairs are taken apart in registers
+            visible = (head < heads) & (channel < 2 * PAIRS)[None, :]
+            both = tl.load(source + channel[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+            a, b = tl.split(tl.reshape(both, (HEADS, BLOCK, 2)))
+            both = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (HEADS, 2 * BLOCK))
+            tl.store(target + channel[None, :] * out_channel, both.to(out.dtype.element_ty), mask=visible)
+        else:
+            visible = (head < heads) & (pair < PAIRS)[None, :]
+            a = tl.load(source + pair[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+            b = tl.load(source + (pair + PAIRS)[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+            tl.store(target + pair[None, :] * out_channel, (a * cos - b * sin).to(out.dtype.element_ty), mask=visible)
+            tl.store(
+                target + (pair + PAIRS)[None, :] * out_channel,
+                (b * cos + a * sin).to(out.dtype.element_ty),
+                mask=visible,
+            )
         if REST:
-            channel = tl.arange(0, REST)
-            still = (channel < width) & ((channel < start) | (channel >= start + 2 * PAIRS))
+            rest = tl.arange(0, REST)
+            still = (rest < width) & ((rest < start) | (rest >= start + 2 * PAIRS))
             still = (head < heads) & still[None, :]
-            unchanged = tl.load(source + channel[None, :] * x_channel, mask=still, other=0.0)
-            tl.store(target + channel[None, :] * out_channel, unchanged, mask=still)
+            unchanged = tl.load(x + head * x_head + rest[None, :] * x_channel, mask=still, other=0.0)
+            tl.store(out + head * out_head + rest[None, :] * out_channel, unchanged, mask=still)
 
 
 @triton.jit

@@ -124,7 +124,11 @@ class T5(_DistanceBias):
         else:
             make = partial(bucket_of, self, distance, positions.causal)
             buckets = self.remember(positions, "buckets", make)
-        return self.table.to(dtype)[head, buckets]
+        table = self.table.to(dtype)
+        if table.is_cuda and buckets.dim() == 1 and head.dim() == 2:
+            # the gradient of indices of which thousands are equal is added one after the other there
+            return table.index_select(0, head.flatten()).index_select(1, buckets)
+        return table[head, buckets]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         if positions.fractional:

@@ -4,7 +4,7 @@
 DIR/<task>-<seed>.json.gz     the runs of one task and seed; equal runs give equal bytes
 
 A file is {"schema", "task", "seed", "settings", "data", "versions", "machines", "behaviours": {encoding: ...}, "runs": {encoding:
-...}}. Without "behaviours", which earlier files lack, the first point of seed 0's curve stands for them. Losses are rounded to
+...}}, with "execution" where that is not float32 on a CPU, see `posenc.lab.experiment.Execution.facts`. Without "behaviours", which earlier files lack, the first point of seed 0's curve stands for them. Losses are rounded to
 0.001 nats and stored as integers, shares to 0.000001; of the training loss there are at most 50 means, one per `stride` steps.
 """
 
@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from posenc.errors import InputError, unknown
-from posenc.lab.experiment import Run
+from posenc.lab.experiment import Execution, Run
 from posenc.lab.files import Folder
 from posenc.lab.measure import first_steps, mean_loss
 from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
@@ -42,7 +42,7 @@ LOSSES, SHARES = 1000, 1000000
 class Part:
     """The runs of one task and seed, by encoding. settings, data: of all of them. versions: of the libraries that trained the last
     of them. machines: as `posenc.lab.machine.describe` has each. behaviours: by encoding, see
-    `posenc.lab.measure.behaviour`."""
+    `posenc.lab.measure.behaviour`. execution: of all of them, as `Execution.facts` has it."""
 
     task: str
     seed: int
@@ -52,6 +52,7 @@ class Part:
     machines: Sequence[Mapping[str, Any]]
     runs: Mapping[str, RunRecord]
     behaviours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    execution: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -61,7 +62,13 @@ class Part:
     @property
     def conditions(self) -> dict[str, Any]:
         """What parts have in common whose runs can be put together."""
-        return {"task": self.task, "seed": self.seed, "settings": dict(self.settings), "data": self.data}
+        facts = {"task": self.task, "seed": self.seed, "settings": dict(self.settings), "data": self.data}
+        return {**facts, **self.execution}
+
+    @property
+    def processors(self) -> list[str]:
+        """What trained them: the GPUs, or the CPUs."""
+        return list(dict.fromkeys(machine.get("gpu", machine["cpu"]) for machine in self.machines))
 
     def facts(self, encoding: str) -> dict[str, Any]:
         """See `Run.facts`."""
@@ -80,6 +87,8 @@ class Part:
     def to_bytes(self) -> bytes:
         """The file."""
         content = asdict(self) | {"schema": SCHEMA, "runs": {name: _packed(run) for name, run in self.runs.items()}}
+        if not self.execution:
+            del content["execution"]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return gzip.compress(text.encode(), 9, mtime=0)
 
@@ -97,6 +106,7 @@ class Part:
         for what, names in (("task", [content["task"]]), ("encodings", content["runs"])):
             if code := next(filter(names_code, names), None):
                 raise InputError(f"its {what} {code!r} {REFUSED}")
+        Execution(**content.get("execution", {}))
         facts = {"task": content["task"], "seed": content["seed"], **content["versions"]}
         runs = {name: _unpacked(run, facts | {"encoding": name}) for name, run in content.pop("runs").items()}
         return cls(**content, runs=runs)
@@ -163,25 +173,34 @@ def _numbers(values: Sequence[int], unit: int) -> list[float]:
 
 
 def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine: Mapping[str, Any]) -> list[Path]:
-    """Add finished runs to a folder of archives; returns the files written. machine: that trained them.
+    """Add finished runs to a folder of archives; returns the files written. machine: that trained them. Runs of one task and seed
+    are of one execution: seconds of a GPU and of a CPU do not stand in one file.
 
     Raises:
-        InputError: runs of an encoding or a task in a file, whose code an archive does not have, or not in float32 on a CPU; a file
-            of other settings or data.
+        InputError: runs of an encoding or a task in a file, whose code an archive does not have; a file of other settings, data or
+            execution.
     """
     parts: dict[tuple[str, int], dict[Run, Stored[RunRecord]]] = {}
     for run, stored in done.items():
         if run.code:
             raise InputError("an archive has no code", "archive the runs of posenc's encodings", encodings=run.encoding)
-        if facts := run.execution.facts():
-            raise InputError("archives are of runs in float32 on a CPU", execution=facts)
         parts.setdefault((run.settings.name, run.seed), {})[run] = stored
     here, folder, paths = {part.name: part for part in _parts(directory)}, Folder(directory), []
     for (task, seed), runs in parts.items():
         first = next(iter(runs))
         records = {run.encoding: stored.record for run, stored in runs.items()}
         computed = {run.encoding: stored.behaviour for run, stored in runs.items()}
-        new = Part(task, seed, first.settings.to_dict(), first.data, versions(), [machine], records, computed)
+        new = Part(
+            task,
+            seed,
+            first.settings.to_dict(),
+            first.data,
+            versions(),
+            [machine],
+            records,
+            computed,
+            first.execution.facts(),
+        )
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(

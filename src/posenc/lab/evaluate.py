@@ -36,9 +36,9 @@ def score(
             logits, targets = here.forward(model, read(rows))
             losses = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none")
             both = torch.stack((losses, (logits.argmax(-1) == targets).to(losses.dtype)), -1)
-            scores.append(both.cpu())
+            scores.append(both)  # a GPU goes on: nothing is read before the last batch
             on_batch(len(rows) * tokens)
     finally:
         model.encoding = before
-    losses, hits = torch.cat(scores).unbind(-1)
+    losses, hits = torch.cat(scores).cpu().unbind(-1)
     return losses.contiguous(), hits.contiguous()

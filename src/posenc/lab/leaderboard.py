@@ -16,7 +16,7 @@ from posenc.lab.archive import Part, archived, behaviours, in_words, read, write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Dataset, Experiment, Run
+from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import describe
 from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
@@ -263,7 +263,7 @@ def against(
     notes: dict[str, str] = {}
     for task, of_task in parts.items():
         first = of_task[0]
-        settings, used = _settings(first), of_task[: seeds or most]
+        settings, used, execution = _settings(first), of_task[: seeds or most], Execution(**first.execution)
         corpus, settings = settings.load(data or settings.data)
         if corpus.digest != first.data:
             why = f"the data of {task} are others here than those of the table"
@@ -272,18 +272,22 @@ def against(
             warnings.warn(f"posenc: {task} is left out: {why}", stacklevel=2)
             continue
         for part in used:
-            if (part.settings, part.data) != (first.settings, first.data):
+            if part.conditions | {"seed": first.seed} != first.conditions:
                 changed = difference(part.conditions | {"seed": first.seed}, [first.conditions])
                 raise InputError(f"{part.name} has {changed}, as the others have", against=str(directory))
             for name in names:
                 stored = Stored(
                     part.runs[name], part.facts(name), computed[task, name, part.seed], in_words(part.versions)
                 )
-                runs[Run.of(name, part.seed, settings, corpus.digest)] = stored
-        cpus = dict.fromkeys(machine["cpu"] for part in used for machine in part.machines)
-        where = f"{listed([*cpus])} by {in_words(first.versions)}"
+                runs[Run.of(name, part.seed, settings, corpus.digest, execution)] = stored
+        processors = dict.fromkeys(name for part in used for name in part.processors)
+        where = f"{listed([*processors])} by {in_words(first.versions)}"
         notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."
-        comparisons.append((Comparison((*encodings, *names), len(used), settings), corpus))
+        comparisons.append((Comparison((*encodings, *names), len(used), settings, execution), corpus))
+    if len({comparison.execution for comparison, _ in comparisons}) > 1:
+        raise InputError(
+            "its tasks are of a GPU and of a CPU, or in two precisions", "take a folder each", against=str(directory)
+        )
     if not comparisons:
         raise InputError("no task has the same data here", against=str(directory))
     return comparisons, Table(runs, notes)

@@ -53,7 +53,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
     per_step = TRAIN_COST * s.batch_size * s.tokens
     training = Training(run, corpus.train)
     checkpoint = checkpoints.of(training, lambda: behaviour(run, corpus))
-    on_progress(per_step * len(training.losses))
+    on_progress(per_step * training.steps)
     while not training.finished:
         training.advance()
         checkpoint.save_if_due()
@@ -98,7 +98,7 @@ def behaviour(run: Run, corpus: Dataset) -> dict[str, float]:
         training = Training(run, corpus.train)
         try:
             for step in steps:
-                training.losses += [0.0] * (step - len(training.losses))
+                training.skip_to(step)
                 training.advance()
                 numbers[f"loss of step {step + 1}"] = training.losses[-1]
         except InputError:  # it diverges, and so does this program

@@ -22,9 +22,13 @@ from posenc.transformer import Attention, TransformerBase
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
 
+READ_EVERY = 50
+"""Steps on a GPU after which their losses are read."""
+
 
 class Training:
-    """An unfinished run: the model, its optimizers, the order of the data, the loss (nats per target) of every step so far.
+    """An unfinished run: the model, its optimizers, the order of the data, the loss (nats per target) of every step so far. Of
+    the last steps on a GPU these are still there: reading each would have the GPU wait for the next step; see `losses`.
 
     part: of a corpus, what to learn from; (n,) ids are one running text. random: the state of the generator that encodings
     draw from; the caller's generators are left alone.
@@ -39,33 +43,64 @@ class Training:
         self.forward: nn.Module = self.passes.wrap(self.model)
         self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, read)
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
-        self.losses: list[float] = []
+        self._losses: list[float] = []
+        self._unread: list[Tensor] = []
+
+    @property
+    def steps(self) -> int:
+        """How many are done."""
+        return len(self._losses) + len(self._unread)
 
     @property
     def finished(self) -> bool:
-        return len(self.losses) == self.run.settings.steps
+        return self.steps == self.run.settings.steps
+
+    @property
+    def losses(self) -> list[float]:
+        """Of every step so far.
+
+        Raises:
+            InputError: one is no longer finite.
+        """
+        self.read_losses()
+        return self._losses
+
+    def read_losses(self) -> None:
+        """Wait for the losses that are not read yet. Raises what `losses` does."""
+        read = torch.stack(self._unread).tolist() if self._unread else []
+        self._unread.clear()
+        for loss in read:
+            self._losses.append(loss)
+            if not math.isfinite(loss):
+                raise diverged(self.run, f"at step {len(self._losses)} of {self.run.settings.steps}")
+
+    def skip_to(self, step: int) -> None:
+        """Go on with a later step, as if those before it had had a loss of 0."""
+        self._losses += [0.0] * (step - self.steps)
 
     def advance(self) -> None:
         """One step.
 
         Raises:
-            InputError: the loss is no longer finite.
+            InputError: the loss is no longer finite; on a GPU it is looked at once in `READ_EVERY` steps.
         """
-        s, step = self.run.settings, len(self.losses)
+        s, step = self.run.settings, self.steps
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = group["initial_lr"] * schedule(step, s.steps)
         batch = s.draw(self.part, self.order)
         with self.drawing():
             logits, targets = self.passes.forward(self.forward, batch)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, batch.scored)
-        self.losses.append(loss.item())
-        if not math.isfinite(self.losses[-1]):
-            raise diverged(self.run, f"at step {step + 1} of {s.steps}")
+        self._unread.append(loss.detach())
+        if self.passes.device.type != "cuda":
+            self.read_losses()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        if len(self._unread) == READ_EVERY or self.finished:
+            self.read_losses()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -100,7 +135,7 @@ class Training:
             options=_complete(),
         )  # fmt: skip
         self.order.set_state(state["order"])
-        self.random, self.losses = state["random"], state["losses"]
+        self.random, self._losses, self._unread = state["random"], state["losses"], []
 
 
 def _complete() -> Any:
@@ -118,7 +153,7 @@ def train(run: Run, part: Any, on_step: Callable[[int], None] = lambda step: Non
     training = Training(run, part)
     while not training.finished:
         training.advance()
-        on_step(len(training.losses))
+        on_step(training.steps)
     return training.model.eval(), training.losses
 
 

@@ -857,6 +857,8 @@ class Positions:
         if device is None:
             raise InputError("pass a device, such as 'cpu'", device=None)
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
+        if self.q is self.k:  # by which others see that queries and keys are the same tokens
+            tensors["k"] = tensors["q"]
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
         blocks = tuple(
             each._replace(

@@ -4,6 +4,7 @@
 import gzip
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 
 import pytest
@@ -116,12 +117,41 @@ def test_the_version_alone_makes_no_difference(trained, archives, tmp_path, monk
     assert {part.versions["posenc"] for part in read(archives)} == {"9.9"}
 
 
-def test_archives_are_of_runs_on_a_cpu(trained, tmp_path):
+def on_a_gpu(runs, directory, folder):
+    """Archives as of a machine with a GPU."""
+    stored = {replace(run, execution=Execution("cuda")): Store(directory).load(run.id, RunRecord) for run in runs}
+    return write(folder, stored, {"cpu": "some CPU", "gpu": "some GPU"})
+
+
+def test_archives_know_what_trained_their_runs(trained, archives, tmp_path):
+    runs = [run for comparison, corpus in comparisons() for run in comparison.runs(corpus)]
+    on_a_gpu(runs, trained[0], tmp_path)
+    placed, table = against(tmp_path, ["alibi"])
+    assert {comparison.execution for comparison, _ in placed} == {Execution("cuda")}
+    assert {run.execution for run in table.runs} == {Execution("cuda")}
+    assert all("trained on some GPU by" in note for note in table.notes.values())
+    assert {run.id for run in table.runs} == archived(tmp_path).keys()
+    assert not {run.id for run in table.runs} & archived(archives).keys()  # other runs than those of a CPU
+    shutil.copy(archives / f"text-1{SUFFIX}", tmp_path)
+    with pytest.raises(InputError, match=rf"text-1{SUFFIX} has device=None, not cuda"):
+        against(tmp_path, ["alibi"])
+
+
+def test_seconds_of_a_gpu_and_a_cpu_stand_in_one_archive_nowhere(trained, archives):
+    runs = [run for comparison, corpus in comparisons() for run in comparison.runs(corpus)]
+    with pytest.raises(InputError, match=rf"-0{SUFFIX} has device=None, not cuda; give another folder"):
+        on_a_gpu(runs, trained[0], archives)
+    for path in archives.glob("text-*"):
+        path.unlink()
+    on_a_gpu([run for run in runs if run.settings.name == "text"], trained[0], archives)
+    with pytest.raises(InputError, match="its tasks are of a GPU and of a CPU"):
+        against(archives, ["alibi"])
+
+
+def test_an_archive_has_no_code(trained, tmp_path):
     comparison, corpus = comparisons()[0]
     first = comparison.runs(corpus)[0]
     record = Store(trained[0]).load(first.id, RunRecord)
-    with pytest.raises(InputError, match="archives are of runs in float32 on a CPU"):
-        write(tmp_path, {replace(first, execution=Execution(precision="bfloat16")): record}, {})
     with pytest.raises(InputError, match="an archive has no code"):
         write(tmp_path, {replace(first, code="0"): record}, {})
     assert not list(tmp_path.iterdir())

@@ -122,7 +122,9 @@ class TextBatch(NamedTuple):
         return TextBatch(self.tokens[which], None if self.documents is None else self.documents[which])
 
     def to(self, device: torch.device) -> "TextBatch":
-        return TextBatch(self.tokens.to(device), None if self.documents is None else self.documents.to(device))
+        """On a device; the program does not wait for a GPU to have received them."""
+        documents = None if self.documents is None else self.documents.to(device, non_blocking=True)
+        return TextBatch(self.tokens.to(device, non_blocking=True), documents)
 
     @property
     def inputs(self) -> Tensor:

@@ -46,7 +46,7 @@ class SequenceBatch(NamedTuple):
         return SequenceBatch(self.inputs[which], self.targets[which])
 
     def to(self, device: torch.device) -> "SequenceBatch":
-        return SequenceBatch(self.inputs.to(device), self.targets.to(device))
+        return SequenceBatch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
 
 
 def answered(question: Tensor, answer: Tensor) -> SequenceBatch:
