@@ -9,6 +9,7 @@ from typing import Any
 
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS, create
+from posenc.encodings.catalogue import FAMILIES, family
 from posenc_cli.arguments import COMMON
 from website.encodings import declared
 from website.page import Page, plain, table
@@ -29,6 +30,12 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc/models": ("Small models", ("Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig")),
     "posenc.encoding": ("Write an encoding", ("Encoding", "gates_of")),
     "posenc.encodings": ("Classes of encodings", ()),
+    **{
+        f"posenc.encodings/{key}": (
+            f"Classes: {words}", tuple(dict.fromkeys(cls.__name__ for cls in ENCODINGS.values() if family(cls) == key)),
+        )
+        for key, (words, _) in FAMILIES.items()
+    },
     "posenc.functional": (
         "Formulas as functions",
         ("rotary", "compile_rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
