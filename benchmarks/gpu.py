@@ -40,8 +40,8 @@ RECORD = Path(__file__).parents[1] / "src" / "posenc" / "backends" / "gpus.json"
 class Results:
     """The lines of OUT/gpu.jsonl: {stage, case, result}."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "gpu.jsonl"
+    def __init__(self, folder: Path, name: str = "gpu.jsonl") -> None:
+        self.path = folder / name
         self.lock = Lock()
 
     def lines(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 
 import posenc
 from posenc import Positions
-from posenc.backends import fused, gpus, sdpa
+from posenc.backends import choose, fused, gpus, sdpa
 from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
@@ -300,6 +300,8 @@ def attention():
     )
     assert gpus.RECORD == {}
     yield "found them right and faster, none so far"
+    assert choose.DENSE_ON_GPU == 1024 * 1024
+    yield "SDPA with a dense mask up to 1024 x 1024 queries and keys"
 
 
 def vision_grid():
@@ -404,7 +406,8 @@ def gpu():
         name: (BENCHMARKS / f"gpu_stages/{name}.py").read_text(encoding="utf-8")
         for name in ("attention", "models", "compare")
     }
-    lengths = [int(n) for n in re.search(r"else \(\((8192[\d, ]+)\)", stages["attention"])[1].split(",")]
+    sizes = re.search(r"^SIZES = \[(.*?)^\]", stages["attention"], re.MULTILINE | re.DOTALL)[1]
+    lengths = [int(n) for n in re.findall(r'", (\d+)\)', sizes)]
     yield f"at {min(lengths)} to {max(lengths)} tokens"
     assert len(re.search(r"^ENCODINGS = (.*)$", stages["models"], re.MULTILINE)[1].split(",")) == 5
     yield "a model of GPT-2's size under five encodings"
@@ -415,7 +418,66 @@ def gpu():
     yield "makes that comparison with two seeds"
     yield f"so at most {100 * 5 / 7:.0f} % of the peak is useful"
     assert gpus.RECORD == {}
-    yield "**Nothing here has run on a GPU yet.**"
+    rows: dict[str, list[dict]] = {}
+    for line in (BENCHMARKS / "gpu/h100.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        rows.setdefault(row["stage"], []).append(row)
+    at = {
+        (r["case"]["encoding"], r["case"]["pass"], r["case"]["length"]): r["result"]["candidates"]
+        for r in rows["attention"] if "candidates" in r["result"]
+    }  # fmt: skip
+    (machine,) = [r["case"] for r in rows["machine"]]
+    assert machine["device"].startswith("NVIDIA H100")
+    versions = f"PyTorch {machine['torch'][:4]}, Triton {machine['triton'][:3]}"
+    yield f"An NVIDIA H100 has run posenc for ten minutes (26 November 2026, {versions})"
+    assert max(length for *_, length in at) < 16384
+    yield "lengths from 16384 tokens on are not measured"
+    (shape,) = {r["case"]["shape"] for r in rows["attention"] if r["case"]["length"] == 128}
+    batch, heads, width = shape.split("x")
+    yield f"At 128 tokens (batch {batch}, {heads} heads of {width})"
+    assert choose.DENSE_ON_GPU == 1024 * 1024
+    yield "up to 1024 x 1024 queries and keys"
+    refusals = [r for r in rows["attention"] if "out of resource" in r["result"].get("refused", {}).get("flex", "")]
+    assert {(r["case"]["encoding"], r["case"]["shape"]) for r in refusals} == {("alibi", shape)}
+    yield f"FlexAttention of PyTorch {machine['torch'][:4]} refuses ALiBi with heads of {width}"
+    assert {r["case"]["shape"] for r in rows["rotary"]} == {"8x4096"}
+    yield f"{8 * 4096} tokens of Llama 3 8B's heads"
+    length = re.search(
+        r"^LENGTH = (\d+)", (BENCHMARKS / "gpu_stages/checks.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert rows.keys() & {"training", "decoding", "compare"} == set()
+    gaps = []
+    for name, title in {"alibi": "ALiBi", "t5": "T5", "shaw": "Shaw, keys"}.items():
+        found = at[name, "forward", 2048]
+        yield f"| {title} | " + " | ".join(f"{found[each]['ms']:.2f} ms" for each in ("sdpa", "flex", "triton")) + " |"
+        gaps.append(found["triton"]["ms"] - found["triton"]["kernels_ms"])
+        yield f"without an encoding takes {found['plain SDPA']['ms']:.2f} ms"
+    yield f"spends {between(gaps)} ms of these times"
+    three = [at[name, "training", 2048] for name in ("alibi", "t5", "shaw")]
+    yield f"take {between([each['triton']['ms'] / each['flex']['ms'] for each in three])} times FlexAttention's time for these"
+    short = [
+        each["sdpa"]["ms"] / each["flex"]["ms"] for (*_, length), each in at.items() if length == 128 and "flex" in each
+    ]
+    yield f"under SDPA takes {between(short)} times FlexAttention's time"
+    turned = [
+        r["result"]["candidates"]
+        for r in rows["rotary"]
+        if (r["case"]["layout"], r["case"]["pass"]) == ("half", "forward")
+    ]
+
+    def ratios(name, form="{:.2f}"):
+        return between([each[name]["ratio"] for each in turned], form)
+
+    yield f"takes {ratios('posenc, one kernel')} times as long as copying"
+    yield f"the formula in PyTorch {ratios('posenc, formula', '{:.1f}')} times, transformers' {ratios('transformers, eager', '{:.1f}')} times"
+    (mixed,) = [r["result"]["candidates"] for r in rows["rotary"] if r["case"]["layout"] == "interleaved"]
+    yield f"interleaved pairs took {mixed['posenc, one kernel']['ratio']:.1f} times"
+    errors = [
+        max(error for name, error in r["result"]["errors"].items() if name.endswith("float32"))
+        for r in rows["checks"] if r["result"]["errors"] and r["case"].get("encoding", "floater") != "floater"
+    ]  # fmt: skip
+    yield f"differ from float64 on the CPU by at most {max(errors):.0e}, under {len(errors)} encodings at {length[1]} tokens"
+    yield f"make gpu PYTHON=python3 # a Python with {versions} or newer"
 
 
 def conformance():

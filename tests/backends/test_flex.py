@@ -1,6 +1,8 @@
 """FlexAttention as a backend: its dense form in float64 against the reference, its CPU kernel in float32; what a GPU adds
 is at the end, for machines that have one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -190,9 +192,9 @@ def test_what_cannot_be_served_is_refused():
 def test_what_auto_takes():
     """FlexAttention on a GPU where SDPA would need a dense mask; never on the CPU."""
     assert explain(*tensors(5, 5), T5(H)).backend == "sdpa"
-    p, packed = Positions.arange(64, causal=True), Positions.packed([32, 32])
+    p, packed = Positions.arange(2048, causal=True), Positions.packed([1024, 1024])
     with FakeTensorMode(allow_non_fake_inputs=True):
-        q, k, v = (torch.empty(2, H, 64, D, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        q, k, v = (torch.empty(2, H, 2048, D, dtype=torch.bfloat16, device="cuda") for _ in range(3))
 
         def taken(*terms, q=q, k=k, positions=p, sink=None, dropout_p=0.0):
             problem = Problem(q, k, v, list(terms), None, positions, 1.0, sink, dropout_p)
@@ -202,8 +204,19 @@ def test_what_auto_takes():
         assert [taken(), taken(positions=p.with_causal(False))] == ["sdpa", "sdpa"]
         assert [taken(alibi), taken(positions=packed), taken(sink=torch.zeros(H))] == ["flex", "flex", "flex"]
         assert taken(alibi, dropout_p=0.1) == "sdpa"
-        assert taken(alibi, q=torch.empty(2, H, 64, 320, device="cuda")) == "sdpa", "wider than flex's kernels"
+        assert taken(alibi, q=torch.empty(2, H, 2048, 320, device="cuda")) == "sdpa", "wider than flex's kernels"
         assert taken(alibi, q=q.double()) == "sdpa"
+        few = (torch.empty(2, H, 1024, D, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        short = Positions.arange(1024, causal=True)
+        assert _choose(Problem(*few, [alibi], None, short, 1.0, None, 0.0), "auto")[0] == "sdpa", "a small dense mask"
+
+
+def test_tiles_of_looked_up_numbers_fit_into_shared_memory():
+    """FlexAttention is asked for fewer stages where its tiles are largest: heads of 64 in half precision."""
+    q = SimpleNamespace(device=torch.device("cuda"), shape=(1, 1, 1, 64), element_size=lambda: 2)
+    assert flex._kernel_options(q, ["a lookup"]) == {"fwd_num_stages": 2}
+    assert flex._kernel_options(q, []) == {}
+    assert flex._kernel_options(torch.empty(1, 1, 1, 64), ["a lookup"]) == {}
 
 
 def test_what_explain_says():

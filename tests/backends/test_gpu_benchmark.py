@@ -186,3 +186,10 @@ def test_without_a_gpu_nothing_is_timed(tmp_path):
     assert done.returncode == 2
     assert "PyTorch sees no GPU" in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_the_committed_tables_are_those_of_one_gpu():
+    results = gpu.Results(BENCHMARKS / "gpu", "h100.jsonl")
+    assert results.machine["device"].startswith("NVIDIA H100")
+    assert gpu.tables(results) == (BENCHMARKS / "gpu/h100.md").read_text(encoding="utf-8")
+    assert [path.suffix for path in sorted((BENCHMARKS / "gpu").iterdir())] == [".jsonl", ".md"]

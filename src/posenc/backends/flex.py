@@ -88,8 +88,8 @@ class Flex(Kernel):
         lookups = tuple(_lookups(problem))
         fuses = _fuses(problem, lookups, with_lse)
         run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, fuses)
-        kernel = KERNEL if q.device.type == "cuda" else None
-        out, lse = run(q, k, v, lookups, _block_mask(problem), scale, with_lse, _changes(problem), kernel)
+        options = _kernel_options(q, lookups)
+        out, lse = run(q, k, v, lookups, _block_mask(problem), scale, with_lse, _changes(problem), options)
         return out[..., : problem.v.shape[-1]], lse
 
 
@@ -161,7 +161,7 @@ def _extra_bytes(term: Score, problem: Problem) -> int:
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, lookups: Sequence[Lookup], block_mask: Any, scale: float, with_lse: bool,
-    changes: Sequence[ScoreMod] = (), kernel: str | None = None,
+    changes: Sequence[ScoreMod] = (), kernel_options: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -180,13 +180,24 @@ def _run(
         "scale": scale,
         "enable_gqa": q.shape[1] != k.shape[1],
     }
-    if kernel is not None:
-        options["kernel_options"] = {"BACKEND": kernel}
+    if kernel_options:
+        options["kernel_options"] = kernel_options
     if not with_lse:
         return flex_attention(q, k, v, **options), q
     out, stats = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **options)
     assert stats.lse is not None
     return out, stats.lse
+
+
+def _kernel_options(q: Tensor, lookups: Sequence[Any]) -> dict[str, Any]:
+    """What FlexAttention's CUDA kernel is asked for."""
+    if q.device.type != "cuda":
+        return {}
+    options: dict[str, Any] = {} if KERNEL is None else {"BACKEND": KERNEL}
+    if lookups and q.element_size() == 2 and q.shape[-1] <= 64:
+        # with torch's three stages, two tiles of 128 x 128 looked up numbers do not fit into an H100 beside keys and values
+        options["fwd_num_stages"] = 2
+    return options
 
 
 @cache
