@@ -38,7 +38,7 @@ FITS = {
     "fit, evolution": {"search": "evolution", "steps": 4},
     "fit, repeated text too": {"task": "repeated", "batch_size": 1},
 }
-METHODS = ("cut_off", "none", "linear", "ntk", "yarn", "llama3", "self_extend", "dual_chunk", *FITS)
+METHODS = ("truncation", "none", "linear", "ntk", "yarn", "llama3", "self_extend", "dual_chunk", *FITS)
 STEPS, PASSAGES, REPEATED = 30, 8, 4
 FAR, FAR_WINDOW, FAR_WINDOWS, FAR_METHODS = 16384, 1024, 16, ("fit", "yarn", "none")
 FAR_SETTINGS = {"steps": 20, "batch_size": 1}
@@ -47,7 +47,7 @@ SKILLS = ("passkey", "facts", "key_value:keys=words:values=digits")
 
 def losses(model, method: str, texts: torch.Tensor, length: int) -> torch.Tensor:
     """Nats of each token, (texts, tokens); texts are read one after the other, since logits of several take gigabytes."""
-    window = TRAINED if method == "cut_off" else None
+    window = TRAINED if method == "truncation" else None
     return torch.stack([loss_by_position(model, text[:length], chunk=512, window=window) for text in texts])
 
 
@@ -63,7 +63,7 @@ def cell(method: str, length: int, to_fit: torch.Tensor) -> dict:
         found = {"held_out": fitting.losses, "stretch": report.stretch, "start": fitting.start_stretch}
         found |= {"attention_factor": report.attention_factor, "settings": fitting.settings}
         found["fit_seconds"] = round(time.process_time() - began, 1)
-    elif method != "cut_off":
+    elif method != "truncation":
         posenc.extend(model, method, target_length=length)
     repeated = passages[:REPEATED, :PERIOD].repeat(1, length // PERIOD)
     for name, texts in (("text", passages), ("repeated", repeated)):

@@ -16,7 +16,7 @@ from typing import Any
 
 RESULTS, PAGE, PICTURE = Path("benchmarks/evaluations"), Path("docs/longer_context.md"), Path("docs/images/longer.svg")
 SHOWN = "longer_stories15M"
-BASES, FAMILIAR, BEST = ("none", "cut_off"), ("linear", "ntk", "yarn"), 3
+BASES, FAMILIAR, BEST = ("none", "truncation"), ("linear", "ntk", "yarn"), 3
 RUNNING = ("perplexity", "repeated")
 NAMES = {
     "perplexity": "running text", "repeated": "repeated text", "passkey": "passkey", "facts": "key-value",
@@ -40,7 +40,7 @@ def tables(name: str, results: Results) -> str:
         f"Trained at {results['model']['trained_length']} tokens; {results['model']['dtype']}, {machine['cpu']}, "
         f"{machine['cores']} cores shared with other processes, posenc {machine['posenc']}, torch {machine['torch']}, "
         f"transformers {machine['transformers']}, {results['created'][:10]}. {s['samples']} prompts per cell.\n",
-        "Each cell: nats per token, then the difference to `cut_off`, the unmodified model on truncated "
+        "Each cell: nats per token, then the difference to `truncation`, the unmodified model on truncated "
         "input. Lower is better. Running text counts past the context length alone; answers with a place in the text are "
         f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of it. Methods are set up for each length. Intervals "
         "are 95 % for all methods of a column together (Bonferroni). Milliseconds are processor time per token, in the first task; MiB are the memory above the model's.\n",
@@ -65,7 +65,7 @@ def table(at: Results) -> str:
 def _cell(row: Results | None) -> str:
     if row is None:
         return "–"
-    text, gap = _loss(row, 3), row["against_cut_off"]
+    text, gap = _loss(row, 3), row["against_truncation"]
     return text if gap is None else f"{text}, {gap['mean']:+.3f} ± {gap['high'] - gap['mean']:.3f}"
 
 
@@ -141,7 +141,7 @@ def picture(results: Results) -> str:
     for name in sorted(curves, key=lambda name: name in named):
         line = " ".join(f"{x(position):.1f},{y(loss):.1f}" for position, loss in curves[name])
         width = 2.2 if name in named else 1
-        dash = ' stroke-dasharray="6 4"' if name == "cut_off" else ""
+        dash = ' stroke-dasharray="6 4"' if name == "truncation" else ""
         shade = f'stroke="{colours.get(name, GREY)}" stroke-width="{width}"{dash}'
         parts.append(f'<polyline points="{line}" fill="none" {shade}><title>{escape(name)}</title></polyline>')
     ends = sorted((y(curves[name][-1][1]) + 4, name) for name in named if name in curves)

@@ -200,7 +200,7 @@ def loss(demo: Results, look: Look) -> str:
     trained = [name for name in losses if " + " not in name]
     first = min(trained, key=lambda name: losses[name][0])
     say = look.say
-    level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "holds"]
+    level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "extrapolates"]
     finding = [
         say("Of {}, {} predicts best at the training length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
         say("past it, only the loss of {} stays level", look.listed(level or [say("none")])),
@@ -317,7 +317,7 @@ METHODS = {
     "yarn": "YaRN",
     "self_extend": "Self-Extend",
     "dual_chunk": "dual chunks",
-    "cut_off": "truncated input",
+    "truncation": "truncated input",
     "none": "unmodified",
 }
 """How `longer` names methods, from top to bottom."""
@@ -356,7 +356,7 @@ def longer(results: Results, look: Look) -> str:
         drawing.text(left - 16, y + 5, say(label), anchor="end", weight=600 if hits == texts else 400)
         for each in range(texts):
             drawing.dot(left + 8 + keys * each, y, radius=7, colour=colour, hollow=each >= hits)
-        more = text[name].get("against_cut_off") or {"mean": 0.0, "low": 0.0, "high": 0.0}
+        more = text[name].get("against_truncation") or {"mean": 0.0, "low": 0.0, "high": 0.0}
         about = f"{name}: passkey {hits} of {texts}, running text {more['mean']:+.2f} ({more['low']:+.2f} to {more['high']:+.2f})"
         drawing.line([(x(more["low"]), y), (x(more["high"]), y)], colour=colour, width=3)
         drawing.dot(x(more["mean"]), y, radius=6, colour=colour, about=about)

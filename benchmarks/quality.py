@@ -34,7 +34,7 @@ TUNING = {"steps": 100, "batch_size": 4, "length": TRAINED, "learning_rate": 3e-
 SHARPER = (0.0, 0.05, 0.1, 0.2)
 """The c of DroPE's 1 + c ln s that are tried on two texts that are not measured."""
 LOSSES = (
-    "cut_off", "none", "yarn", "self_extend", "ms_poe", "band_scale", "nope", "nope, tuned", "nope, tuned, temperature",
+    "truncation", "none", "yarn", "self_extend", "ms_poe", "band_scale", "nope", "nope, tuned", "nope, tuned, temperature",
 )  # fmt: skip
 DEPTHS, QUESTIONS, ASKED, WEAK = (0.0, 0.5, 1.0), 16, 24, 0.1
 ANSWERS = ("none", "ms_poe", "band_scale", "yarn:factor=2", "self_extend:window=128:group=2")
@@ -65,7 +65,7 @@ def tuned(folder: Path) -> torch.nn.Module:
 def chosen(model: torch.nn.Module, method: str, ids: torch.Tensor, length: int | None, folder: Path) -> dict:
     """Extend the model by a method, to a length if it is one beyond the trained; what was chosen for it."""
     reaches = {} if length is None else {"target_length": length}
-    if method == "cut_off" or (method == "none" and length is None):
+    if method == "truncation" or (method == "none" and length is None):
         return {}
     if method == "ms_poe":
         posenc.extend(model, method, scales=head_scales(model, ids), **reaches)
@@ -94,7 +94,7 @@ def losses(method: str, length: int, folder: Path) -> dict:
     passages = stories15m.texts()[:PASSAGES, :length]
     repeated = stories15m.texts()[:REPEATED, :PERIOD].repeat(1, length // PERIOD)
     found = chosen(model, method, drawn(folder)[-1:, :TRAINED], length, folder)
-    window = TRAINED if method == "cut_off" else None
+    window = TRAINED if method == "truncation" else None
     for name, texts in (("text", passages), ("repeated", repeated)):
         nats = loss_by_position(model, texts, window=window)
         found[name] = [round(x, 4) for x in nats[:, TRAINED:].mean(1).tolist()]
@@ -166,8 +166,10 @@ def page(results: dict) -> str:
     parts = [PAGE.read_text(encoding="utf-8").split("<!-- tables -->")[0].rstrip() if PAGE.exists() else "# Quality"]
     parts.append("<!-- tables -->")
     for length in LENGTHS:
-        base = results.get(f"none at {length}"), results.get(f"cut_off at {length}")
-        rows = [["method", "past 256", "against none", "against cut_off", "within 256", "repeated", "against cut_off"]]
+        base = results.get(f"none at {length}"), results.get(f"truncation at {length}")
+        rows = [
+            ["method", "past 256", "against none", "against truncation", "within 256", "repeated", "against truncation"]
+        ]
         for method in LOSSES if None not in base else ():
             found = results.get(f"{method} at {length}")
             if found:

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a story on the page of docs/story.md and record it, and draw the moving picture of README from the record.
 
-    PYTHONPATH=docs:tests python benchmarks/story.py [--draw]
+    PYTHONPATH=docs:tests python benchmarks/story.py [--draw | --rates]
 
 With npm and Chromium: half a minute of one core. benchmarks/story.json then holds the text and the surprise of each token, and how
-many of ten names each method finds. --draw only draws docs/images/story.svg from it. Run from the root of the repository.
+many of ten names each method finds. --draw only draws docs/images/story.svg from it; --rates only measures the page's tokens a
+second by each engine, and its weight. Run from the root of the repository.
 """
 
+import gzip
 import json
+import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,8 @@ PICTURE = Path("docs/images/story.svg")
 METHOD, FACTOR, SEED = "yarn", 4, 1
 FIRST = {"method": METHOD, "factor": FACTOR, "seed": SEED}
 WIDTH, COLUMN, LEFT, TOP, LINE, LETTER = 830, 390, (15, 425), 74, 17, 6.6
+ENGINES, RATED = ("WebAssembly", "JavaScript", "WebGPU"), 64
+"""What may compute on the page, and the tokens over which each is timed."""
 LINES = 22
 """Of a column; what does not fit scrolls out at the top."""
 SECONDS, PAUSE = 14.0, 4.0
@@ -29,25 +36,83 @@ MOST = 8.0
 
 def record() -> dict[str, Any]:
     """Drive the page: a story, and by posenc's Python, with the same weights, ten names by each method."""
+    with opened() as (tab, address, _):
+        written = generated(tab, f"{address}&path=WebAssembly")
+        print(f"{written['rate']:.1f} tokens a second in each column ({written['kind']})")
+    surprise = [[round(one, 2) for one in column] for column in written["surprise"]]
+    before = json.loads(RECORD.read_text(encoding="utf-8"))
+    return {
+        **FIRST, "text": written["text"], "surprise": surprise, "asked": names_found(), "rates": before.get("rates"),
+    }  # fmt: skip
+
+
+@contextmanager
+def opened() -> Iterator[tuple[Any, str, dict[str, str]]]:
+    """A tab, the address of the page with the model, and the files of the page."""
     from playwright.sync_api import sync_playwright
     from website import story
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
-        empty = {**FIRST, "text": [[], []], "surprise": [[], []]}
-        for path, text in story.files(empty).items():
+        files = story.files({**FIRST, "text": [[], []], "surprise": [[], []]})
+        for path, text in files.items():
             target = Path(folder) / path
             target.parent.mkdir(exist_ok=True)
             target.write_text(text, encoding="utf-8")
         chromium = next(found for name in ("chromium", "google-chrome") if (found := shutil.which(name)))
-        tab = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+        flags = ["--no-sandbox", "--disable-gpu", "--enable-unsafe-webgpu"]
+        tab = play.chromium.launch(executable_path=chromium, args=flags).new_page()
         tab.set_default_timeout(600_000)
-        tab.goto((Path(folder) / "story-live.html").as_uri() + f"#seed={SEED}&method={METHOD}&factor={FACTOR}&lang=en")
-        tab.click("[data-do=tell]")
-        tab.wait_for_function("posenc.story.written().done")
-        written = tab.evaluate("posenc.story.written()")
-        print(f"{written['rate']:.1f} tokens a second in each column ({written['kind']})")
-    surprise = [[round(one, 2) for one in column] for column in written["surprise"]]
-    return {**FIRST, "text": written["text"], "surprise": surprise, "asked": names_found()}
+        page = (Path(folder) / "story-live.html").as_uri()
+        yield tab, f"{page}#seed={SEED}&method={METHOD}&factor={FACTOR}&lang=en", files
+
+
+def generated(tab: Any, address: str, tokens: int = 512) -> dict[str, Any]:
+    """A story as the page has it once there are so many tokens in each column."""
+    tab.goto("about:blank")
+    tab.goto(address)
+    tab.click("[data-do=tell]")
+    tab.wait_for_function(f"posenc.story.steps() >= {tokens}")
+    written: dict[str, Any] = tab.evaluate("posenc.story.written()")
+    return written
+
+
+def rates() -> dict[str, Any]:
+    """Tokens a second in each column over the first ones of a story by each engine, with the load of the machine (of the minute
+    before, and after), and the kilobytes of the page and of the model, as they are and compressed by gzip."""
+    from posenc.lab.machine import cores, cpu
+
+    found: dict[str, Any] = {"processor": cpu(), "cores": cores(), "tokens": RATED, "engines": {}}
+    with opened() as (tab, address, files):
+        for path in ENGINES:
+            load = round(os.getloadavg()[0], 1)
+            written = generated(tab, f"{address}&path={path}", RATED)
+            if written["kind"] != path:
+                raise SystemExit(f"{path}: this browser computes by {written['kind']}")
+            found["engines"][path] = [round(written["rate"], 1), load, round(os.getloadavg()[0], 1)]
+            print(path, found["engines"][path], flush=True)
+    page = files.pop("story-live.html")
+    for name, texts in (("page", [page]), ("model", [*files.values()])):
+        data = [text.encode() for text in texts]
+        found[name] = [sum(len(one) // 1000 for one in each) for each in (data, [gzip.compress(one) for one in data])]
+    return found
+
+
+def rates_table(measured: dict[str, Any]) -> str:
+    """`rates` in Markdown."""
+    names = dict.fromkeys(ENGINES, "one thread") | {"WebGPU": "SwiftShader: in software, on all cores"}
+    lines = ["| engine | tokens a second in each column | load of the machine, before and after |", "|---|--:|--:|"]
+    for engine, (rate, *loads) in measured["engines"].items():
+        lines.append(f"| {engine} ({names[engine]}) | {rate} | {', '.join(map(str, loads))} |")
+    machine = f"{measured['processor']}, {measured['cores']} cores, which others used as well"
+    sizes = "; ".join(
+        f"the {name}: {raw:,} kB, {packed:,} kB by gzip"
+        for name in ("page", "model")
+        for raw, packed in [measured[name]]
+    )
+    first = f"the first {measured['tokens']} tokens of a story"
+    return "\n".join(
+        [*lines, "", f"Measured in Chromium without a graphics processor ({machine}; {first}). Sizes: {sizes}."]
+    )
 
 
 def names_found() -> dict[str, Any]:
@@ -185,9 +250,14 @@ def drawn(recorded: dict[str, Any], trained: int = 256) -> str:
 
 
 def main() -> None:
-    """Record, unless asked not to, and draw."""
+    """Record or measure, unless asked not to, and draw."""
     if "--draw" not in sys.argv:
-        RECORD.write_text(json.dumps(record(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+        found = (
+            record()
+            if "--rates" not in sys.argv
+            else {**json.loads(RECORD.read_text(encoding="utf-8")), "rates": rates()}
+        )
+        RECORD.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     PICTURE.write_text(drawn(json.loads(RECORD.read_text(encoding="utf-8"))), encoding="utf-8")
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1000:.0f} kB")
 

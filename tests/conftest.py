@@ -107,6 +107,7 @@ def browser():
 
     with sync_playwright() as p:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        flags.append("--enable-unsafe-webgpu")  # by SwiftShader, Chromium's own software
         yield p.chromium.launch(executable_path=CHROMIUM, args=flags)
 
 

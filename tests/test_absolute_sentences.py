@@ -302,9 +302,9 @@ EVALUATE = {
     "shows nothing past it": PLAIN,
     "Every flag overrides the preset": "cli/test_settings.py::test_flags_win_over_the_file_and_the_file_over_defaults",
     "Two baselines are always included": "lab/evals/test_evaluate.py::test_results_hold_every_number",
-    "the same on truncated input": "lab/evals/test_reader.py::test_cut_off_is_the_end_of_the_text",
+    "the same on truncated input": "lab/evals/test_reader.py::test_truncation_is_the_end_of_the_text",
     "every position one higher": "lab/evals/test_evaluate.py::test_the_control_does_nothing",
-    "to `cut_off` on the same documents": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
+    "to `truncation` on the same documents": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
     "all asked for after one pass": "tasks/test_facts.py::test_in_noise_every_question_is_of_the_same_text",
     "each token of running text": "tasks/test_perplexity.py::test_a_full_text_scores_every_token_that_something_precedes",
     "all, in sliding windows, or the last ones": "tasks/test_perplexity.py::test_sliding_windows_and_both_weightings_are_those_of_the_yarn_script",
@@ -334,7 +334,7 @@ MEASURE = {
     "the same command resumes after Ctrl-C or a crash": "lab/test_compare.py::test_a_killed_comparison_resumes_and_leaves_no_worker",
     "on the same bytes, ± half": "lab/test_training.py::test_evaluation_is_paired",
     "are too few to conclude anything": PLAIN,
-    "the same on truncated input": "lab/evals/test_reader.py::test_cut_off_is_the_end_of_the_text",
+    "the same on truncated input": "lab/evals/test_reader.py::test_truncation_is_the_end_of_the_text",
     "neither is measurably faster": PLAIN,
     "your own encoding in all of these": PLAIN,
 }
@@ -683,7 +683,7 @@ def test_no_method_predicts_running_text_better_than_truncation():
         for part in json.loads(path.read_text(encoding="utf-8"))["longer"]:
             rows = [row for task in part["tasks"] if task["task"].startswith("perplexity") for row in task["rows"]]
             for row in rows:
-                if (difference := row["against_cut_off"]) is not None:
+                if (difference := row["against_truncation"]) is not None:
                     assert difference["high"] >= 0, (path.name, part["length"], row["method"])
                     compared += 1
     assert compared > 50
@@ -691,7 +691,7 @@ def test_no_method_predicts_running_text_better_than_truncation():
         "longer"
     ]
     (task,) = [each for each in part["tasks"] if each["task"].startswith("perplexity")]
-    methods = {row["method"] for row in task["rows"]} - {"none", "cut_off"}
+    methods = {row["method"] for row in task["rows"]} - {"none", "truncation"}
     assert f"none of {len(methods)} methods" in (ROOT / "docs/claims.md").read_text(encoding="utf-8")
 
 
@@ -768,7 +768,7 @@ def test_truncating_is_better_than_any_stretch():
     compared = set()
     for task in evaluation("best_stretch"):
         losses = {method["method"]: method["by_length"][0]["loss"]["mean"] for method in task["methods"]}
-        truncated = losses.pop("cut_off")
+        truncated = losses.pop("truncation")
         if task["task"] != "copying":  # which the model cannot do: 12 nats under each
             assert truncated < min(losses.values())
             compared.add(task["task"].partition(":")[0])

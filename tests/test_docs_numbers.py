@@ -91,14 +91,14 @@ WORDS = {4: "four"}
 
 
 def gap(row):
-    return row["against_cut_off"]
+    return row["against_truncation"]
 
 
 def longer_context():
     (part,) = SMOLLM2["longer"]
     passkey, running = by_method(part, "passkey"), by_method(part, "perplexity")
     assert all(passkey[m]["exact"]["hits"] == passkey[m]["exact"]["n"] == 4 for m in EXTENDING)
-    assert all(passkey[m]["exact"]["hits"] == 0 for m in ("none", "cut_off"))
+    assert all(passkey[m]["exact"]["hits"] == 0 for m in ("none", "truncation"))
     found, lost = passkey["yarn"]["exact"], passkey["none"]["exact"]
     assert SMOLLM2["settings"]["depths"] == [0.25]
     yield f"finds a passkey a quarter into {part['length']:,} tokens in four of four documents"
@@ -121,7 +121,7 @@ def longer_context():
     for method in ("yarn", "self_extend"):
         assert chosen[method]["passkey"]["hits"] == chosen[method]["passkey"]["n"] == 4
         assert chosen[method]["past"]["low"] < 0 < chosen[method]["past"]["high"]
-    assert chosen["cut_off"]["passkey"]["hits"] == 0
+    assert chosen["truncation"]["passkey"]["hits"] == 0
     yield "retrieve four of four passkeys that truncation removes"
     assert SMOLLM2_CHOSEN["choice"] == "yarn"
     assert SMOLLM2_CHOSEN["seconds"] / 60 > plan_of_it["minutes"]
@@ -130,7 +130,7 @@ def longer_context():
     lower = [-gap(keys[m])["mean"] for m in EXTENDING]
     assert max(keys[m]["exact"]["hits"] for m in EXTENDING) == 1
     assert {keys[m]["exact"]["n"] for m in EXTENDING} == {3}
-    yield f"lower the answer's loss by {between(lower, '{:.1f}')} nats below `cut_off`'s, with at most one of three answers right"
+    yield f"lower the answer's loss by {between(lower, '{:.1f}')} nats below `truncation`'s, with at most one of three answers right"
     assert all(gap(shots[m])["low"] < 0 < gap(shots[m])["high"] for m in EXTENDING)
 
     (gemma,) = GEMMA["longer"]
@@ -145,7 +145,7 @@ def longer_context():
     quality = json.loads((ROOT / "benchmarks/quality.json").read_text(encoding="utf-8"))
     quality = quality.get("results", quality)
     ours, cut = (
-        torch.tensor(quality[f"{method} at 512"]["text"], dtype=torch.float64) for method in ("yarn", "cut_off")
+        torch.tensor(quality[f"{method} at 512"]["text"], dtype=torch.float64) for method in ("yarn", "truncation")
     )
     there = estimate((ours - cut)[None])
     yield (
@@ -172,7 +172,7 @@ def longer_context():
     assert {*better} == {
         (4, "repeated", "leaky_rerope"), (4, "repeated", "lm_infinite"), (2, "passkey", "rerope+log_n"),
     }  # fmt: skip
-    yield f"Of {len(compared)} comparisons of {len(methods)} methods and `none` with `cut_off`, three come out better"
+    yield f"Of {len(compared)} comparisons of {len(methods)} methods and `none` with `truncation`, three come out better"
 
     def gain(*case):
         found = better[case]
@@ -272,8 +272,8 @@ def longer_context():
         f"({fitted('fit, temperature', 2048)})"
     )
     for length in (1024, 2048):
-        losses = {m: float(second_half(m, length).mean()) for m in ("fit", "self_extend", "cut_off")}
-        assert losses["fit"] > max(losses["self_extend"], losses["cut_off"])
+        losses = {m: float(second_half(m, length).mean()) for m in ("fit", "self_extend", "truncation")}
+        assert losses["fit"] > max(losses["self_extend"], losses["truncation"])
     assert all(45 < FITS[f"fit at {length}"]["fit_seconds"] < 75 for length in (1024, 2048))
     yield "Fitted for a minute"
     assert fit.Fit.held_out == 0.1

@@ -180,7 +180,7 @@ def test_a_users_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatc
     assert bias.heads[0, bias.distances == 63].item() == pytest.approx(-0.5 * math.log(64), abs=1e-6)
     assert {variant["name"] for variant in results["variants"]} >= {"log_distance", "rope", "alibi", "none"}
     assert (tmp_path / "comparison" / "report.html").exists()
-    assert "cached is full: passed" in capsys.readouterr().out
+    assert "cached decoding equals full pass: passed" in capsys.readouterr().out
 
 
 class Bytes:

@@ -107,7 +107,7 @@ def test_the_lines_of_loss_are_those_of_make_demo():
         assert found == {str(n): f"{mean:.2f}" for n, (mean, _) in zip(demo["lengths"], losses, strict=True)}
     trained = {name: row[0][0] for name, row in demo["loss"].items() if "+" not in name}
     assert min(trained, key=trained.get) == "rope"
-    assert [name for name, verdict in demo["verdict"].items() if verdict == "holds"] == ["alibi"]
+    assert [name for name, verdict in demo["verdict"].items() if verdict == "extrapolates"] == ["alibi"]
     assert (
         finding("loss")
         == "Of six, RoPE predicts best at the training length; past it, only the loss of ALiBi stays level"
@@ -138,7 +138,9 @@ def test_the_methods_past_the_trained_length_have_their_hits_and_differences():
     shown, by_task = titles("longer"), {task["task"]: task for task in results["tasks"]}
     hits = {each["method"]: each["by_length"][0]["exact"]["hits"] for each in by_task["passkey"]["methods"]}
     text = next(task for task in results["longer"][0]["tasks"] if task["task"] == "perplexity")
-    differences = {row["method"]: row["against_cut_off"]["mean"] for row in text["rows"] if row.get("against_cut_off")}
+    differences = {
+        row["method"]: row["against_truncation"]["mean"] for row in text["rows"] if row.get("against_truncation")
+    }
     for name in pictures.METHODS:
         assert f"passkey {hits[name]} of 4" in shown[name]
         mean = float(re.findall(r"[+-]\d\.\d\d", shown[name])[0])
@@ -207,7 +209,7 @@ def test_memory_and_passkeys_of_the_readme_are_measured(text):
     assert f"[{min(memory.values()):.0f}]" in text
     (task,) = (t for t in read("benchmarks/evaluations/longer_SmolLM2.json")["longer"][0]["tasks"] if t["task"].startswith("passkey"))  # fmt: skip
     found = {row["method"]: row["exact"]["hits"] for row in task["rows"]}
-    assert (found["yarn"], found["cut_off"], found["none"]) == (4, 0, 0)
+    assert (found["yarn"], found["truncation"], found["none"]) == (4, 0, 0)
 
 
 def dots(case):

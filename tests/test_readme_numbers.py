@@ -65,7 +65,7 @@ def over_truncation(results, times, method, task="perplexity"):
     """Mean and half of the interval, in nats per token."""
     part = next(part for part in results["longer"] if part["times"] == times)
     rows = next(each["rows"] for each in part["tasks"] if each["task"].startswith(task))
-    found = next(row["against_cut_off"] for row in rows if row["method"] == method)
+    found = next(row["against_truncation"] for row in rows if row["method"] == method)
     return found["mean"], (found["high"] - found["low"]) / 2
 
 
@@ -259,7 +259,7 @@ def test_the_passkey_and_the_time_it_takes():
     (task,) = (each for each in SMOLLM2["longer"][0]["tasks"] if each["task"] == "passkey")
     hits = {row["method"]: row["exact"] for row in task["rows"]}
     assert f"is found in {hits['yarn']['hits']} of {hits['yarn']['n']} documents under YaRN, in none without" in ENGLISH
-    assert hits["none"]["hits"] == hits["cut_off"]["hits"] == 0
+    assert hits["none"]["hits"] == hits["truncation"]["hits"] == 0
     assert round(sum(row["seconds"] for row in SMOLLM2["cost"]) / 3600) == 2
     assert "The picture's run took two hours" in ENGLISH
     assert 62 < days_of_the_preset() < 90
@@ -272,11 +272,11 @@ def days_of_the_preset():
         {row["method"]: row["processor_ms_per_token"] for row in SMOLLM2["cost"]},
         SMOLLM2["model"]["trained_length"],
     )
-    slope = (cost["none"] - cost["cut_off"]) / (SMOLLM2["longer"][0]["length"] - trained)
+    slope = (cost["none"] - cost["truncation"]) / (SMOLLM2["longer"][0]["length"] - trained)
     preset = PRESETS["longer"]
     texts = len(preset.tasks) * len(preset.depths) * preset.samples * (1 + len(preset.methods))
     lengths = [times * trained for times in preset.times]
-    return texts * sum(n * (cost["cut_off"] + slope * (n - trained)) for n in lengths) / 1000 / 86400
+    return texts * sum(n * (cost["truncation"] + slope * (n - trained)) for n in lengths) / 1000 / 86400
 
 
 def test_every_encoding_takes_linear_memory():

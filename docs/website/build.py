@@ -23,7 +23,7 @@ from website.pictures import card, card_of
 
 STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
-COPIED = (".png", ".svg", ".css", ".js", ".wat")
+COPIED = (".png", ".svg", ".css", ".js", ".wat", ".wgsl")
 """What goes with the pages as it is."""
 
 

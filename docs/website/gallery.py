@@ -43,7 +43,7 @@ FACETS: dict[str, dict[str, tuple[str, str]]] = {
     ), strict=True)},
     "learned": {"no": ("nothing to learn", "无可学习参数"), "yes": ("learned", "可学习")},
     "longer": {
-        "holds": ("measured: holds", "实测：保持"), "degrades": ("measured: degrades", "实测：变差"),
+        "extrapolates": ("measured: extrapolates", "实测：可外推"), "degrades": ("measured: degrades", "实测：变差"),
         "claimed": ("claimed by its source", "来源声称可外推"), "no": ("not claimed", "未声称"),
     },
     "memory": {
@@ -131,7 +131,7 @@ def _said(text: str) -> str:
 def facets(row: Mapping[str, Any]) -> dict[str, str]:
     """The value of each filter for a row of the catalogue."""
     measured_as, claim = verdict(row["name"]), row["extrapolates"].startswith(("yes", "partly"))
-    longer = {"holds": "holds", "degrades": "degrades", "breaks at once": "degrades"}.get(
+    longer = {"extrapolates": "extrapolates", "degrades": "degrades", "breaks at once": "degrades"}.get(
         measured_as, "claimed" if claim else "no"
     )
     made = posenc.create(row["name"], dim=512, num_heads=8, max_positions=64, grid=(8, 8), num_layers=1)

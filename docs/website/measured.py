@@ -189,7 +189,7 @@ def beyond(name: str, method: str) -> str:
                 of = {row["method"]: row for row in task["rows"]}
                 row = of.get(f"{method}:new_base=500000" if method == "abf" else method)
                 if row and kind in ("perplexity", "passkey" if model != "stories15M" else ""):
-                    cells = [_nats(of[each]) for each in ("cut_off", "none")]
+                    cells = [_nats(of[each]) for each in ("truncation", "none")]
                     rows.append(
                         (f"{model}, {at['times']:.3g}×, {({'perplexity': 'running text', 'passkey': 'passkey'})[kind]}",
                          f"**{_nats(row)}**", *cells)

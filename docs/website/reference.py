@@ -9,6 +9,7 @@ from typing import Any
 
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS, create
+from posenc.encodings.catalogue import FAMILIES, family
 from posenc_cli.arguments import COMMON
 from website.encodings import declared
 from website.page import Page, plain, table
@@ -17,12 +18,24 @@ from website.snippets import SIZES
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": (
         "The core",
-        ("attention", "create", "Positions", "KVCache", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
-         "load", "doctor", "extend", "restore", "to_hf", "to_gguf", "finetune", "convert_layout", "re_rotate", "resize", "evaluate",
-         "nbce_generate", "Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig", "InputError"),
+        ("attention", "create", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
+         "InputError"),
     ),
+    "posenc/positions": ("Positions and KV caches", ("Positions", "KVCache")),
+    "posenc/extending": (
+        "Extend and convert models",
+        ("load", "doctor", "extend", "restore", "finetune", "evaluate", "nbce_generate", "to_hf", "to_gguf", "convert_layout", "re_rotate",
+         "resize"),
+    ),
+    "posenc/models": ("Small models", ("Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig")),
     "posenc.encoding": ("Write an encoding", ("Encoding", "gates_of")),
     "posenc.encodings": ("Classes of encodings", ()),
+    **{
+        f"posenc.encodings/{key}": (
+            f"Classes: {words}", tuple(dict.fromkeys(cls.__name__ for cls in ENCODINGS.values() if family(cls) == key)),
+        )
+        for key, (words, _) in FAMILIES.items()
+    },
     "posenc.functional": (
         "Formulas as functions",
         ("rotary", "compile_rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
@@ -55,7 +68,8 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.report.plots": ("Figures of results", ()),
     "posenc.report.predict": ("The page that predicts", ("Weights", "page", "passages", "trained")),
 }  # fmt: skip
-"""What has a page: its title, and its names in their order; (): those of the module's `__all__` that no other page names."""
+"""What has a page, a module or a part of one (after a slash): its title, and its names in their order; (): those of the module's
+`__all__` that no other page names."""
 
 
 def pages() -> list[Page]:
@@ -70,7 +84,7 @@ def pages() -> list[Page]:
 
 def public(name: str) -> dict[str, Any]:
     """The classes and functions of a module's page, by name."""
-    module = import_module(name)
+    module = import_module(name.partition("/")[0])
     found = {each: getattr(module, each) for each in MODULES[name][1] or module.__all__}
     found = {each: what for each, what in found.items() if hasattr(what, "__qualname__")}
     if MODULES[name][1]:
@@ -80,12 +94,17 @@ def public(name: str) -> dict[str, Any]:
 
 
 def _module(name: str) -> Page:
-    title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
+    title, (module, _, part) = MODULES[name][0], name.partition("/")
+    about = plain(inspect.getdoc(import_module(module)) or "")
+    if part:
+        about = f"These names are in `{module}`, as those of [{MODULES[module][0].lower()}]({module}.md) are."
     entries = ""
     for each, what in public(name).items():
-        path = f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
+        path = f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{module}.{each}"
         entries += f"::: {path}\n\n" + (f"{created()}\n\n" if what is create else "")
-    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries.rstrip()}\n")
+    return Page(
+        f"reference/{name.replace('/', '-')}.md", title, f"# {title}\n\n`{module}`\n\n{about}\n\n{entries.rstrip()}\n"
+    )
 
 
 def created() -> str:

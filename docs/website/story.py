@@ -77,13 +77,13 @@ def page(recorded: Mapping[str, Any], sources: Sequence[str]) -> str:
     texts = prompts() if sources else {}
     data = {
         "trained": TRAINED, "length": LENGTH, "methods": list(METHODS), "scaled": SCALED, "factors": FACTORS,
-        "rotations": methods(), "kernel": kernel(), "sources": sources, "megabytes": 16, "names": NAMES, "asked": ASKED,
+        "rotations": methods(), "kernel": kernel(), "shaders": shaders(), "sources": sources, "megabytes": 16, "names": NAMES, "asked": ASKED,
         "prompts": texts, "shown": {name: BEGINNING.format(name) + "…" + QUESTION for name in NAMES},
         "recorded": {"tokens": [[], []], **recorded},
     }  # fmt: skip
     environment = Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    worker = "".join(_asset(f"{name}.js") for name in ("engine", "teller", "worker"))
+    worker = "".join(_asset(f"{name}.js") for name in ("engine", "gpu", "teller", "worker"))
     scripts = [_asset(f"{name}.js") for name in ("address", "pieces", "words", "record", "story")]
     style = asset("plot.css") + asset("style.css")
     css = asset("explorer/explorer.css") + _asset("story.css")
@@ -217,6 +217,11 @@ def _floats(values: Tensor) -> str:
 def kernel() -> str:
     """kernel.wat assembled, in base 64."""
     return base64.b64encode(assembled((FOLDER / "kernel.wat").read_text(encoding="utf-8"))).decode()
+
+
+def shaders() -> str:
+    """kernels.wgsl."""
+    return (FOLDER / "kernels.wgsl").read_text(encoding="utf-8")
 
 
 def fetched() -> bool:

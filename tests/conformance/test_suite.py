@@ -186,14 +186,16 @@ class NoBackend(Encoding):
 
 
 WRONG = {
-    "position_matters": Blind, "backends_agree": NoBackend, "cached_is_full": Indices, "ragged_cache": FirstRow,
-    "windows_are_local": SumOfAll, "prefixes_are_bidirectional": IndexCodes,
-    "generates_alike": IndexCodes, "padded_is_unpadded": IndexCodes, "packed_is_separate": IndexCodes, "images_are_separate": IndexCodes, "rows_are_independent": FirstRow,
-    "shift_invariant_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
+    "position_matters": Blind, "backends_agree": NoBackend, "cached_decoding_equals_full_pass": Indices,
+    "ragged_cache": FirstRow, "windows_are_local": SumOfAll, "prefixes_are_bidirectional": IndexCodes,
+    "batched_generation_equals_single": IndexCodes, "padding_changes_nothing": IndexCodes,
+    "packed_documents_are_separate": IndexCodes, "packed_images_are_separate": IndexCodes, "batch_rows_are_independent": FirstRow,
+    "shift_invariance_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
     "copies_are_equal": Forgetful, "state_and_spec_round_trip": lambda: Stateful(),
-    "calls_are_independent": lambda: ByLength(), "graphs_are_freed": lambda: KeepsGraph(), "sharded_is_unsharded": IndexCodes,
-    "random_numbers_are_the_callers": lambda: Seeds("torch"),
-    "meta_is_normal": Buffered, "bfloat16_stays_near": Coarse, "compiled_is_eager": Reads, "exported_is_eager": Reads,
+    "calls_are_independent": lambda: ByLength(), "graphs_are_freed": lambda: KeepsGraph(),
+    "sequence_shards_equal_one_process": IndexCodes, "random_state_is_unchanged": lambda: Seeds("torch"),
+    "meta_device_gives_the_same_model": Buffered, "bfloat16_logits_stay_near": Coarse,
+    "torch_compile_equals_eager": Reads, "torch_export_equals_eager": Reads,
 }  # fmt: skip
 
 
@@ -284,7 +286,7 @@ def test_each_check_detects_its_fault(name):
 
 
 def test_positions_that_end_are_found_by_moving_far():
-    assert run_check("shift_invariant_as_declared", EncodingUnderTest(lambda config: Clamped())).passed is False
+    assert run_check("shift_invariance_as_declared", EncodingUnderTest(lambda config: Clamped())).passed is False
 
 
 @pytest.mark.parametrize("make", [posenc.Rotary, posenc.Rotary(4), lambda config: None, lambda config: nn.Linear(2, 2)])
@@ -319,7 +321,9 @@ def test_a_new_backend_has_to_serve_everything(monkeypatch):
     assert "backend mine refuses" in run_check("backends_agree", EncodingUnderTest(named("none"))).reason
 
 
-@pytest.mark.parametrize(("what", "check_name"), [("length", "cached_is_full"), ("decoder", "padded_is_unpadded")])
+@pytest.mark.parametrize(
+    ("what", "check_name"), [("length", "cached_decoding_equals_full_pass"), ("decoder", "padding_changes_nothing")]
+)
 def test_a_declared_refusal_has_to_happen(what, check_name):
     outcome = run_check(check_name, EncodingUnderTest(lambda config: Refuses(what)))
     assert "not refused" in outcome.reason
@@ -329,14 +333,14 @@ def test_a_declared_refusal_has_to_happen(what, check_name):
 def test_report_of_an_encoding_of_the_user():
     right = check(named("alibi"), slow=False)
     assert right.passed
-    assert "cached is full: passed" in str(right)
+    assert "cached decoding equals full pass: passed" in str(right)
     assert "compiled" not in str(right)
     wrong = check(lambda config: Indices(), slow=False)
     assert not wrong.passed
     assert "FAILED" in str(wrong)
     refused = check(named("normalized"), slow=False)
     assert refused.passed
-    assert "cached is full: does not apply (" in str(refused)
+    assert "cached decoding equals full pass: does not apply (" in str(refused)
 
 
 class TextOnly(Encoding):
@@ -356,7 +360,7 @@ class TextOnly(Encoding):
 
 @pytest.mark.parametrize(("how", "error"), [("crashes", "RuntimeError"), ("divides", "ZeroDivisionError")])
 def test_only_a_refusal_is_no_failure(how, error):
-    outcome = run_check("images_are_separate", EncodingUnderTest(lambda config: TextOnly(how)))
+    outcome = run_check("packed_images_are_separate", EncodingUnderTest(lambda config: TextOnly(how)))
     assert outcome.passed is False
     assert outcome.reason.startswith(error)
     assert "in embed" in outcome.where
@@ -365,7 +369,7 @@ def test_only_a_refusal_is_no_failure(how, error):
 
 
 def test_a_refusal_is_the_reason():
-    outcome = run_check("images_are_separate", EncodingUnderTest(lambda config: TextOnly("refuses")))
+    outcome = run_check("packed_images_are_separate", EncodingUnderTest(lambda config: TextOnly("refuses")))
     assert outcome.passed is None
     assert outcome.reason == "TextOnly takes one coordinate per token, these positions have 2"
 
@@ -373,7 +377,7 @@ def test_a_refusal_is_the_reason():
 @pytest.mark.parametrize("when", ["made", "trained", "evaluated"])
 @pytest.mark.parametrize("whose", ["torch", "Python", "numpy"])
 def test_random_numbers_that_are_set_are_found(whose, when):
-    outcome = run_check("random_numbers_are_the_callers", EncodingUnderTest(lambda config: Seeds(whose, when)))
+    outcome = run_check("random_state_is_unchanged", EncodingUnderTest(lambda config: Seeds(whose, when)))
     assert outcome.passed is False
     assert f"random numbers of {whose}" in outcome.reason
 
@@ -439,14 +443,14 @@ class Turns(Encoding):
 
 
 def test_every_axis_is_moved_by_itself():
-    assert run_check("shift_invariant_as_declared", EncodingUnderTest(lambda config: Turns(False))).passed
-    claimed = run_check("shift_invariant_as_declared", EncodingUnderTest(lambda config: Turns(True)))
+    assert run_check("shift_invariance_as_declared", EncodingUnderTest(lambda config: Turns(False))).passed
+    claimed = run_check("shift_invariance_as_declared", EncodingUnderTest(lambda config: Turns(True)))
     assert claimed.passed is False
     assert "shift_invariant is True, but moving every position of an image by 2 along axis" in claimed.reason
 
 
 def test_what_a_wrong_declaration_says():
-    reason = run_check("shift_invariant_as_declared", EncodingUnderTest(lambda config: Undeclared())).reason
+    reason = run_check("shift_invariance_as_declared", EncodingUnderTest(lambda config: Undeclared())).reason
     assert reason.startswith("shift_invariant is False, but moving every position by 1003 changes nothing")
 
 
@@ -485,12 +489,19 @@ def test_positions_of_the_user():
     assert report.passed, str(report)
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     left_out = {outcome.check for outcome in report.outcomes if outcome.passed is None}
-    assert left_out == {"generates_alike", "images_are_separate", "shift_invariant_as_declared"}
+    assert left_out == {
+        "batched_generation_equals_single",
+        "packed_images_are_separate",
+        "shift_invariance_as_declared",
+    }
     assert "positions= is given" in str(report)
     as_text = EncodingUnderTest(lambda config: CommonAncestors(config.num_heads))
-    assert run_check("cached_is_full", as_text).passed is False
+    assert run_check("cached_decoding_equals_full_pass", as_text).passed is False
     careless = EncodingUnderTest(lambda config: CommonAncestors(config.num_heads, careless=True), paths)
-    assert {run_check(name, careless).passed for name in ("cached_is_full", "packed_is_separate")} == {False}
+    assert {
+        run_check(name, careless).passed
+        for name in ("cached_decoding_equals_full_pass", "packed_documents_are_separate")
+    } == {False}
 
 
 def test_a_gpu_that_is_used_later_is_not_seeded(monkeypatch):
@@ -538,7 +549,10 @@ def test_the_fast_checks_find_what_a_cache_shows():
     assert set(FAST) < set(CHECKS)
     assert not set(FAST) & set(SLOW)
     report = check(lambda config: Indices(), fast=True)
-    assert {each.check for each in report.outcomes if each.passed is False} >= {"cached_is_full", "windows_are_local"}
+    assert {each.check for each in report.outcomes if each.passed is False} >= {
+        "cached_decoding_equals_full_pass",
+        "windows_are_local",
+    }
 
 
 def test_check_as_a_command(capsys):

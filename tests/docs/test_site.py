@@ -583,7 +583,7 @@ def test_the_built_site_is_whole(site):
         assert page.source.count("<svg") >= 2, name
         assert 'class="formula"' in page.source, name
         assert "✓ passed" in page.source, name
-    api = set().union(*(site.page(f"reference/{module}.html").ids for module in reference.MODULES))
+    api = set().union(*(site.page(f"reference/{module.replace('/', '-')}.html").ids for module in reference.MODULES))
     for name in posenc.__all__:
         thing = getattr(posenc, name)
         if isinstance(thing, type) or callable(thing):
@@ -690,6 +690,19 @@ def test_axe_finds_nothing(site, browser, kind):
         found += [f"{name}: {fault['id']} {fault['nodes'][0]['html'][:80]}" for fault in faults]
     context.close()
     assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_homes_pictures_are_as_light_as_the_page(site, browser, scheme):
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((site.folder / "index.html").as_uri())
+    shown = page.locator(".tries img:visible")
+    assert shown.count() == page.locator(".tries li").count() == 3
+    for source in (shown.nth(number).get_attribute("src") for number in range(3)):
+        assert source.endswith((f"#only-{scheme}", "story.svg")), source
+    page.close()
 
 
 @pytest.mark.slow

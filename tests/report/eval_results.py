@@ -10,7 +10,7 @@ import torch
 
 from posenc.lab.statistics import estimate, wilson
 
-METHODS = ("none", "cut_off", "ntk:factor=4", "rerope:window=256")
+METHODS = ("none", "truncation", "ntk:factor=4", "rerope:window=256")
 LENGTHS = (512, 2048, 4096)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRAINED = 2048
@@ -108,8 +108,8 @@ def _method(
 
 def _skill(method: str, length: int, depth: float) -> float:
     past = length > TRAINED
-    level = {"none": 0.0 if past else 0.9, "cut_off": 0.95}.get(method, 0.85 if past else 0.88)
-    if method == "cut_off" and depth < 0.5:
+    level = {"none": 0.0 if past else 0.9, "truncation": 0.95}.get(method, 0.85 if past else 0.88)
+    if method == "truncation" and depth < 0.5:
         return 0.0
     return level * (1 - 1.6 * depth * (1 - depth) * min(length, 4096) / 4096)
 

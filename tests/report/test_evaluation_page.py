@@ -65,7 +65,7 @@ def test_the_ranking_has_every_number_with_its_interval(html, found):
     for row, ranked in zip(rows, found["ranking"], strict=True):
         text = texts(f"<main>{row}</main>")
         assert ranked["method"] in text
-        assert ("baseline" in text) == (ranked["method"] in ("none", "cut_off"))
+        assert ("baseline" in text) == (ranked["method"] in ("none", "truncation"))
         for task in ranked["tasks"]:
             assert words(task["measure"], task["value"]) in text
             if task["against_none"]:
@@ -166,10 +166,12 @@ def test_a_method_looks_the_same_everywhere(html):
 
 
 def test_many_methods_differ():
-    many = ["none", "cut_off", *(f"ntk:factor={n}" for n in range(2, 30))]
+    many = ["none", "truncation", *(f"ntk:factor={n}" for n in range(2, 30))]
     style = styles(many)
     assert len({(s["colour"], *s["dash"]) for s in style.values()}) == len(many)
-    assert all(s["colour"] != style["none"]["colour"] for name, s in style.items() if name not in ("none", "cut_off"))
+    assert all(
+        s["colour"] != style["none"]["colour"] for name, s in style.items() if name not in ("none", "truncation")
+    )
 
 
 def test_running_text_has_its_loss_alone(html, found):
@@ -268,11 +270,11 @@ def test_the_terminal_shows_every_task(found, tmp_path, capsys):
 
 def test_the_terminal_fits_many_depths_and_what_was_interrupted(tmp_path, capsys):
     many = results(depths=[i / 8 for i in range(9)], methods=(*METHODS, "self_extend:window=512:group=8"))
-    show(without(many, lambda method, cell: (method, cell["depth"]) != ("cut_off", 0.0)), str(tmp_path))
+    show(without(many, lambda method, cell: (method, cell["depth"]) != ("truncation", 0.0)), str(tmp_path))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines()[:-2])) <= 140
     assert "depth 50 %" in shown
-    assert re.search(r"4096 +cut_off +–", shown)
+    assert re.search(r"4096 +truncation +–", shown)
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40, 24])
@@ -331,7 +333,7 @@ def test_what_the_engine_measures_makes_a_page(measured, capsys):
     own = drawn(html)
     cell = next(c for c in found["tasks"][0]["methods"][0]["cells"] if (c["length"], c["depth"]) == (256, 1.0))
     assert lines(own["task-0-depth-loss"]["1"])["none"]["y"][-1] == pytest.approx(cell["loss"]["mean"], rel=1e-4)
-    assert methods(found) == ["none", "cut_off", "ntk:factor=4"]
+    assert methods(found) == ["none", "truncation", "ntk:factor=4"]
     seen = texts(html)
     for ranked in found["ranking"]:
         assert ranked["method"] in seen
@@ -343,8 +345,8 @@ def test_what_the_engine_measures_makes_a_page(measured, capsys):
     for task in at["tasks"]:
         for row in task["rows"]:
             assert f"{row['loss']['mean']:.3f}" in table
-            if row["against_cut_off"]:
-                assert " ".join(difference(row["against_cut_off"], "loss")) in table
+            if row["against_truncation"]:
+                assert " ".join(difference(row["against_truncation"], "loss")) in table
     show(found, str(directory))
     assert max(map(len, capsys.readouterr().out.splitlines()[:-2])) <= 140
 

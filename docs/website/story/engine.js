@@ -1,6 +1,6 @@
 "use strict";
-// stories15M, token after token: Llama's forward pass in one memory, by WebAssembly (kernel.wat) or by plain JavaScript. Runs in a
-// worker, in a page and in tests. The rotations are posenc's, see website/story.py.
+// stories15M, token after token: Llama's forward pass in one memory, by WebAssembly (kernel.wat) or by plain JavaScript; gpu.js does it
+// by WebGPU. Runs in a worker, in a page and in tests. The rotations are posenc's, see website/story.py.
 globalThis.posenc = globalThis.posenc || {};
 posenc.engine = (() => {
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", ZERO = 32;
@@ -9,6 +9,14 @@ posenc.engine = (() => {
   const PAGE = 65536;
 
   const decoded = text => Uint8Array.from(atob(text), one => one.charCodeAt(0));
+
+  // Where the token at t stands by a method, {inv_freq, attention_factor, far}; far: null, or, for keys at `nearest` tokens and more
+  // behind a query, where queries and keys then stand: {nearest, q, k}, by their own positions. Gives the cosines and sines by which
+  // its query and key turn (`own`) and, by a map, those for the `distant` first keys (`asked`, `key`).
+  function standing({ inv_freq, attention_factor, far }, t) {
+    const turns = position => [Math.cos, Math.sin].map(of => inv_freq.map(one => of(position * one) * attention_factor));
+    return { own: turns(t), distant: far ? Math.max(0, t + 1 - far.nearest) : 0, asked: far && turns(far.q[t]), key: far && turns(far.k[t]) };
+  }
 
   // kernel.wat in JavaScript.
   function plain(buffer) {
@@ -51,7 +59,7 @@ posenc.engine = (() => {
   function engine(about, rooms, kernel) {
     const { dim, hidden, layers, heads, width, vocabulary, epsilon } = about, half = width / 2;
     const size = about.matrices.reduce((sum, [, rows, columns]) => sum + rows * columns, 0);
-    const numbers = about.matrices.reduce((sum, [, rows]) => sum + rows, 0) + vocabulary + 8 * dim + 2 * hidden + 2 * Math.max(...rooms);
+    const numbers = about.matrices.reduce((sum, [, rows]) => sum + rows, 0) + vocabulary + (2 * layers + 9) * dim + 2 * hidden + 2 * Math.max(...rooms);
     const total = size + 4 * numbers + rooms.reduce((sum, tokens) => sum + 12 * layers * tokens * dim, 0) + 64 * (rooms.length * 3 * layers + 200);
     let kind = "JavaScript", buffer, run;
     try {
@@ -76,7 +84,12 @@ posenc.engine = (() => {
       floats.set(new Float32Array(decoded(about.scales[name]).buffer), matrices[name].s >> 2);
       order.push(matrices[name]);
     }
-    const vectors = Object.fromEntries(Object.entries(about.vectors).map(([name, text]) => [name, new Float32Array(decoded(text).buffer)]));
+    const vectors = {};
+    for (const [name, text] of Object.entries(about.vectors)) {
+      vectors[name] = room(4 * dim);
+      floats.set(new Float32Array(decoded(text).buffer), vectors[name] >> 2);
+    }
+    const weights = free;  // which end there
     const [x, h, q, far, mixed, y] = Array.from({ length: 6 }, () => room(4 * dim)), gate = room(4 * hidden), up = room(4 * hidden);
     const scores = room(8 * Math.max(...rooms)), logits = room(4 * vocabulary);
     let given = 0, matrix = 0, at = 0;
@@ -97,7 +110,7 @@ posenc.engine = (() => {
       let squares = 0;
       for (let i = from >> 2; i < (from >> 2) + dim; i++) squares += floats[i] * floats[i];
       const scale = 1 / Math.sqrt(squares / dim + epsilon);
-      for (let i = 0; i < dim; i++) floats[(to >> 2) + i] = floats[(from >> 2) + i] * scale * weight[i];
+      for (let i = 0; i < dim; i++) floats[(to >> 2) + i] = floats[(from >> 2) + i] * scale * floats[(weight >> 2) + i];
     }
 
     function turn(from, to, [cos, sin]) {
@@ -110,8 +123,7 @@ posenc.engine = (() => {
       }
     }
 
-    // A text that is read by one method, at most `tokens` of it. The method {inv_freq, attention_factor, far}; far: null, or, for keys at
-    // `nearest` tokens and more behind a query, where queries and keys then stand: {nearest, q, k}, by their own positions.
+    // A text that is read by one method, at most `tokens` of it.
     function stream(tokens) {
       const each = () => Array.from({ length: layers }, () => room(4 * tokens * dim));
       const keys = each(), values = each(), row = 4 * dim;
@@ -123,13 +135,7 @@ posenc.engine = (() => {
         if (method.far && !distant) distant = each();
       }
 
-      function turnsAt(position) {
-        const { inv_freq: theta, attention_factor: times } = method;
-        return [Math.cos, Math.sin].map(of => theta.map(one => of(position * one) * times));
-      }
-
-      function attend(t, keysOf, distantOf, valuesOf) {
-        const near = method.far ? Math.max(0, t + 1 - method.far.nearest) : 0, n = t + 1;
+      function attend(n, near, keysOf, distantOf, valuesOf) {
         for (let head = 0; head < heads; head++) {
           const skip = 4 * head * width;
           if (near) run.dots(far + skip, distantOf + skip, scores, near, width, row);
@@ -143,11 +149,10 @@ posenc.engine = (() => {
         }
       }
 
-      // Read a token. Gives the logits of the next one, in a memory that the next call of any stream overwrites; nothing without `wanted`.
+      // Read a token. Gives the logits of the next one, or nothing without `wanted`.
       function read(token, wanted = true) {
         if (length === tokens) throw new Error(`the stream has room for ${tokens} tokens`);
-        const t = length++, { w, s } = matrices.embed, own = turnsAt(t);
-        const asked = method.far && turnsAt(method.far.q[t]), farKey = method.far && turnsAt(method.far.k[t]);
+        const t = length++, { w, s } = matrices.embed, { own, distant: near, asked, key } = standing(method, t);
         for (let i = 0; i < dim; i++) floats[(x >> 2) + i] = bytes[w + token * dim + i] * floats[(s >> 2) + token];
         for (let layer = 0; layer < layers; layer++) {
           const of = name => matrices[`${layer}.${name}`], k = keys[layer] + t * row;
@@ -157,11 +162,11 @@ posenc.engine = (() => {
           multiply(of("v_proj"), h, values[layer] + t * row);
           if (asked) {
             turn(q, far, asked);
-            turn(k, distant[layer] + t * row, farKey);
+            turn(k, distant[layer] + t * row, key);
           }
           turn(q, q, own);
           turn(k, k, own);
-          attend(t, keys[layer], distant && distant[layer], values[layer]);
+          attend(t + 1, near, keys[layer], distant && distant[layer], values[layer]);
           multiply(of("o_proj"), mixed, y);
           for (let i = 0; i < dim; i++) floats[(x >> 2) + i] += floats[(y >> 2) + i];
           normed(x, vectors[`${layer}.post_attention_layernorm`], h);
@@ -174,14 +179,14 @@ posenc.engine = (() => {
         if (!wanted) return null;
         normed(x, vectors.norm, h);
         multiply(matrices.embed, h, logits);
-        return floats.subarray(logits >> 2, (logits >> 2) + vocabulary);
+        return floats.slice(logits >> 2, (logits >> 2) + vocabulary);
       }
 
       return { place, read, get length() { return length; }, room: tokens };
     }
 
-    return { load, stream, kind, get loaded() { return given / size; } };
+    return { load, stream, kind, about, matrices, vectors, weights: () => buffer.slice(0, weights), get loaded() { return given / size; } };
   }
 
-  return { engine };
+  return { engine, standing };
 })();

@@ -1,5 +1,5 @@
 "use strict";
-// The page: its state is in the address, "method=yarn&factor=4&seed=3&begin=...&tab=name&lang=zh"; a worker writes, this file shows.
+// The page: its state is in the address, "method=yarn&factor=4&seed=3&begin=...&tab=name&lang=zh&path=WebGPU"; a worker writes, this file shows.
 posenc.story = (() => {
   const given = JSON.parse(document.getElementById("story-data").textContent), { trained, length, rotations, recorded } = given;
   const root = document.getElementById("story"), find = selector => root.querySelector(selector);
@@ -22,7 +22,7 @@ posenc.story = (() => {
 
   // ------------------------------------------------------------------ the state
 
-  const USUAL = { method: recorded.method, factor: String(recorded.factor), seed: String(recorded.seed), begin: "", tab: "story", lang: "en", name: given.names[0] };
+  const USUAL = { method: recorded.method, factor: String(recorded.factor), seed: String(recorded.seed), begin: "", tab: "story", lang: "en", name: given.names[0], path: "" };
 
   function read(text) {
     const found = { ...USUAL, lang: (navigator.language || "").startsWith("zh") ? "zh" : "en", ...posenc.address.read(text).asked };
@@ -32,6 +32,7 @@ posenc.story = (() => {
     among("tab", ["story", "name"]);
     among("lang", ["en", "zh"]);
     among("name", given.names);
+    among("path", ["", "WebGPU", "WebAssembly", "JavaScript"]);
     if (!(/^\d+$/u.test(found.seed) && Number(found.seed) < limits.seed)) found.seed = USUAL.seed;
     found.begin = String(found.begin).slice(0, 200);
     return found;
@@ -170,7 +171,7 @@ posenc.story = (() => {
       try {
         const made_ = made();
         posenc.weights = (about, vocabulary) => {
-          made_.send({ do: "make", model: about, methods: rotations, kernel: given.kernel, trained, most: length });
+          made_.send({ do: "make", model: about, methods: rotations, kernel: given.kernel, shaders: given.shaders, trained, most: length, path: state.path });
           posenc.spelling = posenc.pieces(vocabulary);
         };
         posenc.part = text => made_.send({ do: "part", text });

@@ -42,7 +42,7 @@ posenc.teller = (() => {
       now.place(methods[PLAIN]);
       next.place(methods[PLAIN]);
     }
-    function read(token, wanted = true) {
+    function read(token, wanted = true) {  // logits, or a promise of them
       if (now.length === trained) {
         [now, next] = [next, now];
         next.place(methods[PLAIN]);
@@ -68,31 +68,31 @@ posenc.teller = (() => {
     }
 
     // The next token of both: [{token, surprise}, ..], or null at the end.
-    function step() {
+    async function step() {
       if (at >= until) return null;
       const found = columns.map(({ token, surprise: cost }) => ({ token, surprise: cost }));
       at += 1;
       const number = at < beginning.length ? 0 : random();
-      for (const column of columns) advance(column, number);
+      await Promise.all(columns.map(column => advance(column, number)));
       return found;
     }
 
-    function advance(column, number) {
+    async function advance(column, number) {
       const { name, token, stream, judge } = column, alike = name === PIECES || (name === PLAIN && at <= trained);
       if (name === PLAIN && alike) stream.read(token, false);  // the healthy copy has its logits
-      const judged = alike ? judge.read(token) : judge.read(token).slice(), own = alike ? judged : stream.read(token);
+      const [judged, other] = await Promise.all([judge.read(token), alike ? null : stream.read(token)]), own = other || judged;
       column.token = at < beginning.length ? beginning[at] : drawn(own, number);
       column.surprise = surprise(judged, column.token);
     }
 
     // The probability of each candidate after a text, by a method: yields how much of the text is read, returns the probabilities.
-    function* answer(name, tokens, candidates) {
+    async function* answer(name, tokens, candidates) {
       const { stream, judge } = columns[0], read = name === PIECES ? judge.read : stream.read;
       if (name === PIECES) judge.begin();
       else stream.place(methods[name]);
       let logits = null;
       for (let index = 0; index < tokens.length; index++) {
-        logits = read(tokens[index], index === tokens.length - 1);
+        logits = await read(tokens[index], index === tokens.length - 1);
         yield index / tokens.length;
       }
       return candidates.map(id => Math.exp(-surprise(logits, id)));

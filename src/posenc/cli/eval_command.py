@@ -60,8 +60,8 @@ class Eval(WithModel, StudyCommand):
         return (
             "presets:\n" + "\n".join(presets) + "\n\ntasks:\n" + "\n".join(tasks) + "\n\n"
             "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The "
-            "unmodified model comes first (none), and past its context length also the unmodified model on truncated "
-            "input (cut_off). An evaluation that was stopped continues when the same command is run again."
+            "unmodified model comes first (none), and past its context length also the unmodified model on "
+            "truncated input (truncation). An evaluation that was stopped continues when the same command is run again."
         )
 
     def config(self) -> dict[str, Any]:

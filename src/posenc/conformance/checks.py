@@ -38,7 +38,7 @@ from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
-"""Largest differences of a logit, see `bfloat16_stays_near`."""
+"""Largest differences of a logit, see `bfloat16_logits_stay_near`."""
 LATE = 1500
 """A position at which neighbours in bfloat16 are 8 apart."""
 
@@ -187,7 +187,7 @@ def _decoded(
     return torch.cat([model(x[:, first : first + p.num_queries], layouts(p), cache) for first, p in pieces], 1)
 
 
-def cached_is_full(tested: EncodingUnderTest) -> None:
+def cached_decoding_equals_full_pass(tested: EncodingUnderTest) -> None:
     """Decoding with a cache, in pieces of any size, gives the logits of the full pass."""
     tested.require_cache()
     model, x = tested.model(DECODER), tokens(2, LENGTH)
@@ -250,7 +250,7 @@ def ragged_cache(tested: EncodingUnderTest) -> None:
         equal(torch.cat(steps, 1)[row], alone[0, n:], f"row {row} of a ragged cache")
 
 
-def generates_alike(tested: EncodingUnderTest) -> None:
+def batched_generation_equals_single(tested: EncodingUnderTest) -> None:
     """Greedy generation is the same alone and in a left-padded batch."""
     tested.require_text("generate() numbers tokens as those of a text")
     tested.require_cache()
@@ -263,7 +263,7 @@ def generates_alike(tested: EncodingUnderTest) -> None:
             raise CheckFailed(f"row {row} continues otherwise than alone")
 
 
-def padded_is_unpadded(tested: EncodingUnderTest) -> None:
+def padding_changes_nothing(tested: EncodingUnderTest) -> None:
     """Left and right padding do not change the output."""
     for config in tested.configs():
         model, x = tested.model(config), tokens(2, LENGTH)
@@ -276,7 +276,7 @@ def padded_is_unpadded(tested: EncodingUnderTest) -> None:
                 equal(together[row, inside], model(x[row, inside][None], tested.document(n))[0], f"{side} padding")
 
 
-def packed_is_separate(tested: EncodingUnderTest) -> None:
+def packed_documents_are_separate(tested: EncodingUnderTest) -> None:
     """Documents packed into one sequence give the same outputs as each alone."""
     for config in tested.configs():
         model, x, lengths = tested.model(config), tokens(1, LENGTH), [2, 4, 3]
@@ -284,7 +284,7 @@ def packed_is_separate(tested: EncodingUnderTest) -> None:
         equal(model(x, tested.relocate(Positions.packed(lengths), lengths)), alone, "packing")
 
 
-def images_are_separate(tested: EncodingUnderTest) -> None:
+def packed_images_are_separate(tested: EncodingUnderTest) -> None:
     """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
     as if the others were hidden. An encoding without positions in an image refuses them."""
     tested.require_text("it replaces positions in an image")
@@ -308,7 +308,7 @@ def images_are_separate(tested: EncodingUnderTest) -> None:
     equal(model(one[:, taken], image.take(taken)), hidden[:, taken], "patches taken")
 
 
-def rows_are_independent(tested: EncodingUnderTest) -> None:
+def batch_rows_are_independent(tested: EncodingUnderTest) -> None:
     """Permuting the rows of a batch, each at other positions, permutes the output."""
     for config in tested.configs():
         model, x = tested.model(config), tokens(3, LENGTH)
@@ -322,7 +322,7 @@ def rows_are_independent(tested: EncodingUnderTest) -> None:
         equal(model(x[order], Positions.from_ids(ids[order], packed=False)), together[order], "permuted rows")
 
 
-def shift_invariant_as_declared(tested: EncodingUnderTest) -> None:
+def shift_invariance_as_declared(tested: EncodingUnderTest) -> None:
     """Moving every position by the same amount, in images along any axis, changes nothing, if and only if
     `shift_invariant` is true."""
     if tested.encoding.needs_length and tested.encoding.shift_invariant:
@@ -417,7 +417,7 @@ def state_and_spec_round_trip(tested: EncodingUnderTest) -> None:
     equal(again(x, tested.document(LENGTH)), model(x, tested.document(LENGTH)), f"the model rebuilt from {text}", 0.0)
 
 
-def meta_is_normal(tested: EncodingUnderTest) -> None:
+def meta_device_gives_the_same_model(tested: EncodingUnderTest) -> None:
     """Made on the meta device and filled from a state_dict, copied or assigned, it is the same model."""
     model, x, here = tested.model(DECODER), tokens(1, LENGTH), tested.document(LENGTH)
     for assign in (False, True):
@@ -429,7 +429,7 @@ def meta_is_normal(tested: EncodingUnderTest) -> None:
         equal(filled.eval()(x, here), model(x, here), "assigned" if assign else "to_empty", 0.0)
 
 
-def bfloat16_stays_near(tested: EncodingUnderTest) -> None:
+def bfloat16_logits_stay_near(tested: EncodingUnderTest) -> None:
     """In bfloat16 no logit is off by more than 0.25; where the encoding's parameters are float32, and as they start,
     by no more than 0.06 at positions that bfloat16 cannot represent (logits have a standard deviation near 1)."""
     x, here = tokens(2, LENGTH), tested.document(LENGTH)
@@ -449,7 +449,7 @@ def bfloat16_stays_near(tested: EncodingUnderTest) -> None:
     equal(half(x, late).double(), full(x, late), f"bfloat16 at position {int(late.q[0, 0])}", LATE_BOUND)
 
 
-def random_numbers_are_the_callers(tested: EncodingUnderTest) -> None:
+def random_state_is_unchanged(tested: EncodingUnderTest) -> None:
     """Nothing sets the random numbers of torch, Python or numpy to a seed, and an evaluation draws none."""
     x, after = tokens(1, LENGTH), []
     for seed in (1, 2):
@@ -475,7 +475,7 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
+def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
     """Each of two processes that share a sequence, in both layouts, gets the codes of its tokens, and the attention of its
     queries among all keys, that one process with the complete sequence gets."""
     n = LENGTH - LENGTH % 4
@@ -534,7 +534,7 @@ def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, li
     return AtIds(model), [*given]
 
 
-def compiled_is_eager(tested: EncodingUnderTest) -> None:
+def torch_compile_equals_eager(tested: EncodingUnderTest) -> None:
     """torch.compile in one graph, for any batch and length."""
     torch._dynamo.reset()
     model, inputs = _to_compile(tested, LENGTH, LENGTH + 4)
@@ -543,7 +543,7 @@ def compiled_is_eager(tested: EncodingUnderTest) -> None:
         equal(compiled(*given), model(*given), f"compiled, {tuple(given[0].shape)} tokens")
 
 
-def exported_is_eager(tested: EncodingUnderTest) -> None:
+def torch_export_equals_eager(tested: EncodingUnderTest) -> None:
     """torch.export for any batch and length."""
     model, inputs = _to_compile(tested, LENGTH, LENGTH + 6)
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=40)
@@ -561,19 +561,20 @@ def _isolated(check: Callable[[EncodingUnderTest], None]) -> Callable[[EncodingU
     return isolated
 
 
-SLOW = ("compiled_is_eager", "exported_is_eager")
+SLOW = ("torch_compile_equals_eager", "torch_export_equals_eager")
 FAST = (
-    "cached_is_full", "ragged_cache", "windows_are_local", "padded_is_unpadded", "packed_is_separate", "rows_are_independent",
+    "cached_decoding_equals_full_pass", "ragged_cache", "windows_are_local", "padding_changes_nothing",
+    "packed_documents_are_separate", "batch_rows_are_independent",
 )  # fmt: skip
 """Those that find most mistakes, in seconds."""
 CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
     f.__name__: _isolated(f)
     for f in (
-        position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_is_full, ragged_cache,
-        windows_are_local, prefixes_are_bidirectional, generates_alike, padded_is_unpadded, packed_is_separate,
-        images_are_separate, rows_are_independent, sharded_is_unsharded,
-        shift_invariant_as_declared, gradients_arrive, gradients_are_right, copies_are_equal,
-        state_and_spec_round_trip, random_numbers_are_the_callers, meta_is_normal, bfloat16_stays_near, compiled_is_eager,
-        exported_is_eager,
+        position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_decoding_equals_full_pass,
+        ragged_cache, windows_are_local, prefixes_are_bidirectional, batched_generation_equals_single,
+        padding_changes_nothing, packed_documents_are_separate, packed_images_are_separate, batch_rows_are_independent,
+        sequence_shards_equal_one_process, shift_invariance_as_declared, gradients_arrive, gradients_are_right,
+        copies_are_equal, state_and_spec_round_trip, random_state_is_unchanged, meta_device_gives_the_same_model,
+        bfloat16_logits_stay_near, torch_compile_equals_eager, torch_export_equals_eager,
     )
 }  # fmt: skip

@@ -158,7 +158,7 @@ class EncodingUnderTest:
 
     @cached_property
     def takes_images(self) -> bool:
-        """Whether a model computes anything of an image; if it does not, `images_are_separate` says why."""
+        """Whether a model computes anything of an image; if it does not, `packed_images_are_separate` says why."""
         if not self.is_text:
             return False
         try:

@@ -41,7 +41,7 @@ class LieRE(Encoding):
     )
     isometric = True
     zero_is_identity = True
-    extrapolates = "partly: holds at larger images"
+    extrapolates = "partly: at larger images"
     use_when = (
         "Take it for images and video where learned rotations may mix several channels; `comrope` needs no matrix "
         "exponential per token."

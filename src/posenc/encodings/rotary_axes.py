@@ -148,7 +148,7 @@ class AxialRotary(AxesRotary):
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
         r"\varphi(i) = [x \theta; y \theta], \quad \theta_c = b^{-4c/d}, \quad i = (y, x)",
     )
-    extrapolates = "partly: holds at larger images, less so than learned directions"
+    extrapolates = "partly: at larger images, less so than learned directions"
     use_when = "Take it for images and video, as FLUX, Wan, Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision; timm; diffusers"
 
@@ -397,7 +397,7 @@ class MixedRotary(AxesRotary):
     )
     learned = True
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
-    extrapolates = "yes: holds at larger images"
+    extrapolates = "yes: at larger images"
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
 
     head_dim: int

@@ -115,7 +115,7 @@ class Ranking:
         return [seed for seed, end in zip(sorted(variant.scores), self.reached(variant), strict=True) if end > 0.5]
 
     def verdict(self, variant: Aggregate, conditions: Sequence[int]) -> str:
-        """What happens on the way from the condition of training over others: "holds", "breaks at once", ..."""
+        """What happens on the way from the condition of training over others: "extrapolates", "breaks at once", ..."""
         if not conditions:
             return "not tested"
         if self.at_chance(variant):
@@ -123,7 +123,7 @@ class Ranking:
         first, last = (self._fall(variant, condition) for condition in (conditions[0], conditions[-1]))
         tolerance = self.criterion.tolerance
         if last.high < tolerance:
-            return "holds"
+            return "extrapolates"
         if last.low <= 0:
             return "unclear"
         at_once = len(conditions) > 1 and first.low > tolerance and first.mean > 0.5 * last.mean
@@ -246,7 +246,7 @@ class Ranking:
 
     def _by_verdict(self, conditions: Sequence[int]) -> list[str]:
         lines = []
-        for verdict in ("holds", "degrades", "breaks at once", "unclear"):
+        for verdict in ("extrapolates", "degrades", "breaks at once", "unclear"):
             condition = conditions[0 if verdict == "breaks at once" else -1]
             changes = [
                 f"{variant.name} ({self.criterion.difference(self.change(variant, condition))})"

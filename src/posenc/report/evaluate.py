@@ -31,7 +31,7 @@ __all__ = ["figures_of", "files", "page", "show", "tables"]
 
 Task = Mapping[str, Any]
 
-BASES = {"none": DASHES[0], "cut_off": DASHES[1]}
+BASES = {"none": DASHES[0], "truncation": DASHES[1]}
 """The baselines and their lines: grey, so that a colour always means a method."""
 NEUTRAL = "#7f8894"
 NEAR = 1.5

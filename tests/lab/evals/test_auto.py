@@ -175,9 +175,9 @@ def test_weak_methods_read_fewer_texts_and_all_read_the_same_ones(finished):
     selection, folder, _ = finished
     rows = {row["method"]: row for row in selection.rows}
     assert sorted(row["texts"] for row in selection.rows) == [2, 4, 4, 4]
-    assert rows["cut_off"]["texts"] == 4
+    assert rows["truncation"]["texts"] == 4
     assert selection.rows[-1]["texts"] == 2, "what was dropped comes last"
-    assert rows["cut_off"]["gain"]["mean"] == 0
+    assert rows["truncation"]["gain"]["mean"] == 0
     assert rows["none"]["within"]["mean"] == 0
     texts = {json.loads(path.read_text())["cell"]["facts"]["texts"] for path in (folder / "cells").glob("*.json")}
     assert len(texts) == 2, "of each task"
@@ -190,7 +190,7 @@ def test_what_a_method_adds_within_the_context_length_counts(finished, tokenizer
     assert row["within"]["mean"] != 0
     if row["texts"] == 4:
         answers = {each["method"]: each["facts"]["loss"] for each in selection.rows}
-        gained = (answers["cut_off"] - answers["yarn"] - row["past"]["mean"]) / 2
+        gained = (answers["truncation"] - answers["yarn"] - row["past"]["mean"]) / 2
         assert row["gain"]["mean"] == pytest.approx(gained - row["within"]["mean"])
 
 

@@ -14,7 +14,7 @@ from posenc.tasks import create
 
 TRAINED, TEXTS = 128, 6
 TASKS = {text: create(text) for text in ("perplexity", "facts")}
-OFFSETS = {"none": 3.0, "cut_off": 1.0, "near": 1.01, "far": 2.0}
+OFFSETS = {"none": 3.0, "truncation": 1.0, "near": 1.01, "far": 2.0}
 
 
 def outcome(cell, index):
@@ -22,7 +22,7 @@ def outcome(cell, index):
     noise = torch.Generator().manual_seed(100 * list(OFFSETS).index(cell.method) + index)
     loss = OFFSETS[cell.method] + index + 0.1 * float(torch.rand((), generator=noise))
     blocks = tuple([9.0] * 8 + [loss] * 8) if cell.task == "perplexity" else ()
-    return TextOutcome(cell.length, None, loss, 0.5, int(cell.method == "cut_off"), blocks=blocks)
+    return TextOutcome(cell.length, None, loss, 0.5, int(cell.method == "truncation"), blocks=blocks)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,17 @@ def test_methods_are_ordered_and_compared_with_truncated_input(done):
     (at,) = comparison(TASKS, done, TRAINED)  # 64 tokens are not past the context length
     assert (at["length"], at["times"]) == (256, 2.0)
     running, facts = at["tasks"]
-    assert {row["method"] for row in running["rows"][:2]} == {"cut_off", "near"}
+    assert {row["method"] for row in running["rows"][:2]} == {"truncation", "near"}
     assert [row["method"] for row in running["rows"][2:]] == ["far", "none"]
     best, far = running["rows"][0], next(row for row in facts["rows"] if row["method"] == "far")
     assert best["loss"]["mean"] < 5, "the tokens past the context length alone"
-    cells = {method: done[Cell("facts", method, 256, 0.0, 0)].outcomes for method in ("far", "cut_off")}
+    cells = {method: done[Cell("facts", method, 256, 0.0, 0)].outcomes for method in ("far", "truncation")}
     want = fmean(a.loss - b.loss for a, b in zip(*cells.values(), strict=True))
-    assert far["against_cut_off"]["mean"] == pytest.approx(want, abs=1e-6)
-    assert far["against_cut_off"]["low"] < want < far["against_cut_off"]["high"]
+    assert far["against_truncation"]["mean"] == pytest.approx(want, abs=1e-6)
+    assert far["against_truncation"]["low"] < want < far["against_truncation"]["high"]
     assert (far["exact"]["mean"], far["processor_ms_per_token"], far["peak_bytes"]) == (0.0, pytest.approx(2.0), 5)
     assert best["exact"] is None
-    assert next(row for row in facts["rows"] if row["method"] == "cut_off")["against_cut_off"] is None
+    assert next(row for row in facts["rows"] if row["method"] == "truncation")["against_truncation"] is None
 
 
 def test_a_method_that_has_not_read_all_texts_has_no_row_yet(done):

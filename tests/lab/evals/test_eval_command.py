@@ -35,7 +35,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["settings"]["depths"] == [0, 1]
     assert results["settings"]["preset"] is None  # flags have changed it
     assert results["command"].startswith("posenc eval ")
-    assert "cut_off" in shown.out
+    assert "truncation" in shown.out
     assert "[14/14]" in shown.err  # 3 methods, 2 lengths, 2 depths
     assert shown.err.count("nats a token") == 6  # a line for both depths
     page = (tmp_path / "out" / "report.html").read_text()

@@ -11,7 +11,7 @@ import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError
 from posenc.lab.evals import config, study
-from posenc.lab.evals.config import CONTROL, CUT_OFF, NONE, PRESETS, Cell, EvaluationSettings, planned, settings_of
+from posenc.lab.evals.config import CONTROL, NONE, PRESETS, TRUNCATION, Cell, EvaluationSettings, planned, settings_of
 from posenc.lab.evals.study import Evaluation, evaluate, fingerprint, shifted
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained import loss_by_position
@@ -89,10 +89,10 @@ def test_results_hold_every_number(finished):
     assert (facts["layers"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (2, 4, 2, 16)
     assert facts["parameters"] == sum(p.numel() for p in model().parameters())
     assert {row["method"]: row["cache_bytes_per_token"] for row in results["cost"]} == dict.fromkeys(
-        (NONE, "rerope:window=64", CUT_OFF), 2 * 2 * 2 * 16 * 4
+        (NONE, "rerope:window=64", TRUNCATION), 2 * 2 * 2 * 16 * 4
     )
     for task in results["tasks"]:
-        assert [m["method"] for m in task["methods"]] == [NONE, "rerope:window=64", CUT_OFF]
+        assert [m["method"] for m in task["methods"]] == [NONE, "rerope:window=64", TRUNCATION]
         for method in task["methods"]:
             assert [row["length"] for row in method["by_length"]] == [320, 450]
             assert len(method["cells"]) == 2 * per_task[task["task"]]
@@ -306,7 +306,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
         ({"tasks": ()}, r"tasks: name at least one"),
         ({"methods": ("yarm",)}, r"methods='yarm': unknown method 'yarm': did you mean 'yarn'"),
-        ({"methods": ("yarn", "cut_off")}, r"methods='cut_off': .*by itself"),
+        ({"methods": ("yarn", "truncation")}, r"methods='truncation': .*by itself"),
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks='passkey': at length 20: length=20: passkey needs about"),
@@ -440,7 +440,7 @@ def test_the_order_has_something_of_everything_early():
     assert [(cell.seed, cell.length) for cell in cells] == sorted((cell.seed, cell.length) for cell in cells)
     assert [cell.method for cell in cells[:6]] == ["none"] * 3 + ["yarn"] * 3
     assert [cell.depth for cell in cells[:3]] == [0.0, 1.0, None]
-    assert {cell.length for cell in cells if cell.method == CUT_OFF} == {512}
+    assert {cell.length for cell in cells if cell.method == TRUNCATION} == {512}
 
 
 def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_path):
@@ -450,7 +450,7 @@ def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_p
     for row, length in zip(found["tasks"][0]["methods"][1]["by_length"], (480, 768), strict=True):
         alone = evaluate(model(), tokenizer, lengths=length, **given)["tasks"][0]["methods"][1]["by_length"][0]
         assert row["loss"] == alone["loss"], "the factor that this length needs"
-    assert [[row["method"] for row in at["tasks"][0]["rows"]].count(CUT_OFF) for at in found["longer"]] == [1, 1]
+    assert [[row["method"] for row in at["tasks"][0]["rows"]].count(TRUNCATION) for at in found["longer"]] == [1, 1]
     longer = evaluate(model(), tokenizer, times=(1.25, 3), directory=tmp_path, **given)
     assert longer["cells"]["kept_from_before"] == 3, "a longer text changes nothing for the shorter ones"
     with_attention = Evaluation(model(), tokenizer, settings_of(None, tasks="passkey", times=2.0), "", attention=True)
@@ -539,11 +539,11 @@ def test_the_preset_of_longer_texts_separates_methods_on_a_real_model(tmp_path):
     )  # fmt: skip
     ((running, repeated),) = (at["tasks"] for at in found["longer"])
     rows = {row["method"]: row for row in running["rows"]}
-    assert rows.keys() == {NONE, CUT_OFF, "linear", "ntk", "rerope"}
-    assert [row["method"] for row in running["rows"]][:2] == [CUT_OFF, "rerope"]
-    assert rows["linear"]["against_cut_off"]["low"] > 0
-    assert rows[NONE]["against_cut_off"]["low"] > 2
+    assert rows.keys() == {NONE, TRUNCATION, "linear", "ntk", "rerope"}
+    assert [row["method"] for row in running["rows"]][:2] == [TRUNCATION, "rerope"]
+    assert rows["linear"]["against_truncation"]["low"] > 0
+    assert rows[NONE]["against_truncation"]["low"] > 2
     best = repeated["rows"][0]
     assert best["method"] == "rerope"
-    assert best["against_cut_off"]["mean"] < 0
+    assert best["against_truncation"]["mean"] < 0
     assert all(row["processor_ms_per_token"] > 0 for row in rows.values())

@@ -62,7 +62,7 @@ def test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_res
         page_of_model = (MEASURED.parent / f"{path.stem}.md").read_text(encoding="utf-8")
         assert longer.tables(path.stem.removeprefix("longer_"), results) == page_of_model
         for task in (task for at in results["longer"] for task in at["tasks"]):
-            assert {row["method"] for row in task["rows"]} >= {"none", "cut_off"}
+            assert {row["method"] for row in task["rows"]} >= {"none", "truncation"}
 
 
 def test_the_tables_of_auto_are_those_of_the_results(monkeypatch):

@@ -209,7 +209,7 @@ def test_no_cache_but_a_plain_one_is_cut():
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_cut_off_is_the_end_of_the_text(llama, tokenizer, samples, batch_size):
+def test_truncation_is_the_end_of_the_text(llama, tokenizer, samples, batch_size):
     found = Reader(llama, tokenizer, batch_size=batch_size).read(Toy(), samples, 60, window=24)
     cut = [replace(s, ids=s.ids[-22:], prompt_tokens=18, needle=None) for s in samples]  # 18 tokens, 6 may follow
     alone = Reader(llama, tokenizer).read(Toy(), cut, 60)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings
+from posenc.lab.evals.config import NONE, TRUNCATION, Cell, EvaluationSettings
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.evals.results import BASE, BETTER, UNDECIDED, WORSE, Measured, answer, change, limits, numbers, share
 from posenc.tasks import Task
@@ -49,13 +49,13 @@ def outcome(cell, index):
     """Good finds more than none does, bad less; past the context length none breaks. Losses wander from text to text."""
     noise = float(torch.rand(1, generator=torch.Generator().manual_seed(100 * cell.seed + index)))
     broken = cell.length > TRAINED and cell.method == NONE
-    loss = 2 + noise + {"good": -0.3, "bad": 0.4, CUT_OFF: 0.1}.get(cell.method, 0) + 3 * broken
+    loss = 2 + noise + {"good": -0.3, "bad": 0.4, TRUNCATION: 0.1}.get(cell.method, 0) + 3 * broken
     if cell.task == "reads":
         blocks = (None, *[loss + block for block in range(1, BLOCKS)])
         return TextOutcome(cell.length, None, loss, 0.5, 0, blocks=blocks)
     right = {0.0: noise < 0.9, 0.5: noise < 0.15, 1.0: noise < 0.85}[cell.depth]
     right = right or cell.method == "good"
-    right = right and not (cell.method in ("bad", CUT_OFF) or broken)
+    right = right and not (cell.method in ("bad", TRUNCATION) or broken)
     return TextOutcome(cell.length, cell.depth * cell.length, loss, 0.75, int(right), "x", float(right))
 
 
@@ -63,8 +63,8 @@ def measured(settings=SETTINGS, score=True):
     done = {}
     for seed in range(settings.seeds):
         for length in settings.lengths:
-            for method in (*settings.methods, CUT_OFF):
-                if method == CUT_OFF and length <= TRAINED:
+            for method in (*settings.methods, TRUNCATION):
+                if method == TRUNCATION and length <= TRAINED:
                     continue
                 for task in TASKS:
                     for depth in settings.depths if task == "asks" else (None,):
@@ -100,7 +100,7 @@ def test_what_a_task_is(found):
     assert (first["name"], first["summary"], first["source"]) == ("asks", "Something is asked for.", "As in no paper.")
     assert (first["takes_depth"], first["generates"]) == (True, True)
     assert (second["takes_depth"], second["generates"], second["source"]) == (False, False, "As in no paper.")
-    assert [m["method"] for m in first["methods"]] == ["none", "good", "bad", CUT_OFF]
+    assert [m["method"] for m in first["methods"]] == ["none", "good", "bad", TRUNCATION]
 
 
 def test_cells_pool_the_seeds(found, done):
@@ -213,13 +213,13 @@ def test_a_few_pairs_that_agree_leave_doubt():
     assert change([[0.0]] * 5).low == -change([[0.0]] * 5).high < 0
 
 
-def test_cut_off_is_none_where_nothing_is_cut(found):
+def test_truncation_is_none_where_nothing_is_cut(found):
     for task in ("asks", "reads"):
-        none, cut = (method(found, task, name)["by_length"] for name in (NONE, CUT_OFF))
+        none, cut = (method(found, task, name)["by_length"] for name in (NONE, TRUNCATION))
         assert cut[0]["loss"] == none[0]["loss"]
         assert cut[0]["against_none"]["loss"]["mean"] == 0
         assert cut[1]["loss"]["mean"] == pytest.approx(none[1]["loss"]["mean"] - 2.9)
-    assert method(found, "asks", CUT_OFF)["seconds"] == 2 * 2 * 3  # of its own cells alone
+    assert method(found, "asks", TRUNCATION)["seconds"] == 2 * 2 * 3  # of its own cells alone
 
 
 def test_losses_by_position(found, done):
@@ -233,12 +233,12 @@ def test_losses_by_position(found, done):
 
 
 def test_methods_are_ranked_by_tasks_won_and_lost(found):
-    assert [row["method"] for row in found["ranking"]] == ["good", CUT_OFF, "none", "bad"]
+    assert [row["method"] for row in found["ranking"]] == ["good", TRUNCATION, "none", "bad"]
     verdicts = {row["method"]: [at["verdict"] for at in row["tasks"]] for row in found["ranking"]}
     assert verdicts == {
         "good": [BETTER, BETTER],
         "none": [BASE, BASE],
-        CUT_OFF: [UNDECIDED, BETTER],
+        TRUNCATION: [UNDECIDED, BETTER],
         "bad": [WORSE, BETTER],
     }
     assert [(row["better"], row["worse"]) for row in found["ranking"]] == [(2, 0), (1, 0), (0, 0), (1, 1)]

@@ -219,7 +219,7 @@ def test_the_answer_follows_from_the_numbers(made_up, small):
     assert words[0].startswith("At the training size of 8 x 8 pixels, axial_rope has the best accuracy (100.0 %)")
     assert "At 16 x 16 pixels, axial_rope + rescaled has the best accuracy (100.0 %)" in text
     assert re.search(r"Not measurably better than guessing \(\d\d\.\d %\): none and grid_alibi\.", text)
-    assert "Holds, change at 16 x 16 pixels: swin (+0.0" in text
+    assert "Extrapolates, change at 16 x 16 pixels: swin (+0.0" in text
     assert "Degrades, change at 16 x 16 pixels: axial_rope (−50.0 ±" in text
     assert "Degrades, change at 4 x 4 pixels: axial_rope (−15.0 ±" in text
     assert "the accuracy of axial_rope goes from 100.0 % to 25.0 %; without positions it is 25.0 %" in text
@@ -242,7 +242,7 @@ def test_verdicts_are_of_accuracy(made_up, small):
         variant.name: [ranked.verdict(variant, sizes) for sizes in (settings.larger, settings.smaller)]
         for variant in made_up
     }
-    assert actual["swin"] == ["holds", "holds"]
+    assert actual["swin"] == ["extrapolates", "extrapolates"]
     assert actual["axial_rope"] == ["degrades", "degrades"]
     assert actual["none"] == ["at chance", "at chance"]
     assert ranked.verdict(made_up[0], ()) == "not tested"

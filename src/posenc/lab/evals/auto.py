@@ -30,7 +30,7 @@ import torch
 
 from posenc.errors import InputError, check_integers, check_word, listed
 from posenc.lab.evals.comparison import past
-from posenc.lab.evals.config import CUT_OFF, EXTENSIONS, NONE, Cell, EvaluationSettings
+from posenc.lab.evals.config import EXTENSIONS, NONE, TRUNCATION, Cell, EvaluationSettings
 from posenc.lab.evals.plan import (
     LEAST_TEXTS,
     MOST_TEXTS,
@@ -109,7 +109,7 @@ class Selection(ChangeReport):
             f"auto for {plan.program}: from {plan.context_length} to {plan.target_length} tokens, {len(plan.candidates)} methods tried",
             *(f"  {line}" for line in aligned(self.table(), str.ljust, None if width is None else width - 2)),
             f"nats per token with 95 % intervals: past and within {plan.context_length} tokens on running text, less is better; net gain "
-            "over truncation (cut_off), more is better",
+            "over truncation, more is better",
         ]
         lines += [f"{title} does not count: {why}" for title, why in self.left_out.items()]
         if plan.skipped:
@@ -233,8 +233,8 @@ class Trial(Evaluation):
         """What some methods, truncation and the unmodified model's running text need for the first so many documents."""
         found: list[AnyCell] = []
         for block in range(texts // PAIR):
-            for method in dict.fromkeys((NONE, CUT_OFF, *methods)):
-                tasks = self.plan.tasks if method in (*methods, CUT_OFF) else ()
+            for method in dict.fromkeys((NONE, TRUNCATION, *methods)):
+                tasks = self.plan.tasks if method in (*methods, TRUNCATION) else ()
                 found += [self.cell(task, method, self.plan.target_length, block) for task in (self.running, *tasks)]
         return found
 
@@ -253,11 +253,11 @@ class Trial(Evaluation):
         def less(baseline: str, task: str, number: Callable[[TextOutcome], float]) -> torch.Tensor:
             return losses(method, task, number) - losses(baseline, task, number)
 
-        found = {"past": less(CUT_OFF, self.running, lambda each: past(each, length, context))}
+        found = {"past": less(TRUNCATION, self.running, lambda each: past(each, length, context))}
         for task in self.plan.tasks:
-            found[task] = less(CUT_OFF, task, lambda each: each.loss)
+            found[task] = less(TRUNCATION, task, lambda each: each.loss)
         gain = -torch.stack([*found.values()]).mean(0)
-        if method == CUT_OFF:
+        if method == TRUNCATION:
             found["within"] = torch.zeros(texts, dtype=torch.float64)
         else:
             found["within"] = less(NONE, self.running, lambda each: _within(each, length, context))
@@ -585,7 +585,7 @@ def _selection(trial: Trial, folder: Folder, progress: Progress, command: str) -
         trial.measure_now(trial.round(alive, texts), folder, progress, command)
         before = texts
     choice, why = decide({each: trial.numbers(each, before)["gain"] for each in alive}, trial.costs, trial.comparisons)
-    rows = [trial.row(method, before) for method in trial.ranked((*alive, CUT_OFF), before)]
+    rows = [trial.row(method, before) for method in trial.ranked((*alive, TRUNCATION), before)]
     seconds = sum(measured.seconds for measured in trial.done.values())
     machine = {**describe(trial.device), "dtype": trial.model_facts["dtype"]}
     found = Selection(trial.plan, choice, why, (*rows, *dropped), machine, round(seconds, 1))

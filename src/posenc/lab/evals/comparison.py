@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from posenc.lab.evals.config import CUT_OFF, Cell
+from posenc.lab.evals.config import TRUNCATION, Cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.evals.results import Measured, change, cost, mean, share
 from posenc.lab.statistics import estimate
@@ -22,7 +22,7 @@ from posenc.tasks import Task
 
 def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained_length: int) -> list[dict[str, Any]]:
     """For each length past the context length, and for each task that was measured there, a row for each method, the best
-    first: its loss, the share of right answers, the difference to CUT_OFF, and what it costs.
+    first: its loss, the share of right answers, the difference to TRUNCATION, and what it costs.
 
     The intervals of the differences hold together, for all methods of a task and length. Methods that have not read all documents
     yet have no row.
@@ -72,16 +72,20 @@ def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trai
         method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: past(o, length, trained))])
         for method, of in cells.items()
     }
-    cut_off = losses.get(CUT_OFF)
+    truncation = losses.get(TRUNCATION)
     rows = []
     for method, values in sorted(losses.items(), key=lambda item: float(item[1].mean())):
-        against = None if cut_off is None or method == CUT_OFF else estimate((values - cut_off)[None], len(losses) - 1)
+        against = (
+            None
+            if truncation is None or method == TRUNCATION
+            else estimate((values - truncation)[None], len(losses) - 1)
+        )
         rows.append(
             {
                 "method": method,
                 "loss": asdict(estimate(values[None])),
                 "exact": share(_by_text(cells[method], lambda o, _: float(o.exact))) if task.new_tokens else None,
-                "against_cut_off": None if against is None else asdict(against),
+                "against_truncation": None if against is None else asdict(against),
                 **cost([measured for _, measured in cells[method]]),
             }
         )

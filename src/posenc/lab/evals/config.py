@@ -17,7 +17,7 @@ from posenc.tasks import Task, create, running_text
 from posenc.tasks.ruler import RulerTask
 from posenc_cli.arguments import How
 
-NONE, CUT_OFF = "none", "cut_off"
+NONE, TRUNCATION = "none", "truncation"
 """The baselines: the unmodified model, and the same reading no more than the end of a text, of its context length."""
 CONTROL = "control"
 """A method that does nothing: the unmodified model with every position one higher, which RoPE and a bias by distance cannot see."""
@@ -72,8 +72,8 @@ class EvaluationSettings:
             if not values and name not in ("methods", "times"):
                 raise InputError("name at least one", argument=name)
             object.__setattr__(self, name, values)
-        if CUT_OFF in self.methods:
-            raise InputError("is measured by itself past the context length", "leave it out", methods=CUT_OFF)
+        if TRUNCATION in self.methods:
+            raise InputError("is measured by itself past the context length", "leave it out", methods=TRUNCATION)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m != NONE)))
         check_flags(generate=self.generate)
         for length in self.lengths:
@@ -153,12 +153,12 @@ def planned(
 ) -> list[Cell]:
     """The cells in the order of measurement: seed by seed and short inputs first, so that an
     interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
-    left out: of CUT_OFF up to the context length, and of a method up to the length that it does not change.
+    left out: of TRUNCATION up to the context length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
     cells = []
     for seed, length in product(range(settings.seeds), settings.lengths):
         methods = [method for method in settings.methods[1:] if length > exact.get(method, 0)]
-        for method in (NONE, *((CUT_OFF,) if length > trained_length else ()), *methods):
+        for method in (NONE, *((TRUNCATION,) if length > trained_length else ()), *methods):
             for text, task in tasks.items():
                 depths = settings.depths if task.takes_depth else (None,)
                 cells += [Cell(text, method, length, depth, seed) for depth in depths]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from posenc.errors import listed, summary
-from posenc.lab.evals.config import CONTROL, CUT_OFF, NONE, Cell, EvaluationSettings, texts_a_cell
+from posenc.lab.evals.config import CONTROL, NONE, TRUNCATION, Cell, EvaluationSettings, texts_a_cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import TASKS, Task
@@ -60,8 +60,8 @@ def numbers(
 ) -> dict[str, Any]:
     """The measured part of results.json: tasks, ranking and cost. exact: as in `posenc.lab.evals.config.planned`."""
     longer = any(length > trained_length for length in settings.lengths)
-    methods = (*settings.methods, *((CUT_OFF,) if longer else ()))
-    same = {**exact, CUT_OFF: trained_length}
+    methods = (*settings.methods, *((TRUNCATION,) if longer else ()))
+    same = {**exact, TRUNCATION: trained_length}
     by_method = {(text, m): _outcomes(done, text, m, same.get(m, 0)) for text in tasks for m in methods}
     return {
         "tasks": [
@@ -295,7 +295,7 @@ def answer(results: Results) -> list[str]:
     longest = max(results["settings"]["lengths"])
     unchanged = {m for m, tokens in results.get("exact_tokens", {}).items() if tokens >= longest}
     lines = [_unmodified(task) for task in results["tasks"]]
-    lines += [_judged(row, unchanged) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
+    lines += [_judged(row, unchanged) for row in results["ranking"] if row["method"] not in (NONE, TRUNCATION)]
     lines += [_front(row) for row in results.get("question_in_front", ())]
     lines += [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
     return [line for line in lines if line]
@@ -329,15 +329,17 @@ def limits(results: Results) -> list[str]:
             "No answer was generated: an answer is right if greedy decoding would give it word for word. A paraphrase is "
             "wrong." + " RULER scores generated answers, so these are no scores of RULER (--generate)." * ruler
         )
-    if any(method not in (NONE, CUT_OFF) for method in s["methods"]):
+    if any(method not in (NONE, TRUNCATION) for method in s["methods"]):
         notes.append("No method was followed by fine-tuning, which some methods need.")
     if CONTROL in s["methods"]:
         notes.append(
             f"{CONTROL} does nothing but round: it is the unmodified model with every position one higher, which RoPE cannot "
             "see. What differs no more than under it was not measured."
         )
-    if any(row["method"] == CUT_OFF for row in results["ranking"]):
-        notes.append(f"{CUT_OFF} gets the end of a prompt alone: where it does well, the task does not need the rest.")
+    if any(row["method"] == TRUNCATION for row in results["ranking"]):
+        notes.append(
+            f"{TRUNCATION} gets the end of a prompt alone: where it does well, the task does not need the rest."
+        )
     for method, tokens in exact.items():
         if tokens >= min(s["lengths"]):
             notes.append(
@@ -421,7 +423,7 @@ def _front(row: Results) -> str:
 
 def _past(task: Results, trained: int) -> list[str]:
     """Past the context length: the unmodified model and the methods against reading the end of the text alone."""
-    cut = _measured(task, CUT_OFF)
+    cut = _measured(task, TRUNCATION)
     rows = [row for row in cut["by_length"] if row["length"] > trained and row["against_none"]] if cut else []
     if not rows:
         return []
@@ -438,7 +440,7 @@ def _past(task: Results, trained: int) -> list[str]:
         )
     length = rows[-1]["length"]
     means = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
-    if len(means) > 2 and max(means, key=lambda method: sign * means[method]) == CUT_OFF:
+    if len(means) > 2 and max(means, key=lambda method: sign * means[method]) == TRUNCATION:
         lines.append(
             f"{spelled(task['task'])} at {length} tokens: no method has a better mean than the last {trained} tokens alone."
         )

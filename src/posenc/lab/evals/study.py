@@ -29,8 +29,8 @@ from posenc.lab.evals.attention import attention_profile
 from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import (
     CONTROL,
-    CUT_OFF,
     NONE,
+    TRUNCATION,
     Cell,
     EvaluationSettings,
     digests,
@@ -151,7 +151,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 lengths=s.lengths[-1],
             )
         set_up = s.lengths if s.times else s.lengths[-1:]
-        for method, length in product((*s.methods, CUT_OFF), set_up):
+        for method, length in product((*s.methods, TRUNCATION), set_up):
             try:
                 with self.under(method, length), evaluating(self.model), torch.no_grad():
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
@@ -244,7 +244,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 return numbers | {f"attention {name}": value for name, value in _means(profile).items()}
             numbers |= self._far_apart(cell.length)
             task = self.tasks[cell.task]
-            window = self.trained_length if cell.method == CUT_OFF else None
+            window = self.trained_length if cell.method == TRUNCATION else None
             (outcome,) = Reader(self.model, self.tokenizer, False).read(task, [sample], len(sample.ids), window=window)
             numbers[f"loss of {cell.task}"] = outcome.loss
             if task.new_tokens and self.settings.generate:
@@ -355,7 +355,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         samples = [self.sample(cell, index) for cell in group for index in range(count)]
         reads = Reader(self.model, self.tokenizer, self.settings.generate, self.batch_size)
         outcomes: list[TextOutcome] = []
-        window = self.trained_length if first.method == CUT_OFF else None
+        window = self.trained_length if first.method == TRUNCATION else None
         step = self.work(group) // len(samples)
 
         def on_sample(index: int) -> None:
@@ -432,7 +432,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:
         """The model extended by a method, for inputs of a length."""
-        if method in (NONE, CUT_OFF):
+        if method in (NONE, TRUNCATION):
             yield
             return
         if method == CONTROL:
