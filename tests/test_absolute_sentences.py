@@ -20,7 +20,6 @@ PLAIN = ""
 
 README = {
     "Check any function against the paper": PLAIN,
-    "in memory linear in the sequence length": "test_readme_numbers.py::test_every_encoding_takes_linear_memory",
     "Your model code stays the same for every encoding": "docs/test_guide_model.py::test_the_guides_model_trains_and_decodes_under_every_encoding",
     "Every encoding is tested against a float64 reference of its formula": "conformance/test_matrix.py::test_every_encoding_has_a_row_of_marks_that_are_true",
     "plain transformers loads to the same logits": "pretrained/test_export.py::test_every_static_schedule_comes_back_from_plain_transformers",

@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import math
 import re
 from pathlib import Path
 
@@ -143,6 +144,49 @@ def bench():
     ours = memory.pop("posenc")
     memory.pop("plain SDPA")
     yield f"needs {ours:.0f} MiB, where the best of the others measured needs {min(memory.values()):.0f}"
+    yield from frontier()
+
+
+def frontier():
+    """The encodings of 2024 to 2026, at 2048 tokens where nothing else is said."""
+    found: dict[tuple, dict[str, float]] = {}
+    for trial in json.loads((BENCHMARKS / "frontier.json").read_text(encoding="utf-8"))["bench"]["trials"]:
+        for row in trial["rows"]:
+            value = row["bytes"] / 2**20 if row["bytes"] else row["ratio"] and row["ratio"]["median"]
+            if value and row["name"] != "plain SDPA":
+                found.setdefault((trial["case"], trial["what"], trial["mode"], trial["length"]), {})[row["name"]] = (
+                    value
+                )
+
+    def forward(name, length=2048):
+        others = dict(found[name, "time", "forward", length])
+        return others.pop("posenc"), sorted(others.values())
+
+    rotations = [forward(name) for name in (
+        "selective_rope", "mamba3_rope", "carope", "rope+rove", "fope", "rope_pp", "learned_rope", "head_rope"
+    )]  # fmt: skip
+    ours, naive = [ours for ours, _ in rotations], [each for _, others in rotations for each in others]
+    yield f"take {min(ours):.2f} to {max(ours):.2f}, the naive formulas {min(naive):.2f} to {max(naive):.2f}"
+
+    def beside(name):
+        ours, others = forward(name)
+        return f"{ours:.2f} ({' to '.join(dict.fromkeys(f'{each:.2f}' for each in (others[0], others[-1])))})"
+
+    yield (
+        f"`fox` takes {beside('fox').replace('(', '(others ')}, `grape_a` {beside('grape_a')}, "
+        f"`projected_relative` {beside('projected_relative')}, `pope` {beside('pope')}"
+    )
+    yield f"`chunks` takes {forward('chunks')[0]:.2f}, and {forward('chunks', 8192)[0]:.2f} at 8192 tokens"
+    every = [forward(name)[0] for name in ("cope", "selective_attention", "dape", "path", "wall", "stick_breaking")]
+    yield f"examine every pair of tokens and take {min(every):.2f} to {max(every):.2f}"
+    memory = found["cope", "memory", "forward", 4096]
+    yield f"`cope` needs {memory['posenc']:.0f} MiB at 4096 tokens, the naive formula {memory['naive, on all pairs']:.0f}"
+    wall, (naive,) = forward("wall")
+    assert wall > naive
+    slower = {name for name, what, mode, length in found if (what, mode, length) == ("time", "forward", 2048)
+              and forward(name)[0] > 1.1 * min([*forward(name)[1], math.inf])}  # fmt: skip
+    assert slower == {"wall"}
+    yield f"for `wall` ({wall:.2f}, naive {naive:.2f})"
 
 
 @pytest.mark.parametrize(
