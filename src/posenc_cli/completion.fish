@@ -295,6 +295,7 @@ complete -c posenc -n '_shtab_posenc_using predict' -l data -x -d 'the text to l
 complete -c posenc -n '_shtab_posenc_using predict' -l length -x -d 'training length in bytes (default: 128)'
 complete -c posenc -n '_shtab_posenc_using predict' -l steps -x -d 'training steps (default: 120)'
 complete -c posenc -n '_shtab_posenc_using predict' -l seed -x -d 'seed of the training'
+complete -c posenc -n '_shtab_posenc_using predict' -l lang -xka "en zh" -d 'language of the page: English or Chinese: en or zh (default: en)'
 complete -c posenc -n '_shtab_posenc_using predict' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'the file to write (default: posenc-predict.html)'
 complete -c posenc -n '_shtab_posenc_using predict' -l open -l no-open -d 'show it in the browser'
 complete -c posenc -n '_shtab_posenc_using predict' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence'

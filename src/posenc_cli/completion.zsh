@@ -350,6 +350,7 @@ _shtab_posenc_predict_options=(
   "--length[training length in bytes (default\: 128)]:N:"
   "--steps[training steps (default\: 120)]:N:"
   "--seed[seed of the training]:N:"
+  "--lang[language of the page\: English or Chinese\: en or zh (default\: en)]:LANG:(en zh)"
   "--out[the file to write (default\: posenc-predict.html)]:FILE.html:_files"
   {--open,--no-open}"[show it in the browser]"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"

@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from posenc.report import explorer
 
-SCRIPTS = explorer.SCRIPTS[: explorer.SCRIPTS.index("explorer/language")]
+SCRIPTS = explorer.SCRIPTS[: explorer.SCRIPTS.index("language")]
 """The formulas' files, in the order in which they are loaded: what comes before the page's own."""
 
 SIZES = [

@@ -39,7 +39,7 @@ def weights():
 @pytest.fixture(scope="module")
 def file(weights, tmp_path_factory):
     path = tmp_path_factory.mktemp("predict") / "page.html"
-    path.write_text(predict.page(weights, [TEXT, FAR], LENGTH, More="#predict"), encoding="utf-8")
+    path.write_text(predict.page(weights, [TEXT, FAR], LENGTH, links={"en": {"More": "#predict"}}), encoding="utf-8")
     return path
 
 

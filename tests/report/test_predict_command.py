@@ -34,6 +34,8 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
         str(path),
         "--json",
         "--open",
+        "--lang",
+        "zh",
     ]
     assert cli.main(["predict", "alibi", "none", *options]) == 0
     printed = capsys.readouterr()
@@ -45,6 +47,7 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
     assert '"steps":2' in page
     assert '"seed":3' in page
     assert "the quick brown fox" in page
+    assert 'data-lang="zh"' in page
 
 
 def test_a_long_training_is_announced_once(capsys, tmp_path, monkeypatch, text):

@@ -36,6 +36,7 @@ class Predict(Command):
     length: Annotated[int, "training length in bytes"] = 128
     steps: Annotated[int, "training steps"] = 120
     seed: Annotated[int, "seed of the training"] = 0
+    lang: Annotated[Literal["en", "zh"], "language of the page: English or Chinese"] = "en"
     out: Annotated[str, "the file to write", How("FILE.html")] = FILE
     open: Annotated[bool, "show it in the browser"] = False
 
@@ -60,4 +61,4 @@ class Predict(Command):
             models, texts = trained(
                 self.encodings, self.data, settings, self.seed, report, lambda step: count(step, steps)
             )
-        return write_page(self, where, page(models, texts, self.length), encodings=list(models))
+        return write_page(self, where, page(models, texts, self.length, self.lang), encodings=list(models))

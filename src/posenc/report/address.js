@@ -3,18 +3,18 @@
 posenc.address = (() => {
   const shortened = text => (String(text).length > 40 ? `${String(text).slice(0, 40)}…` : String(text));
 
-  // What it asks for, name -> text, with notes on what is not readable.
+  // What it asks for, name -> text, and the parts that are not readable.
   function read(text) {
-    const asked = Object.create(null), notes = [];
+    const asked = Object.create(null), unreadable = [];
     for (const part of text.split("&").filter(Boolean)) {
       const [name, ...rest] = part.split("=");
       try {
         asked[name] = decodeURIComponent(rest.join("=").replaceAll("+", " "));
       } catch {
-        notes.push(`“${shortened(part)}” is not readable`);
+        unreadable.push(shortened(part));
       }
     }
-    return { asked, notes };
+    return { asked, unreadable };
   }
 
   return { read, shortened };

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SCRIPTS = (
-    *(f"explorer/{name}" for name in ("trained", "options", "frequencies", "codes", "maps", "biases")), "address",
-    *(f"explorer/{name}" for name in ("language", "state", "model")), "draw", "plot",
+    *(f"explorer/{name}" for name in ("trained", "options", "frequencies", "codes", "maps", "biases")), "address", "language",
+    *(f"explorer/{name}" for name in ("state", "model")), "draw", "plot",
     *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula")), "saving",
     *(f"explorer/{name}" for name in ("path", "play", "explorer")),
 )  # fmt: skip
@@ -143,7 +143,7 @@ def _block(state: Mapping[str, Any] | None, docs: str, *, embedded: bool) -> "Ma
     words = json.loads(asset("explorer/chinese.json")) if not embedded or (state or {}).get("lang") == "zh" else {}
     data = {"settings": settings(), "formulas": formulas(), "chinese": words}
     given = [f"posenc.{name} = {json.dumps(value, ensure_ascii=False)};" for name, value in data.items()]
-    scripts[(at := SCRIPTS.index("explorer/language")) : at] = given
+    scripts[(at := SCRIPTS.index("language")) : at] = given
     css = asset("plot.css") + asset("explorer/explorer.css") + asset("explorer/frame.css")
     values = {"state": checked(state), "embedded": embedded, "docs": docs, "css": css, "scripts": scripts}
     values |= {name: settings()[name] for name in ("undrawn", "glossary")}

@@ -59,7 +59,8 @@ posenc.plot = (() => {
   }
 
   function data(value) {
-    if (value === null || Number.isNaN(value)) return Number.isNaN(value) ? "hidden" : "–";
+    if (Number.isNaN(value)) return posenc.language?.say("hidden") ?? "hidden";
+    if (value === null) return "–";
     return typeof value === "string" ? value : element("data", { value: String(value) }, posenc.draw.number(value));
   }
 

@@ -21,15 +21,17 @@ from posenc.lab.train import train
 from posenc.report.html import asset, filled
 from posenc.transformer import Transformer
 
-__all__ = ["ENCODINGS", "MOST_BYTES", "Weights", "page", "passages", "trained"]
+__all__ = ["ENCODINGS", "LANGUAGES", "MOST_BYTES", "Weights", "page", "passages", "trained"]
 
+LANGUAGES = ("en", "zh")
+"""Of the page: English and Chinese."""
 ENCODINGS = {"rope": "RoPE", "alibi": "ALiBi", "none": "No encoding", "sinusoidal": "Sinusoidal", "t5": "T5"}
 """What the page computes, and what it is called there."""
 MOST_BYTES = 1024
 """The longest text that the page reads."""
 PASSAGES = 4
 SCRIPTS = (
-    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes")), "address", "draw", "plot",
+    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes")), "address", "language", "draw", "plot",
     "predict/network", "predict/state", "predict/views", "predict/predict",
 )  # fmt: skip
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -194,10 +196,23 @@ def passages(text: Text, length: int, count: int = PASSAGES) -> list[str]:
     return found
 
 
-def page(models: Mapping[str, Weights | str], texts: Sequence[str], length: int, **links: str) -> str:
+def page(
+    models: Mapping[str, Weights | str],
+    texts: Sequence[str],
+    length: int,
+    lang: str = "en",
+    links: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
     """The complete file. models: by encoding, the first one is shown first: weights, which the file then has, or the address
     of their `script`, which it loads when they are asked for. texts: that a visitor may choose from. length: that the models
-    were trained at. links: words -> address, at the end of the page."""
+    were trained at. lang: one of `LANGUAGES`, in which the page opens; its button changes it. links: at the end of the page, by
+    language: words -> address.
+
+    Raises:
+        InputError: another language.
+    """
+    if lang not in LANGUAGES:
+        raise unknown("language of the page", lang, LANGUAGES)
     data = {
         "length": length, "most": MOST_BYTES, "texts": list(texts),
         "models": [{"name": n, "title": ENCODINGS[n], "source": m if isinstance(m, str) else None} for n, m in models.items()],
@@ -205,4 +220,6 @@ def page(models: Mapping[str, Weights | str], texts: Sequence[str], length: int,
     inside = {name: weights.data() for name, weights in models.items() if isinstance(weights, Weights)}
     css = asset("explorer/explorer.css") + asset("predict/predict.css")
     scripts = [asset(f"{name}.js") for name in SCRIPTS]
-    return filled("predict/predict.html", data=data, inside=inside, css=css, scripts=scripts, links=links)
+    scripts.insert(SCRIPTS.index("language"), f"posenc.chinese = {asset('predict/chinese.json')};")
+    values = {"data": data, "inside": inside, "css": css, "scripts": scripts, "lang": lang, "links": links or {}}
+    return filled("predict/predict.html", **values)

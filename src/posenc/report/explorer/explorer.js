@@ -284,7 +284,7 @@ posenc.explorer = (() => {
   find("form").addEventListener("submit", event => event.preventDefault());
   addEventListener("hashchange", () => {
     const found = fromAddress() || (embedded ? null : start());
-    if (found && found.state.lang !== posenc.language.name) location.reload();  // every word is of one language
+    if (found && posenc.language.of(location.hash) !== posenc.language.name) location.reload();  // every word is of one language
     else if (found && posenc.state.write(found.state) !== posenc.state.write(state)) take(found);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);

@@ -2,8 +2,12 @@
 // What is chosen, and its text in the address: "encoding=rope&method=yarn:beta_fast=16&factor=4". What a text asks for
 // that cannot be shown gives way to the default, with a note that says so; nothing here throws.
 posenc.state = (() => {
-  const { shortened } = posenc.address;
+  const { shortened } = posenc.address, { say } = posenc.language;
   const { fields: FIELDS, presets: PRESETS, path: PATH } = posenc.settings;
+  for (const [list, keys] of [[PATH, ["title", "says", "ask"]], [PRESETS, ["name", "says"]], [Object.values(FIELDS), ["label", "meaning"]]]) {
+    for (const one of list) for (const key of keys) if (one[key]) one[key] = say(one[key]);
+  }
+  posenc.settings.encodings = Object.fromEntries(Object.entries(posenc.settings.encodings).map(([family, names]) => [say(family), names]));
   const MOST_TOKENS = 12, LONGEST_TOKEN = 24, LONGEST_TEXT = 2000;
   const own = (registry, name) => (Object.hasOwn(registry, name) ? registry[name] : undefined);
 
@@ -176,7 +180,7 @@ posenc.state = (() => {
     const found = {};
     for (const name of Object.keys(FIELDS)) {
       const now = shown(name, state);
-      if (shown(name, clean(found).state) !== now) found[name] = now;
+      if (shown(name, clean(found).state) !== now || (name === "lang" && now !== posenc.language.usual)) found[name] = now;
     }
     return found;
   }
@@ -210,9 +214,8 @@ posenc.state = (() => {
 
   // A state from the text of an address, with notes.
   function parse(text) {
-    const { asked, notes } = posenc.address.read(text.slice(0, LONGEST_TEXT));
-    const found = clean(asked);
-    return { state: found.state, notes: [...notes, ...found.notes] };
+    const { asked, unreadable } = posenc.address.read(text.slice(0, LONGEST_TEXT)), found = clean(asked);
+    return { state: found.state, notes: [...unreadable.map(part => `“${part}” is not readable`), ...found.notes] };
   }
 
   // What a schedule, a map or an encoding is made with: its own options and those that the page's controls set.

@@ -3,7 +3,7 @@
 // drawn as far as they have read.
 posenc.models = posenc.models || {};
 posenc.predict = (() => {
-  const { element } = posenc.plot, { FIELDS, METHODS, TYPED, trained, most, named } = posenc.chosen, words = posenc.predicted;
+  const { t } = posenc.language, { element } = posenc.plot, { FIELDS, METHODS, TYPED, trained, most, named } = posenc.chosen, words = posenc.predicted;
   const root = document.getElementById("predict"), find = selector => root.querySelector(selector);
   const SLICE = 12, BETWEEN = 80, TOGETHER = 800;  // milliseconds: of reading at once, between drawings, of one step of the history
   const WRITTEN = 24;  // bytes that the model writes at once
@@ -25,7 +25,7 @@ posenc.predict = (() => {
       script.onerror = () => {
         failed[name] = true;
         script.remove();
-        refuse(`The weights of ${named[name].title} could not be loaded from ${source}. Choose another encoding, or reload the page.`);
+        refuse(t`The weights of ${named[name].title} could not be loaded from ${source}. Choose another encoding, or reload the page.`);
       };
       document.head.append(script);
     }
@@ -81,13 +81,7 @@ posenc.predict = (() => {
     const how = howOf(), { shown, plain } = work, same = state.method === "none";
     for (const one of [shown, plain, work.pieces]) one.read(tokens);
     if (!same && work.how !== how && (work.how === "" || shown.finished || !shown.done)) {
-      try {
-        shown.place(posenc.chosen.positions(found, state, tokens.length));
-      } catch (error) {  // what a formula refuses, it refuses with a sentence
-        if (error.constructor !== Error) throw error;
-        refuse(`This choice has no numbers: ${error.message}.`);
-        return null;
-      }
+      shown.place(posenc.chosen.positions(found, state, tokens.length));
       [work.how, passes, timing.begun] = [how, passes + 1, performance.now()];
     }
     if (same) work.how = how;
@@ -129,7 +123,7 @@ posenc.predict = (() => {
     complete = false;
     const note = find(".note");
     note.hidden = notes.length === 0;
-    note.textContent = notes.length ? `Not everything that was asked for can be shown: ${notes.join("; ")}. The usual stands in its place.` : "";
+    note.textContent = notes.length ? t`Some settings cannot be shown: ${notes.join("; ")}. Defaults replace them.` : "";
     show();
     later();
   }
@@ -173,9 +167,9 @@ posenc.predict = (() => {
       controls[name].addEventListener("change", event => change({ [name]: event.target.value }));
       box.append(controls[name]);
     } else {
-      const { min, max, step } = field, hint = element("p", { className: "hint", id: `${id}-hint`, hidden: true }, `${field.label}: ${posenc.chosen.wanted(field)}`);
+      const { min, max, step } = field, hint = element("p", { className: "hint", id: `${id}-hint`, hidden: true }, t`${field.label}: ${posenc.chosen.wanted(field)}`);
       const range = element("input", { type: "range", id, min, max, step });
-      const exact = element("input", { type: "number", min, max, step, ariaLabel: `${field.label}, as a number` });
+      const exact = element("input", { type: "number", min, max, step, ariaLabel: t`${field.label}, as a number` });
       exact.setAttribute("aria-describedby", hint.id);
       for (const input of [range, exact]) {
         input.addEventListener("input", () => {
@@ -213,22 +207,23 @@ posenc.predict = (() => {
     reset() {
       take(posenc.chosen.clean({}));
       step("reset");
-      say("Back to where it started.");
+      say(t`Back to where it started.`);
     },
     async link() {
       const url = new URL(address(), location.href).href;
       try {
         await navigator.clipboard.writeText(url);
-        say("The link is copied.");
+        say(t`The ${t`link`} is copied.`);
       } catch {
-        say(`This page may not write to the clipboard. The link: ${url}`);
+        say(t`This page may not write to the clipboard. The ${t`link`}: ${url}`);
       }
     },
     write() {
-      if (!tokens.length) return say("The text is empty: type a word for it to begin with.");
+      if (!tokens.length) return say(t`The text is empty: type a word for it to begin with.`);
       toWrite = WRITTEN;
       later();
     },
+    language: () => location.replace(`#${posenc.chosen.write(state, posenc.language.other)}`),
   };
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]());
 
@@ -239,7 +234,7 @@ posenc.predict = (() => {
   function write() {  // the likeliest byte that can be shown by itself, behind the text
     if (tokens.length >= most) {
       toWrite = 0;
-      say(`The page reads ${most} bytes, and the text has as many.`);
+      say(t`The page reads ${most} bytes, and the text has as many.`);
       return;
     }
     const shares = main().next(tokens.length - 1);
@@ -253,6 +248,7 @@ posenc.predict = (() => {
   // ------------------------------------------------------------------ the text, byte by byte
 
   const strip = find(".bytes");
+  strip.dataset.empty = t`no text`;
 
   function spell() {
     const spans = strip.children;
@@ -267,7 +263,7 @@ posenc.predict = (() => {
     if (top < strip.scrollTop || top + 24 > strip.scrollTop + strip.clientHeight) strip.scrollTop = top - strip.clientHeight / 2;
     strip.setAttribute("aria-valuemax", Math.max(tokens.length, 1));
     strip.setAttribute("aria-valuenow", state.at);
-    strip.setAttribute("aria-valuetext", tokens.length ? `byte ${state.at}, ${words.spoken(words.character(tokens, state.at - 1))}` : "no bytes");
+    strip.setAttribute("aria-valuetext", tokens.length ? t`byte ${state.at}, ${words.spoken(words.character(tokens, state.at - 1))}` : t`no bytes`);
   }
 
   function choose(at) {
@@ -311,7 +307,7 @@ posenc.predict = (() => {
   function draw() {
     drawn = performance.now();
     if (!ready()) {
-      find(".headline").textContent = failed[state.encoding] ? "" : `Loading the weights of ${named[state.encoding].title} …`;
+      find(".headline").textContent = failed[state.encoding] ? "" : t`Loading the weights of ${named[state.encoding].title} …`;
       return;
     }
     const colours = posenc.draw.theme(root), now = found();
@@ -328,7 +324,7 @@ posenc.predict = (() => {
   const about = () => {
     const { dim, layers, heads, steps, read, corpus } = work.model;
     const size = Object.values(work.model.matrices).reduce((sum, one) => sum + one.length, 0);
-    return `${posenc.draw.number(Math.round(size / 1000))} thousand weights: ${layers} layers of width ${dim}, ${heads} heads, every byte a token; trained for ${steps} steps on ${posenc.draw.number(read)} bytes of ${corpus}.`;
+    return t`${posenc.draw.number(Math.round(size / 1000))} thousand weights: ${layers} layers of width ${dim}, ${heads} heads, every byte a token; trained for ${steps} steps on ${posenc.draw.number(read)} bytes of ${posenc.language.say(corpus)}.`;
   };
 
   function tint(colours, loss) {  // the costlier a byte, the stronger its ground
@@ -347,8 +343,8 @@ posenc.predict = (() => {
     find("#predict-next-see").textContent = words.expects(shares, tokens, at);
     for (const { byte, share, followed } of list) {
       const shown = words.character(Uint8Array.of(byte), 0), bar = element("i", { style: `width: ${(100 * share) / top}%` });
-      const line = element("tr", { className: followed ? "followed" : "" }, element("th", { scope: "row" }, byte < 128 ? shown : `byte ${byte}`),
-        element("td", {}, words.percent(share)), element("td", {}, element("span", { className: "bar" }, bar)), element("td", {}, followed ? "what followed" : ""));
+      const line = element("tr", { className: followed ? "followed" : "" }, element("th", { scope: "row" }, byte < 128 ? shown : t`byte ${byte}`),
+        element("td", {}, words.percent(share)), element("td", {}, element("span", { className: "bar" }, bar)), element("td", {}, followed ? t`what followed` : ""));
       body.append(line);
     }
   }
@@ -359,7 +355,7 @@ posenc.predict = (() => {
     place.hidden = !rows;
     if (!rows) return;
     place.querySelector(".see").textContent = words.looks(rows, at);
-    const legend = [{ ramp: posenc.draw.gradient(colours.up), texts: ["nothing", "the head's most"] }];
+    const legend = [{ ramp: posenc.draw.gradient(colours.up), texts: ["0", t`the head's most`] }];
     figure("attention", words.heat(place.querySelector("canvas"), colours, work.model, rows, at), legend, () => words.tableOf(work.model, tokens, rows, at));
   }
 
@@ -378,7 +374,8 @@ posenc.predict = (() => {
 
   addEventListener("hashchange", () => {
     const asked = posenc.chosen.parse(location.hash.slice(1));
-    if (posenc.chosen.write(asked.state) !== posenc.chosen.write(state)) take(asked);
+    if (posenc.language.of(location.hash) !== posenc.language.name) location.reload();  // every word is of one language
+    else if (posenc.chosen.write(asked.state) !== posenc.chosen.write(state)) take(asked);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
   new ResizeObserver(later).observe(root);

@@ -1,34 +1,36 @@
 "use strict";
-// What is chosen on the page, its text in the address, "encoding=rope&method=yarn&factor=4&at=300", and what it makes of
+// What is chosen on the page, its text in the address, "encoding=rope&method=yarn&factor=4&at=300&lang=zh", and what it makes of
 // positions. What cannot be shown gives way to the default, with a note that says so; nothing here throws.
 posenc.chosen = (() => {
-  const { shortened } = posenc.address;
+  const { shortened } = posenc.address, { say, t } = posenc.language;
   const given = JSON.parse(document.getElementById("predict-data").textContent);
   const { length: trained, most, texts, models } = given, TYPED = "typed";
-  const named = Object.fromEntries(models.map(one => [one.name, one]));
+  const named = Object.fromEntries(models.map(one => [one.name, { ...one, title: say(one.title) }]));
 
   const METHODS = {  // of RoPE: what it is called, and with which of the fields
-    none: ["none, as trained"],
-    linear: ["position interpolation", "factor"],
+    none: [t`none, as trained`],
+    linear: [t`position interpolation`, "factor"],
     ntk: ["NTK-aware", "factor"],
     yarn: ["YaRN", "factor"],
-    llama3: ["Llama 3's", "factor"],
-    dynamic: ["dynamic NTK"],
+    llama3: [t`Llama 3's`, "factor"],
+    dynamic: [t`dynamic NTK`],
     rerope: ["ReRoPE", "window"],
     leaky_rerope: ["Leaky ReRoPE", "window", "factor"],
     self_extend: ["Self-Extend", "window", "group"],
   };
   const FIELDS = {
-    encoding: { kind: "choice", label: "Encoding", choices: models.map(one => [one.name, one.title]), default: models[0].name },
-    method: { kind: "choice", label: "Extension of RoPE", choices: Object.entries(METHODS).map(([name, [title]]) => [name, title]), default: "none" },
-    factor: { kind: "number", label: "Factor", min: 1, max: 16, step: 0.1, default: 4 },
-    window: { kind: "number", label: "Window", min: 2, max: trained, step: 1, default: Math.max(2, trained >> 2) },
-    group: { kind: "number", label: "Group", min: 1, max: 16, step: 1, default: 4 },
+    encoding: { kind: "choice", label: t`Encoding`, choices: Object.values(named).map(one => [one.name, one.title]), default: models[0].name },
+    method: { kind: "choice", label: t`Extension of RoPE`, choices: Object.entries(METHODS).map(([name, [title]]) => [name, title]), default: "none" },
+    factor: { kind: "number", label: t`Factor`, min: 1, max: 16, step: 0.1, default: 4 },
+    window: { kind: "number", label: t`Window`, min: 2, max: trained, step: 1, default: Math.max(2, trained >> 2) },
+    group: { kind: "number", label: t`Group`, min: 1, max: 16, step: 1, default: 4 },
     passage: {
-      kind: "choice", label: "Text", default: "1",
-      choices: [...texts.map((text, at) => [String(at + 1), `${at + 1}: ${excerpt(text)}`]), [TYPED, "what you type"]],
+      kind: "choice", label: t`Text`, default: "1",
+      choices: [...texts.map((text, at) => [String(at + 1), `${at + 1}: ${excerpt(text)}`]), [TYPED, t`what you type`]],
     },
   };
+
+  const LANGUAGE = { kind: "choice", choices: [["en"], ["zh"]] };  // of the page, see language.js
 
   function excerpt(text) {
     const words = text.replace(/\s+/gu, " ").trim();
@@ -36,7 +38,7 @@ posenc.chosen = (() => {
   }
 
   const wanted = ({ kind, choices, min, max, step }) => (kind === "choice"
-    ? `one of ${choices.map(([name]) => name).join(", ")}` : `${step === 1 ? "an integer" : "a number"} from ${min} to ${max}`);
+    ? t`one of ${choices.map(([name]) => name).join(", ")}` : step === 1 ? t`an integer from ${min} to ${max}` : t`a number from ${min} to ${max}`);
 
   // The value of a field, or undefined where the text is none.
   function read({ kind, choices, min, max, step }, text) {
@@ -47,26 +49,27 @@ posenc.chosen = (() => {
 
   // A state from anything that looks like one, with notes on what was not taken.
   function clean(asked) {
-    const state = {}, notes = [];
+    const state = {}, notes = [], isNot = (name, field) => notes.push(t`${name}=${shortened(asked[name])} is not ${wanted(field)}`);
     for (const [name, field] of Object.entries(FIELDS)) {
       const value = Object.hasOwn(asked, name) ? read(field, asked[name]) : field.default;
-      if (value === undefined) notes.push(`${name}=${shortened(asked[name])} is not ${wanted(field)}`);
+      if (value === undefined) isNot(name, field);
       state[name] = value ?? field.default;
     }
     for (const name of Object.keys(asked)) {
-      if (!Object.hasOwn(FIELDS, name) && name !== "text" && name !== "at") notes.push(`there is no “${shortened(name)}”`);
+      if (!Object.hasOwn(FIELDS, name) && !["text", "at", "lang"].includes(name)) notes.push(t`there is no “${shortened(name)}”`);
     }
+    if (Object.hasOwn(asked, "lang") && read(LANGUAGE, asked.lang) === undefined) isNot("lang", LANGUAGE);
     if (Object.hasOwn(asked, "text")) state.passage = TYPED;
     else if (state.passage === TYPED) state.passage = FIELDS.passage.default;
     const cut = within(state.passage === TYPED ? String(asked.text) : texts[state.passage - 1]);
-    if (cut.more) notes.push(`the page reads ${most} bytes; what follows is left out`);
+    if (cut.more) notes.push(t`the page reads ${most} bytes; what follows is left out`);
     state.text = cut.text;
     const last = Math.max(cut.bytes.length, 1), usual = Math.min(last, Math.max(1, Math.floor(2.5 * trained)));
     const at = Object.hasOwn(asked, "at") ? read({ kind: "number", min: 1, max: last, step: 1 }, asked.at) : usual;
-    if (at === undefined) notes.push(`at=${shortened(asked.at)} is not an integer from 1 to ${last}, the bytes of the text`);
+    if (at === undefined) notes.push(t`at=${shortened(asked.at)} is not an integer from 1 to ${last}, the bytes of the text`);
     state.at = at ?? usual;
     if (state.encoding !== "rope" && state.method !== "none") {
-      notes.push(`${state.method} extends RoPE, and ${named[state.encoding].title} has no rotation to extend`);
+      notes.push(t`${state.method} extends RoPE, and ${named[state.encoding].title} has no rotation to extend`);
       state.method = "none";
     }
     return { state, notes };
@@ -90,12 +93,12 @@ posenc.chosen = (() => {
     return found;
   }
 
-  const write = state => Object.entries(plain(state)).map(([name, value]) => `${name}=${encodeURIComponent(value).replaceAll("%20", "+")}`).join("&");
+  // As an address: lang is in it where it is not that of the file.
+  const write = (state, lang = posenc.language.name) => Object.entries({ ...plain(state), ...(lang !== posenc.language.usual && { lang }) }).map(([name, value]) => `${name}=${encodeURIComponent(value).replaceAll("%20", "+")}`).join("&");
 
   function parse(address) {
-    const { asked, notes } = posenc.address.read(address);
-    const found = clean(asked);
-    return { state: found.state, notes: [...notes, ...found.notes] };
+    const { asked, unreadable } = posenc.address.read(address), found = clean(asked);
+    return { state: found.state, notes: [...unreadable.map(part => t`“${part}” is not readable`), ...found.notes] };
   }
 
   // ------------------------------------------------------------------ what it makes of positions
@@ -120,8 +123,8 @@ posenc.chosen = (() => {
   // In words: "YaRN at factor 4".
   function method(state) {
     const [title, ...fields] = METHODS[state.method];
-    const words = { factor: `factor ${state.factor}`, window: `window ${state.window}`, group: `groups of ${state.group}` };
-    return fields.length ? `${title} at ${fields.map(name => words[name]).join(", ")}` : title;
+    const words = { factor: t`factor ${state.factor}`, window: t`window ${state.window}`, group: t`groups of ${state.group}` };
+    return fields.length ? t`${title} at ${fields.map(name => words[name]).join(say(", "))}` : title;
   }
 
   return { FIELDS, METHODS, TYPED, trained, most, texts, named, clean, plain, write, parse, read, wanted, within, bytes, positions, method };

@@ -2,7 +2,7 @@
 // The words and drawings about what was read. `found`: {state, tokens, shown, plain, pieces}: what each byte costs as chosen,
 // without an extension, and read in pieces of the training length; functions of a byte's number from 0, in nats.
 posenc.predicted = (() => {
-  const { trained, named, method } = posenc.chosen, { number } = posenc.draw, AROUND = 16, BIN = 32;
+  const { t } = posenc.language, { trained, named, method } = posenc.chosen, { number } = posenc.draw, AROUND = 16, BIN = 32;
 
   function character(bytes, at) {  // a byte as it is shown; of a character of several bytes, all of it on the first
     const one = bytes[at];
@@ -14,8 +14,8 @@ posenc.predicted = (() => {
     return new TextDecoder().decode(bytes.slice(at, at + size));
   }
 
-  const SPOKEN = { "↵": "a new line", "␣": "a space", "·": "a part of a character", "▯": "a control character" };
-  const spoken = shown => SPOKEN[shown] || `“${shown}”`;
+  const SPOKEN = { "↵": t`a new line`, "␣": t`a space`, "·": t`a part of a character`, "▯": t`a control character` };
+  const spoken = shown => SPOKEN[shown] || t`“${shown}”`;
 
   function mean(of, from, until) {
     let sum = 0;
@@ -24,11 +24,12 @@ posenc.predicted = (() => {
   }
 
   const nats = value => value.toFixed(2);
-  const model = state => (state.encoding === "none" ? "the model without an encoding" : `the ${named[state.encoding].title} model`);
+  const model = state => (state.encoding === "none" ? t`the model without an encoding` : t`the ${named[state.encoding].title} model`);
 
   function apart(difference) {
-    if (Math.abs(difference) < 0.005) return "nothing";
-    return `${nats(Math.abs(difference))} nats per byte ${difference > 0 ? "more" : "less"}`;
+    if (Math.abs(difference) < 0.005) return t`nothing`;
+    const value = nats(Math.abs(difference));
+    return difference > 0 ? t`${value} nats per byte more` : t`${value} nats per byte less`;
   }
 
   // What reading past the training length costs: the means of the bytes that are predicted from more bytes than training had.
@@ -39,13 +40,15 @@ posenc.predicted = (() => {
 
   function headline(found) {
     const { state, tokens } = found;
-    if (tokens.length < 2) return "There is nothing to predict: choose a text, or type one.";
-    if (tokens.length <= trained + 1) return `This text has ${tokens.length} bytes, and training had ${trained}: choose or type a longer one to see what comes past them.`;
+    if (tokens.length < 2) return t`There is nothing to predict: choose a text, or type one.`;
+    if (tokens.length <= trained + 1) return t`This text has ${tokens.length} bytes, and training had ${trained}: choose or type a longer one to see what comes past them.`;
     const { shown, plain, pieces } = past(found);
     if (Number.isNaN(shown + plain + pieces)) return "";
-    const start = `Past ${trained} bytes, ${model(state)} loses ${apart(plain - pieces)}${Math.abs(plain - pieces) < 0.005 ? " against" : " than"} reading the same bytes in pieces of ${trained}`;
-    if (state.method === "none") return `${start}: ${nats(plain)}, and ${nats(pieces)} in pieces.`;
-    return `${start}; with ${method(state)}, ${apart(shown - pieces)}.`;
+    const start = Math.abs(plain - pieces) < 0.005
+      ? t`Past ${trained} bytes, ${model(state)} loses nothing against reading the same bytes in pieces of ${trained}`
+      : t`Past ${trained} bytes, ${model(state)} loses ${apart(plain - pieces)} than reading the same bytes in pieces of ${trained}`;
+    if (state.method === "none") return t`${start}: ${nats(plain)}, and ${nats(pieces)} in pieces.`;
+    return t`${start}; with ${method(state)}, ${apart(shown - pieces)}.`;
   }
 
   // ------------------------------------------------------------------ the loss over the text
@@ -62,18 +65,18 @@ posenc.predicted = (() => {
     const many = tokens.length > trained + 1, extended = state.method !== "none";
     const chosen = extended ? method(state) : named[state.encoding].title;
     return [
-      { name: `in pieces of ${trained}`, loss: pieces, colour: colours.soft, dash: [3, 3], shown: many },
-      { name: "as trained", loss: plain, colour: colours.palette[1], dash: [7, 4], shown: extended },
+      { name: t`in pieces of ${trained}`, loss: pieces, colour: colours.soft, dash: [3, 3], shown: many },
+      { name: t`without an extension`, loss: plain, colour: colours.palette[1], dash: [7, 4], shown: extended },
       { name: chosen, loss: shown, colour: colours.palette[0], width: 2.6, shown: true },
     ].filter(one => one.shown).map(one => ({ ...one, y: smooth(one.loss, tokens.length) }));
   }
 
   function draw(canvas, colours, found) {
     const series = curves(found, colours), count = found.tokens.length;
-    const marks = count > trained ? [{ x: trained, label: `trained on ${trained}` }] : [];
+    const marks = count > trained ? [{ x: trained, label: t`trained on ${trained}` }] : [];
     return posenc.draw.lines(canvas, colours, {
       series, marks, past: count > trained ? trained : undefined,
-      x: { label: "bytes read", low: 0, high: Math.max(count, 2) }, y: { label: "nats per byte", low: 0 },
+      x: { label: t`bytes read`, low: 0, high: Math.max(count, 2) }, y: { label: t`nats per byte`, low: 0 },
     });
   }
 
@@ -82,16 +85,16 @@ posenc.predicted = (() => {
   function read(found, colours, row, column) {
     const one = curves(found, colours)[row];
     return one && column < found.tokens.length
-      ? `${one.name}, byte ${column + 1} (${spoken(character(found.tokens, column))}): ${number(one.y[column])} nats per byte around it, ${number(one.loss(column))} for it` : "";
+      ? t`${one.name}, byte ${column + 1} (${spoken(character(found.tokens, column))}): ${number(one.y[column])} nats per byte around it, ${number(one.loss(column))} for it` : "";
   }
 
   function table(found, colours) {
     const series = curves(found, colours), count = found.tokens.length, rows = [];
     for (let from = 0; from < count; from += BIN) {
       const until = Math.min(from + BIN, count);
-      rows.push([`${from + 1} to ${until}`, ...series.map(one => mean(one.loss, Math.max(from, 1), until))]);
+      if (until > 1) rows.push([t`${from + 1} to ${until}`, ...series.map(one => mean(one.loss, Math.max(from, 1), until))]);
     }
-    return { caption: `Nats per byte, the mean of ${BIN} bytes.`, head: ["bytes", ...series.map(one => one.name)], rows };
+    return { caption: t`Nats per byte, the mean of ${BIN} bytes.`, head: [t`bytes`, ...series.map(one => one.name)], rows };
   }
 
   // ------------------------------------------------------------------ the next byte
@@ -105,17 +108,18 @@ posenc.predicted = (() => {
 
   function expects(shares, tokens, at) {
     const next = tokens[at + 1];
-    if (next === undefined) return "The text ends here: this is what the model would write next.";
+    if (next === undefined) return t`The text ends here: this is what the model would write next.`;
     const rank = shares.reduce((before, share) => before + (share > shares[next]), 1);
     const shown = spoken(character(tokens, at + 1));
-    return `What followed is ${shown}, to which it gave ${percent(shares[next])}${rank === 1 ? ", its first guess" : `, its guess number ${rank}`}.`;
+    return rank === 1 ? t`What followed is ${shown}, to which it gave ${percent(shares[next])}, its first guess.`
+      : t`What followed is ${shown}, to which it gave ${percent(shares[next])}, its guess number ${rank}.`;
   }
 
-  const percent = share => (share < 0.001 ? "less than 0.1 %" : `${number(Number((100 * share).toPrecision(3)))} %`);
+  const percent = share => (share < 0.001 ? t`less than 0.1 %` : `${number(Number((100 * share).toPrecision(3)))} %`);
 
   // ------------------------------------------------------------------ attention
 
-  const name = ({ heads }, row) => `layer ${Math.floor(row / heads) + 1}, head ${(row % heads) + 1}`;
+  const name = ({ heads }, row) => t`layer ${Math.floor(row / heads) + 1}, head ${(row % heads) + 1}`;
 
   function beyond(row, at) {  // the share of what is farther away than any two bytes were in training
     return row.slice(0, Math.max(0, at - trained + 1)).reduce((sum, share) => sum + share, 0);
@@ -123,8 +127,8 @@ posenc.predicted = (() => {
 
   function looks(rows, at) {
     const shares = rows.map(row => beyond(row, at)), all = shares.reduce((sum, share) => sum + share, 0) / rows.length;
-    if (at < trained) return `Byte ${at + 1} has fewer than ${trained} bytes before it: no distance is new.`;
-    return `Of what its heads look at, ${percent(all)} is ${trained} bytes away or more, farther than anything in training.`;
+    if (at < trained) return t`Byte ${at + 1} has fewer than ${trained} bytes before it: no distance is new.`;
+    return t`Of what its heads look at, ${percent(all)} is ${trained} bytes away or more, farther than anything in training.`;
   }
 
   function heat(canvas, colours, model, rows, at) {
@@ -135,17 +139,17 @@ posenc.predicted = (() => {
     const names = rows.map((_, row) => `${Math.floor(row / model.heads) + 1}.${(row % model.heads) + 1}`);
     return posenc.draw.heat(canvas, colours, {
       rows: rows.length, columns: at + 1, values, pixel: posenc.draw.between(colours, 0, 1),
-      x: { label: "the byte looked at, from 0" }, y: { label: "layer.head", names },
-      marks: at >= trained ? [{ x: at - trained + 1, label: `${trained} away` }] : [],
+      x: { label: t`the byte looked at, from 0` }, y: { label: t`layer.head`, names },
+      marks: at >= trained ? [{ x: at - trained + 1, label: t`${trained} away` }] : [],
     });
   }
 
   const looksAt = (model, tokens, rows, at, row, column) =>
-    `${name(model, row)}: ${percent(rows[row][column])} on byte ${column + 1} (${spoken(character(tokens, column))}), ${at - column} before`;
+    t`${name(model, row)}: ${percent(rows[row][column])} on byte ${column + 1} (${spoken(character(tokens, column))}), ${at - column} before`;
 
   function tableOf(model, tokens, rows, at) {
     return {
-      caption: `Where byte ${at + 1} looks.`, head: ["head", "most on byte", "share", "how far before", `${trained} or more before`],
+      caption: t`Where byte ${at + 1} looks.`, head: [t`head`, t`most on byte`, t`share`, t`how far before`, t`${trained} or more before`],
       rows: rows.map((row, index) => {
         const top = row.indexOf(Math.max(...row));
         return [name(model, index), top + 1, percent(row[top]), at - top, percent(beyond(row, at))];
