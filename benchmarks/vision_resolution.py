@@ -40,10 +40,7 @@ def measured(data: str, folder: Path, workers: int) -> dict:
         raise SystemExit(f"{data}: interrupted; the same command goes on from there")
     facts = {name: found["data"][name] for name in ("name", "sha256", "train_images", "held_out_images", "chance")}
     variants = [{name: variant[name] for name in KEPT} for variant in found["variants"]]
-    return {name: found[name] for name in ("settings", "machine", "answer", "limits")} | {
-        "data": facts,
-        "variants": variants,
-    }
+    return {"settings": found["settings"], "machine": found["machine"], "data": facts, "variants": variants}
 
 
 def table(found: dict) -> str:

@@ -88,6 +88,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     for name, link in {
         "explore.md": "[The explorer](explorer.html)",
         "predict.md": "[Let the models predict](predictor.html)",
+        "predict.zh.md": "[让模型来预测](predictor.html#lang=zh)",
         "story.md": "[Let the model write](story-live.html)",
         "story.zh.md": "[让模型来写](story-live.html#lang=zh)",
     }.items():

@@ -63,7 +63,7 @@ KEYWORDS = {
     "nbce.md": "multi-document question answering, parallel context windows, naive Bayes",
     "analyze.md": "decay, wavelength, visualize positional encoding, precision", "explore.md": "interactive visualization, demo, animation, 交互演示",
     "story.md": "live demo, language model in the browser, past the context length, WebGPU, WebAssembly, YaRN demo, 演示", "story.zh.md": "演示 长度外推 上下文扩展",
-    "predict.md": "live demo, Transformer in the browser, 演示", "position_from_scratch.md": "tutorial, positional encoding explained, why positional encoding, course",
+    "predict.md": "live demo, Transformer in the browser, 演示", "predict.zh.md": "演示 外推 损失 注意力", "position_from_scratch.md": "tutorial, positional encoding explained, why positional encoding, course",
     "position_from_scratch.zh.md": "旋转位置编码 教程 位置编码 外推 图像", "claims.md": "does RoPE extrapolate, myths, replication, reproducibility, published results",
     "claims.zh.md": "位置编码 常见说法", "layer_patterns.md": "NoPE layers, iRoPE, sliding window layers, Llama 4, Gemma 3, SmolLM3",
     "distributed.md": "DDP, FSDP, context parallel, sequence parallelism, ring attention, torchrun, multi-GPU",

@@ -22,14 +22,25 @@ FILE = Path(__file__).with_name("predicted.npz")
 NAMES = ("rope", "alibi", "none", "sinusoidal")
 SETTINGS = Settings(steps=480)
 """The model of `posenc compare`, trained four times as long."""
-LINKS = {"About this page": "predict.html", "The explorer": "explorer.html", "Past the training length": "position_from_scratch.html#12-past-the-training-length"}  # fmt: skip
+LINKS = {
+    "en": {
+        "About this page": "predict.html",
+        "The explorer": "explorer.html",
+        "Past the training length": "position_from_scratch.html#12-past-the-training-length",
+    },
+    "zh": {
+        "关于本页": "predict.zh.html",
+        "交互演示": "explorer.html#lang=zh",
+        "从零理解位置编码": "position_from_scratch.zh.html",
+    },
+}
 
 
 def files() -> dict[str, str]:
     """The page and the scripts that it loads: path -> text."""
     models, texts = stored()
     sources = {name: f"predictor/{name}.js" for name in models}
-    page = predict.page(sources, texts, SETTINGS.length, **LINKS)
+    page = predict.page(sources, texts, SETTINGS.length, links=LINKS)
     return {"predictor.html": page} | {sources[name]: weights.script() for name, weights in models.items()}
 
 

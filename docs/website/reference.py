@@ -5,8 +5,10 @@ import inspect
 import re
 from importlib import import_module
 from inspect import Parameter
+from operator import attrgetter
 from typing import Any
 
+from posenc import Positions
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS, create
 from posenc.encodings.catalogue import FAMILIES, family
@@ -21,7 +23,16 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("attention", "create", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
          "InputError"),
     ),
-    "posenc/positions": ("Positions and KV caches", ("Positions", "KVCache")),
+    "posenc/positions": ("Positions", ("Positions",)),
+    "posenc/positions-methods": (
+        "Methods of positions",
+        tuple(
+            f"Positions.{name}"
+            for name, what in vars(Positions).items()
+            if inspect.isfunction(what) and inspect.getdoc(what) and name[0] != "_"
+        ),
+    ),
+    "posenc/cache": ("KV caches", ("KVCache",)),
     "posenc/extending": (
         "Extend and convert models",
         ("load", "doctor", "extend", "restore", "finetune", "evaluate", "nbce_generate", "to_hf", "to_gguf", "convert_layout", "re_rotate",
@@ -68,8 +79,8 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.report.plots": ("Figures of results", ()),
     "posenc.report.predict": ("The page that predicts", ("Weights", "page", "passages", "trained")),
 }  # fmt: skip
-"""What has a page, a module or a part of one (after a slash): its title, and its names in their order; (): those of the module's
-`__all__` that no other page names."""
+"""What has a page, a module or a part of one (after a slash): its title, and its names in their order, a method as
+Class.method, which is then not on its class's page; (): those of the module's `__all__` that no other page names."""
 
 
 def pages() -> list[Page]:
@@ -85,7 +96,7 @@ def pages() -> list[Page]:
 def public(name: str) -> dict[str, Any]:
     """The classes and functions of a module's page, by name."""
     module = import_module(name.partition("/")[0])
-    found = {each: getattr(module, each) for each in MODULES[name][1] or module.__all__}
+    found = {each: attrgetter(each)(module) for each in MODULES[name][1] or module.__all__}
     found = {each: what for each, what in found.items() if hasattr(what, "__qualname__")}
     if MODULES[name][1]:
         return found
@@ -96,15 +107,26 @@ def public(name: str) -> dict[str, Any]:
 def _module(name: str) -> Page:
     title, (module, _, part) = MODULES[name][0], name.partition("/")
     about = plain(inspect.getdoc(import_module(module)) or "")
-    if part:
+    if part and "." in MODULES[name][1][0]:
+        about = "What is asked of an object of [`Positions`](posenc-positions.md), and what gives another one."
+    elif part:
         about = f"These names are in `{module}`, as those of [{MODULES[module][0].lower()}]({module}.md) are."
     entries = ""
     for each, what in public(name).items():
-        path = f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{module}.{each}"
-        entries += f"::: {path}\n\n" + (f"{created()}\n\n" if what is create else "")
+        path = f"{what.__module__}.{what.__qualname__}" if each.split(".")[-1] == what.__name__ else f"{module}.{each}"
+        entries += f"::: {path}\n{_left_out(each)}\n" + (f"{created()}\n\n" if what is create else "")
     return Page(
         f"reference/{name.replace('/', '-')}.md", title, f"# {title}\n\n`{module}`\n\n{about}\n\n{entries.rstrip()}\n"
     )
+
+
+def _left_out(name: str) -> str:
+    """The option of a class's entry that leaves out methods of it that have a page."""
+    others = (
+        each.removeprefix(f"{name}.") for _, names in MODULES.values() for each in names if each.startswith(f"{name}.")
+    )
+    methods = "|".join(others)
+    return f'    options:\n      filters: ["!^_", "!^({methods})$"]\n' if methods else ""
 
 
 def created() -> str:

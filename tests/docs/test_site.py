@@ -349,6 +349,33 @@ def test_every_public_name_has_one_place_in_the_reference():
         assert places.count(each) == 1, each
 
 
+def test_a_screenshot_follows_light_and_dark():
+    images = {path.stem for path in (DOCS / "images").glob("*.png")}
+    light = {name for name in images if not name.endswith("-dark")}
+    assert images == light | {f"{name}-dark" for name in light}
+    assert sum((DOCS / "images" / f"{name}-dark.png").stat().st_size for name in light) < 400_000
+    shown = set()
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        pairs = re.findall(r'srcset="[./]*images/([\w-]+)\.png"><img src="[./]*images/([\w-]+)\.png"', text)
+        assert [dark for dark, _ in pairs] == [f"{name}-dark" for _, name in pairs], page
+        assert len(re.findall(r"images/[\w-]+\.png", text)) == 2 * len(pairs), page
+        shown |= {name for _, name in pairs}
+    assert shown == light
+
+
+def test_a_method_with_a_page_of_its_kind_is_not_on_that_of_its_class():
+    pages = {page.path: page.text for page in reference.pages()}
+    _, methods = reference.MODULES["posenc/positions-methods"]
+    assert {"Positions.mask", "Positions.take", "Positions.shard"} <= set(methods)
+    (left_out,) = re.findall(
+        r'Positions\n    options:\n      filters: \["!\^_", "!\^\((.*)\)\$"\]', pages["reference/posenc-positions.md"]
+    )
+    assert [f"Positions.{name}" for name in left_out.split("|")] == list(methods)
+    given = re.findall(r"^::: [\w.]+\.(Positions\.\w+)$", pages["reference/posenc-positions-methods.md"], re.MULTILINE)
+    assert given == list(methods)
+
+
 def test_a_page_that_opens_a_section_is_its_index():
     page = DOCS / "frequencies.md"
     assert (

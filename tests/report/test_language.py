@@ -247,7 +247,7 @@ def test_the_page_that_predicts_opens_in_its_language_and_changes_it(new_tab, pr
     tab.goto(f"{predicting.as_uri()}#method=yarn")
     tab.wait_for_function(COMPLETE)
     assert tab.locator("html").get_attribute("lang") == "zh-Hans"
-    assert tab.title() == "超过训练长度：posenc 的模型做预测"
+    assert tab.title() == "超出训练长度：posenc 的模型做预测"
     assert re.match(
         r"超过 16 字节后，.*RoPE 模型每字节.损失 [\d.]+ 奈特（[\d.]+，分段为 [\d.]+）。|.*；YaRN（4 倍）：",
         tab.locator(".headline").inner_text(),
