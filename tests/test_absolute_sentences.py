@@ -290,7 +290,6 @@ DOCTOR = {
     "each has a severity, a meaning and a remedy": "pretrained/test_doctor.py::test_the_help_explains_each_finding",
 }
 EVALUATE = {
-    "a U under every method": "test_absolute_sentences.py::test_the_middle_is_behind_both_ends_under_every_method",
     "all tables and results": PLAIN,
     "32 prompts at each depth": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
     "No position map improves the middle": "test_absolute_sentences.py::test_no_position_map_improves_the_middle",
