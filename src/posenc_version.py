@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""posenc's version, without importing it. Between releases the commit belongs to it, where git knows it: 1.1.0.dev0+g1a2b3c4d5."""
+"""posenc's version, without importing it. Between releases the commit belongs to it, where git knows it, and whether files
+differ from the commit: 1.1.0.dev0+g1a2b3c4d5, 1.1.0.dev0+g1a2b3c4d5.dirty."""
 
 import subprocess
 from functools import cache
@@ -23,12 +24,18 @@ def version() -> str:
 
 
 def _commit(root: Path) -> str:
-    """ "+g1a2b3c4d5"; "" without git, or where the folder is in no clone."""
+    """ "+g1a2b3c4d5", with ".dirty" where src has other files than the commit; "" without git, or where the folder is in no
+    clone."""
     if not (root / ".git").exists():
         return ""
     try:
-        line = ["git", "-C", str(root), "rev-parse", "--short=9", "HEAD"]
-        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=10)
+        commit = _git(root, "rev-parse", "--short=9", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "src")
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f"+g{done.stdout.strip()}"
+    return f"+g{commit}.dirty" if changed else f"+g{commit}"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -366,6 +366,7 @@ VISION_PRETRAINED = {
     "timm has them in all models": "pretrained/test_vision_timm.py::test_it_is_timm_at_the_new_size",
 }
 LEADERBOARD = {
+    ", does no harm |": "lab/test_experiments.py::test_budgets_of_a_text_go_from_shares_to_the_page",
     "guessing (the most common answer) at 0": PLAIN,
     "of text, of the loss, with that": PLAIN,
     "on which nobody came a tenth of that way is left out": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",

@@ -21,6 +21,7 @@ import torch
 import yaml
 
 import posenc
+import posenc_version
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -151,6 +152,26 @@ from posenc import *
     assert ours & (heavy | {"bibliography", "listing", "transformer", "vision"}) == set()
 
 
+def test_the_version_says_when_files_are_not_those_of_the_commit(tmp_path):
+    def git(*arguments):
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/one.py").write_text("a = 1")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    assert re.fullmatch(r"\+g[0-9a-f]{9}", posenc_version._commit(tmp_path))
+    (tmp_path / "notes").write_text("beside the source")
+    assert re.fullmatch(r"\+g[0-9a-f]{9}", posenc_version._commit(tmp_path))
+    (tmp_path / "src/one.py").write_text("a = 2")
+    assert re.fullmatch(r"\+g[0-9a-f]{9}\.dirty", posenc_version._commit(tmp_path))
+    git("checkout", "-q", ".")
+    (tmp_path / "src/two.py").write_text("a = 1")
+    assert posenc_version._commit(tmp_path).endswith(".dirty")
+
+
 @pytest.mark.slow
 def test_no_module_warns_on_import():
     run(sys.executable, "-W", "error", "-c", "\n".join(f"import {name}" for name in MODULES))
@@ -168,10 +189,10 @@ def test_readme_and_a_comparison_warn_of_nothing(tmp_path):
 
 def test_version_is_the_same_everywhere():
     """Of the release before this one; between releases the version is that of the next, and the commit's."""
-    assert re.fullmatch(r"\d+\.\d+\.\d+\.dev0(\+g[0-9a-f]{9,})?", posenc.__version__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.dev0(\+g[0-9a-f]{9,}(\.dirty)?)?", posenc.__version__)
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     if (ROOT / ".git").exists() and commit:
-        assert commit.startswith(posenc.__version__.partition("+g")[2])
+        assert commit.startswith(posenc.__version__.partition("+g")[2].partition(".")[0])
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     released = re.findall(
         r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE

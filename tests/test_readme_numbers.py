@@ -148,7 +148,7 @@ def test_the_advice_is_that_of_the_rule():
     measured = board.worlds(BOARD)
     found = [board.advised(need, measured) for need in board.NEEDS]
     assert [name for name, _ in found] == list(ADVICE)[:3] == ["rope", "rope+alibi", "stick_breaking"]
-    assert [len(known) for _, known in found] == [4, 3, 2]
+    assert [len(known) for _, known in found] == [6, 3, 4]
     for need, (name, known) in zip(board.NEEDS, found, strict=True):
         ahead = {
             name: (9.0, 9.0),
@@ -166,12 +166,9 @@ def test_stick_breaking_and_what_more_training_does():
     for at in (0, -1):
         assert min(TEXT, key=lambda name, at=at: small(name, at)) == "stick_breaking"
     assert all("stick_breaking" not in models["ten"]["levels"] for models in SIZES.values() if models["ten"])
-    longer = read("longer_training.json")
-    seeds = longer["seeds"]
+    fewer, more = (next(w for w in read("budgets.json")["worlds"] if w["steps"] == steps) for steps in (120, 480))
+    before, lead = (world["behind_rope"]["stick_breaking"] for world in (fewer, more))
     steps = {name: BOARD["tasks"][name]["settings"]["steps"] for name in ("text", "recall")}
-    assert longer["steps"] == 3 * steps["text"]
-    lead = longer["loss"]["rope"][0] - longer["loss"]["stick_breaking"][0]
-    before = small("rope", 0) - small("stick_breaking", 0)
     of_keys = RECALL["stick_breaking"]["parameters"]
     (attention,) = (
         row["ratio"]["median"]
@@ -183,8 +180,9 @@ def test_stick_breaking_and_what_more_training_does():
     assert ADVICE["stick_breaking"] == (
         f"of {COUNT} encodings the lowest loss, {small('stick_breaking', 0):.2f} at both lengths; key-value recall at 8 times the "
         f"length {recall('stick_breaking'):.0f} %, `rope` {recall('rope'):.0f} %, of whose four trainings {LEARNED} learned the task "
-        f"({millions(of_keys, 2)}, {steps['recall']} steps). [Three times the steps](benchmarks/longer_training.json) shrink its "
-        f"lead over `rope` at the training length from {before:.2f} to {lead:.2f} ({WORDS[len(seeds)]}); attention takes "
+        f"({millions(of_keys, 2)}, {steps['recall']} steps). [Four times the steps](docs/leaderboard.md#more-steps) shrink its "
+        f"lead over `rope` at the training length from {-before['mean']:.2f} to {-lead['mean']:.2f} ± "
+        f"{(lead['high'] - lead['low']) / 2:.2f} ({more['text']}, {len(more['seeds'])} seeds); attention takes "
         f"[{attention:.1f} times the time](benchmarks/frontier.md). Not tried larger"
     )
     assert f"{small('stick_breaking', 0):.2f}" == f"{small('stick_breaking', -1):.2f}"
@@ -282,25 +280,34 @@ def days_of_the_preset():
 
 
 def test_every_encoding_takes_linear_memory():
-    """Measured: twice the tokens take about twice the memory at most, and explain says how much where it is much."""
+    """Measured: twice the tokens take less than three times the memory, where a square would take four times; and explain says
+    how much, where it is much."""
     assert "compared by measurement, in memory linear in the sequence length" in ENGLISH
     assert "内存随序列长度线性增长" in CHINESE
-    quadratic, wrong, most, much = [], {}, 2**23, 2**27
-    for name in ENCODINGS:
+    few, much = 2**23, 2**27
+
+    def measured(name):
+        """Peaks and what explain says, in bytes, at two lengths."""
         more = {"shared": False} if name == "deberta_v2" else {}
         encoding = posenc.create(name, head_dim=32, dim=64, num_heads=2, max_positions=4096, **more)
-        size = []
         for n in (1536, 3072):
             q, x, p = torch.zeros(1, 2, n, 32), torch.zeros(1, n, 64), Positions.arange(n, causal=True)
             with torch.no_grad():
                 gates = q[:, :1] if name == "selective_attention" else posenc.encoding.gates_of(encoding, x)
-                size.append(peak(partial(posenc.attention, q, q, q, encoding, p, gates=gates), q.device, collect=False))
-                told = posenc.explain(q, q, q, encoding, p, gates=gates).extra_bytes
-        if size[1] > 2.5 * size[0] + most:
-            quadratic.append(name)
-        if size[1] > much and not size[1] / 2 < told < 2 * size[1]:
-            wrong[name] = size[1], told
-    assert (quadratic, wrong) == ([], {})
+                size = peak(partial(posenc.attention, q, q, q, encoding, p, gates=gates), q.device, collect=False)
+                yield size, posenc.explain(q, q, q, encoding, p, gates=gates).extra_bytes
+
+    def faults(name):
+        (short, _), (long, told) = measured(name)
+        return {"square": long > 3 * short + few, "told": long > much and not long / 2 < told < 2 * long}
+
+    wrong = []
+    for name in ENCODINGS:
+        found = faults(name)
+        if any(found.values()):  # other processes' pages may have counted: once more
+            again = faults(name)
+            wrong += [(name, fault) for fault in found if found[fault] and again[fault]]
+    assert wrong == []
 
 
 def stored_for_the_gradient(call):

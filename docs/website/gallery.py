@@ -48,7 +48,6 @@ FACETS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "memory": {
         "fused": ("linear memory, fused", "线性内存，融合"), "blocks": ("linear memory, in blocks", "线性内存，分块"),
-        "quadratic": ("quadratic memory", "平方级内存"),
     },
     "decoding": {"any": ("encoder or decoder", "编码器或解码器"), "causal": ("decoder only", "仅解码器")},
 }  # fmt: skip
@@ -143,13 +142,12 @@ def facets(row: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def memory(name: str) -> str:
-    """How attention with an encoding runs on a CPU: in memory that grows with the length, fused or in blocks of queries, or with its
-    square."""
-    half, whole = (4, 8) if family(ENCODINGS[name]) == "grid" else (0.5, 1)
-    less, more = explained(name, half), explained(name, whole)
-    if more.extra_bytes > 3 * less.extra_bytes:
-        return "quadratic"
-    return "blocks" if "queries at a time" in more.reason else "fused"
+    """How attention with an encoding runs on a CPU, in memory that grows with the length: fused or in blocks of queries."""
+    return (
+        "blocks"
+        if "queries at a time" in explained(name, 8 if family(ENCODINGS[name]) == "grid" else 1).reason
+        else "fused"
+    )
 
 
 @cache
