@@ -20,7 +20,8 @@ import torch
 
 import posenc
 from posenc import Positions
-from posenc.encodings import ENCODINGS
+from posenc.backends import sdpa
+from posenc.encodings import ENCODINGS, selective
 from posenc.lab.evals.config import PRESETS
 from posenc.lab.machine import peak
 from posenc.position_maps import dual_chunk
@@ -29,6 +30,7 @@ from posenc.pretrained.methods import METHODS, Lengths
 ROOT = Path(__file__).parents[1]
 ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
 CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+ATTENTION = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
 BENCHMARKS = ROOT / "benchmarks"
 
 
@@ -306,6 +308,43 @@ def test_every_encoding_takes_linear_memory():
             again = faults(name)
             wrong += [(name, fault) for fault in found if found[fault] and again[fault]]
     assert wrong == []
+
+
+def stored_for_the_gradient(call):
+    """Bytes that a call leaves behind for its backward pass."""
+    sizes = {}
+
+    def pack(x):
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = call()
+    assert out.requires_grad
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("layout", ["a text", "two padded rows"])
+def test_every_encoding_trains_in_linear_memory(layout, monkeypatch):
+    """What is stored from the forward to the backward pass, of blocks and pairs at once as small as the texts are short."""
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**16)
+    monkeypatch.setattr(selective, "CELLS", 2**16)
+    assert "memory stays linear in the sequence length, forward and backward, for all encodings" in ATTENTION
+    quadratic = {}
+    for name in ENCODINGS:
+        more = {"shared": False} if name == "deberta_v2" else {}
+        encoding = posenc.create(name, head_dim=32, dim=64, num_heads=2, max_positions=1024, **more)
+        size = []
+        for n in (384, 768):
+            seen = torch.arange(n) < torch.tensor([[n - 5], [n]])
+            p = Positions.from_mask(seen, causal=True) if layout != "a text" else Positions.arange(n, causal=True)
+            x = torch.randn(2, n, 64)
+            q, k, v = (torch.randn(2, 2, n, 32, requires_grad=True) for _ in range(3))
+            gates = q[:, :1] if name == "selective_attention" else posenc.encoding.gates_of(encoding, x)
+            size.append(stored_for_the_gradient(partial(posenc.attention, q, k, v, encoding, p, gates=gates)))
+        if size[1] > 2.5 * size[0]:
+            quadratic[name] = size
+    assert quadratic == {}
 
 
 def test_what_is_required_and_installed():

@@ -123,26 +123,15 @@ def test_gradients_of_learned_tables_of_grouped_queries(name, trainable):
         assert torch.allclose(x, y, atol=1e-11)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("queries", "offset", "encoding", "value_width"),
-    [
-        (130, 0, ALiBi(H), D),
-        (1, 200, T5(H, bidirectional=False), 5),
-        (33, 100, create("shaw:clip=16:terms=keys", head_dim=24, num_heads=H), 16),
-    ],
-    ids=["alibi", "one query, t5", "shaw"],
-)
-def test_compiled_for_the_cpu(queries, offset, encoding, value_width):
-    width = getattr(encoding, "head_dim", D)
-    g = torch.Generator().manual_seed(0)
-    sizes = ((2, H, queries, width), (2, 2, queries + offset, width), (2, 2, queries + offset, value_width))
-    q, k, v = (torch.randn(size, generator=g) for size in sizes)
-    p = Positions.arange(queries, offset, causal=True)
+@pytest.mark.parametrize("n", [36, 40, 64])
+def test_float32_on_the_cpu(n):
+    """Not by torch 2.13's compiled kernel, which leaves two of 40 rows wrong."""
+    q, k, v = (x.float() for x in tensors(n, n))
     with torch.no_grad():
-        want = attention(q.double(), k.double(), v.double(), encoding, p, backend="reference")
-        assert "looked up in-kernel" in explain(q, k, v, encoding, p, backend="flex").reason
-        assert (attention(q, k, v, encoding, p, backend="flex") - want).abs().max() < 1e-5
+        for encoding in (None, ALiBi(H)):
+            want = attention(q, k, v, encoding, backend="reference", positions=Positions.arange(n, causal=True))
+            found = attention(q, k, v, encoding, backend="flex", positions=Positions.arange(n, causal=True))
+            assert torch.allclose(found, want, atol=1e-5)
 
 
 def test_a_longer_sequence_needs_no_other_graph():
@@ -165,12 +154,13 @@ def test_a_longer_sequence_needs_no_other_graph():
     assert counter.frame_count == len(encodings)
 
 
-def test_inside_a_compiled_model():
+def test_inside_a_compiled_model_it_is_refused_on_the_cpu():
+    """Where PyTorch would take its compiled kernel."""
     q, k, v = (x.float() for x in tensors(5, 5))
     p, alibi = Positions.arange(5, causal=True), ALiBi(H)
-    run = torch.compile(lambda *x: attention(*x, alibi, p, backend="flex"), fullgraph=True, backend="eager")
-    with torch.no_grad():
-        assert torch.allclose(run(q, k, v), attention(q, k, v, alibi, p, backend="reference"), atol=1e-6)
+    run = torch.compile(lambda *x: attention(*x, alibi, p, backend="flex"), backend="eager")
+    with torch.no_grad(), pytest.raises(InputError, match="not compiled for the CPU"):
+        run(q, k, v)
 
 
 def test_what_cannot_be_served_is_refused():
@@ -221,16 +211,18 @@ def test_tiles_of_looked_up_numbers_fit_into_shared_memory():
 
 def test_what_explain_says():
     q, k, v = (x.float() for x in tensors(64, 64))
+    linear, p = 4 * H * 127, Positions.arange(64, causal=True)
+
+    def numbers(encoding, positions=p):
+        problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, 0)
+        return sum(flex._extra_bytes(term, problem) for term in problem.others)
+
     with torch.no_grad():
-        linear, p = 4 * H * 127, Positions.arange(64, causal=True)
-        assert explain(q, k, v, ALiBi(H), p, backend="flex").extra_bytes == linear
-        assert explain(q, k, v, ALiBi(H), Positions.packed([32, 32]), backend="flex").extra_bytes <= linear
-        shaw = create("shaw:clip=2:terms=keys", head_dim=D, num_heads=H)
-        assert explain(q, k, v, shaw, p, backend="flex").extra_bytes == 4 * q[..., 0].numel() * 5
-        plan = explain(q, k, v, create("cope:num_counts=5", head_dim=D, causal=True), p, backend="flex")
-        assert "dense tensor" in plan.reason
-        assert plan.extra_bytes == 4 * 2 * H * 64 * 64
-    assert "materialised" in explain(q.double(), k.double(), v.double(), ALiBi(H), p, backend="flex").reason
+        assert numbers(ALiBi(H)) == linear
+        assert numbers(ALiBi(H), Positions.packed([32, 32])) <= linear
+        assert numbers(create("shaw:clip=2:terms=keys", head_dim=D, num_heads=H)) == 4 * q[..., 0].numel() * 5
+        assert numbers(create("cope:num_counts=5", head_dim=D, causal=True)) == 4 * 2 * H * 64 * 64
+        assert "materialised" in explain(q, k, v, ALiBi(H), p, backend="flex").reason
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -130,6 +130,50 @@ def test_all_visible_is_known_without_reading():
     assert not Positions.from_mask(torch.ones(1, 4)).all_visible
 
 
+def tensors_of(x, path=""):
+    """(path, tensor) of all that positions consist of."""
+    if isinstance(x, torch.Tensor):
+        yield path, x
+    elif isinstance(x, (tuple, list)):
+        for at, each in enumerate(x):
+            yield from tensors_of(each, f"{path}[{at}]")
+    elif type(x).__module__.startswith("posenc.positions"):
+        for name, each in vars(x).items():
+            if name not in ("_memo", "_pass_cache", "ungated"):
+                yield from tensors_of(each, f"{path}.{name}")
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        Positions.arange(6, causal=True),
+        Positions.arange(6, causal=True).keys(0, 3),
+        Positions.arange(6, causal=True).with_prefix(2),
+        Positions.arange(6, causal=True).with_gates((torch.ones(1, 1, 6, 1),)),
+        Positions.arange(8, causal=True).with_blocks(2),
+        Positions.arange(8, causal=True).shard(0, 2),
+        Positions.arange(8, causal=True).shard(0, 2).shard_calls(True)[0],
+        Positions.arange(4, causal=True).with_tree([-1, 0, 0, 1]),
+        Positions.grid(2, 3),
+        Positions.packed([2, 4], causal=True),
+        Positions.from_mask([[0, 1, 1]], causal=True),
+    ],
+    ids=repr,
+)
+def test_moved_positions_leave_nothing_behind_and_share_what_they_shared(p):
+    before, after = dict(tensors_of(p)), dict(tensors_of(p.to("meta")))
+    assert before.keys() == after.keys()
+    assert [path for path, x in after.items() if not x.is_meta] == []
+    shared = [(a, b) for a, x in before.items() for b, y in before.items() if x is y and "full" not in a + b]
+    assert [(a, b) for a, b in shared if after[a] is not after[b]] == []
+
+
+def test_some_of_the_keys_count_all_of_them_under_any_causality():
+    some = Positions.arange(6, causal=True).keys(0, 3)
+    assert some.visible_counts().tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert some.with_causal(False).visible_counts().tolist() == [[6] * 6]
+
+
 def test_moving_and_sharing():
     p = Positions.from_mask(torch.tensor([[0, 1]]))
     moved = p.to("meta")

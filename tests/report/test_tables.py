@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables on the terminal: in any width, every number that is shown is complete. And the question before a long run."""
 
+import inspect
 import io
 import re
+from importlib.resources import files
 
 import pytest
 from rich.console import Console
 
+from posenc.lab.results import Ranking
 from posenc.report import terminal
 from posenc.report.terminal import Display, print_table
 from posenc_cli.arguments import aligned
@@ -110,3 +113,12 @@ def test_a_counter_announces_a_long_piece_of_work(display, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         count(2, 1000)
     assert "takes about 2" in shown.err.file.getvalue()
+
+
+def test_verdicts_that_judge_have_a_colour():
+    """A page's pill has the first word of the verdict as its class; "unclear" and "at chance" judge nothing."""
+    style = files("posenc.report").joinpath("style.css").read_text(encoding="utf-8")
+    words = re.findall(r'"([a-z ]+)"', inspect.getsource(Ranking.verdict))
+    judging = {word.split()[0] for word in words} - {"not", "at", "unclear"}
+    assert judging == {"extrapolates", "breaks", "degrades"}
+    assert judging <= set(re.findall(r"\.pill\.(\w+)", style))

@@ -46,10 +46,8 @@ class Flex(Kernel):
         if q.device.type == "cpu":
             if _trains(problem):
                 return "FlexAttention has no backward on the CPU"
-            if torch.compiler.is_compiling() and (q.dtype == torch.float64 or problem.sink is not None):
-                return "FlexAttention compiles for the CPU in float32 or less and without a sink only"
-            if torch.compiler.is_compiling() and problem.branches:
-                return "FlexAttention compiles for the CPU without the log-sum-exp that branches are merged by"
+            if torch.compiler.is_compiling():
+                return "FlexAttention is not compiled for the CPU, where torch 2.13's kernel gives wrong rows"
             return None
         if q.device.type != "cuda":
             return f"FlexAttention is used on CUDA and on the CPU, not on {q.device.type}"
@@ -63,7 +61,7 @@ class Flex(Kernel):
     def _costs(self, problem: Problem) -> Costs:
         size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in problem.others)
         dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
-        if not _fuses(problem, (), bool(problem.branches) or problem.sink is not None):
+        if problem.q.device.type == "cpu":
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
             return Costs("FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'")
@@ -86,8 +84,7 @@ class Flex(Kernel):
         if q.device.type == "cuda":
             q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
         lookups = tuple(_lookups(problem))
-        fuses = _fuses(problem, lookups, with_lse)
-        run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, fuses)
+        run = _run if torch.compiler.is_compiling() else _compiled(q.device.type)
         options = _kernel_options(q, lookups)
         out, lse = run(q, k, v, lookups, _block_mask(problem), scale, with_lse, _changes(problem), options)
         return out[..., : problem.v.shape[-1]], lse
@@ -201,10 +198,10 @@ def _kernel_options(q: Tensor, lookups: Sequence[Any]) -> dict[str, Any]:
 
 
 @cache
-def _compiled(device: str, fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    # torch 2.13's CPU template renames symbolic sizes by their text, and takes ks1 for the beginning of ks16
-    # (and the dense form traces faster with plain sizes)
-    dynamic, backend = device != "cpu", "inductor" if fused else "eager"
+def _compiled(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    # on the CPU in flex's own dense form, which traces faster with plain sizes: in torch 2.13 the compiled kernel leaves rows
+    # wrong, such as two of 40 tokens
+    dynamic, backend = device != "cpu", "inductor" if device != "cpu" else "eager"
     compiled = torch.compile(_run, dynamic=dynamic, fullgraph=True, backend=backend)
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
@@ -242,13 +239,3 @@ def _trains(problem: Problem) -> bool:
     inputs += [x for branch in problem.branches for x in (branch.q, branch.k)]
     inputs += [side for pair in problem.factors for side in pair]
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-
-
-def _fuses(problem: Problem, lookups: Sequence[Any], with_lse: bool) -> bool:
-    """Whether the call is compiled. On the CPU the kernel is for inference, of float32 and less, without a log-sum-exp;
-    the rest is computed by flex's own dense form."""
-    if problem.q.device.type == "cuda":
-        return True
-    learned = torch.is_grad_enabled() and any(lookup[0].requires_grad for lookup in lookups)
-    unknown = any(modifier.reduced() is None for modifier in problem.modifiers)  # and whether it learns
-    return not (problem.q.dtype == torch.float64 or with_lse or learned or unknown or _trains(problem))

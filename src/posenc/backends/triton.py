@@ -28,7 +28,7 @@ MOST_HEADS = 65535
 class Triton(Kernel):
     """Serves a plain, `Relative`, `QueryRelative` or `Factored` problem over contiguous positions. It keeps the gradient of
     a learned bias from being added one score at a time, which is how FlexAttention computes it. "auto" takes it on GPUs
-    of RECORD alone; elsewhere it has only been tested under Triton's interpreter."""
+    of RECORD alone; docs/gpu.md has what an H100 found."""
 
     def _refusal(self, problem: Problem) -> str | None:
         q, positions, bias = problem.q, problem.positions, problem.bias

@@ -544,11 +544,10 @@ class Positions:
             )
         if causal and not self.any_order:
             self._refuse_restarts()
-        return (
-            self
-            if causal == self.causal
-            else self.shared(("causal", causal), lambda: self._with(causal=causal, any_order=True))
-        )
+        if causal == self.causal:
+            return self
+        full = None if self.full_keys is None else self.full_keys.with_causal(causal)
+        return self.shared(("causal", causal), lambda: self._with(causal=causal, any_order=True, full_keys=full))
 
     def _refuse_restarts(self) -> None:
         if self.k.dim() == 3 or self.k.is_meta or torch.compiler.is_compiling():
@@ -856,17 +855,21 @@ class Positions:
         """
         if device is None:
             raise InputError("pass a device, such as 'cpu'", device=None)
-        tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
-        if self.q is self.k:  # by which others see that queries and keys are the same tokens
-            tensors["k"] = tensors["q"]
+        moved: dict[int, Tensor] = {}
+
+        def move(x: Tensor) -> Tensor:
+            # one tensor stays one: by that others see that queries and keys are the same tokens
+            return moved[id(x)] if id(x) in moved else moved.setdefault(id(x), x.to(device))
+
+        tensors = {name: move(x) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
+        full = None if self.full_keys is None else self.full_keys.to(device)
         blocks = tuple(
-            each._replace(
-                table=None if each.table is None else each.table.to(device), q=each.q.to(device), k=each.k.to(device)
-            )
+            each._replace(table=None if each.table is None else move(each.table), q=move(each.q), k=move(each.k))
             for each in self.blocks
         )
-        return self._with(**tensors, blocks=blocks, sharding=sharding)
+        gates = tuple(move(gate) for gate in self.gates)
+        return self._with(**tensors, blocks=blocks, sharding=sharding, full_keys=full, gates=gates)
 
     # ---------------------------------------------------------------- derive: one sequence over several processes
 
