@@ -324,7 +324,7 @@ def code(text):
 def test_both_editions_have_the_same_code_and_links():
     swapped = CHINESE.replace("](README.md)", "](README.zh.md)").replace("](#选哪种编码)", "](#which-encoding)")
     swapped = swapped.replace("](#扩展预训练模型)", "](#extend-a-pretrained-model)")
-    for page in ("claims", "position_from_scratch", "story", "guides/extend", "guides/getting-started"):
+    for page in ("claims", "position_from_scratch", "predict", "story", "guides/extend", "guides/getting-started"):
         swapped = re.sub(rf"{page}(\.zh)?\.md", lambda found, p=page: f"{p}.md" if found[1] else f"{p}.zh.md", swapped)
     assert code(CHINESE) == code(ENGLISH)
     assert len(code(ENGLISH)) == 5
