@@ -140,19 +140,11 @@ class Attention(Stage):
         first = next((length for shape, length in SIZES if shape == case["shape"]), case["length"])
         return case | {"length": first}
 
-    def __init__(self) -> None:
-        self.ready: dict[str, tuple[dict[str, Call], dict[str, str]]] = {}
-        """What `prepare` has compiled."""
-
-    def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
-        self.ready[str(case)] = self._calls(case)
-        return {}
-
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
-        calls, refused = self.ready.pop(str(case), None) or self._calls(case)
+        calls, refused = self.prepared(case, dry)
         return {"candidates": measure(calls, PLAIN), "refused": refused}
 
-    def _calls(self, case: Case) -> tuple[dict[str, Call], dict[str, str]]:
+    def made(self, case: Case, dry: bool) -> tuple[dict[str, Call], dict[str, str]]:
         """What is timed, and why another candidate is not."""
         cuda = torch.cuda.is_available()
         if cuda:

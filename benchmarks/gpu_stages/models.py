@@ -38,17 +38,8 @@ class Training(Stage):
         compiled = (False,) if dry else (True, False)
         return [{"encoding": e, "compiled": c} for c, e in product(compiled, ENCODINGS[: 2 if dry else None])]
 
-    def __init__(self) -> None:
-        self.ready: dict[str, tuple[Transformer, Callable[[], torch.Tensor]]] = {}
-        """What `prepare` has compiled."""
-
-    def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
-        self.ready[str(case)] = _, step = self._made(case, dry)
-        step()
-        return {}
-
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
-        model, step = self.ready.pop(str(case), None) or self._made(case, dry)
+        model, step = self.prepared(case, dry)
         batch, length = _size(dry)
         losses = [step()]
         taken = memory(step)
@@ -65,7 +56,7 @@ class Training(Stage):
             "parameters": sum(p.numel() for p in model.parameters()), "loss": [float(losses[0]), float(losses[-1])],
         }  # fmt: skip
 
-    def _made(self, case: Case, dry: bool) -> tuple[Transformer, Callable[[], torch.Tensor]]:
+    def made(self, case: Case, dry: bool) -> tuple[Transformer, Callable[[], torch.Tensor]]:
         """The model, and a call that trains it for a step and returns the loss."""
         batch, length = _size(dry)
         model = _model(case["encoding"], dry)
@@ -85,6 +76,7 @@ class Training(Stage):
             optimizer.step()
             return loss.detach()
 
+        step()
         return model, step
 
     def table(self, rows: list[Row]) -> str:

@@ -28,24 +28,14 @@ class RotaryKernel(Stage):
         order = product(shapes, ("half", "interleaved"), ("projection", "contiguous"), ("forward", "training"))
         return [dict(zip(keys, values, strict=True)) for values in order]
 
-    def __init__(self) -> None:
-        self.ready: dict[str, tuple[dict[str, Call], dict[str, float], int]] = {}
-        """What `prepare` has compiled."""
-
-    def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
-        self.ready[str(case)] = made = self._calls(case, dry)
-        for call in made[0].values():
-            call()
-        return {}
-
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
-        calls, errors, moved = self.ready.pop(str(case), None) or self._calls(case, dry)
+        calls, errors, moved = self.prepared(case, dry)
         found = measure(calls, "copy")
         for result in found.values():
             result["terabytes_per_second"] = moved / result["ms"] / 1e9
         return {"megabytes": moved / 1e6, "errors": errors, "candidates": found}
 
-    def _calls(self, case: Case, dry: bool) -> tuple[dict[str, Call], dict[str, float], int]:
+    def made(self, case: Case, dry: bool) -> tuple[dict[str, Call], dict[str, float], int]:
         """What is timed, each candidate's error, and the bytes that are read and written."""
         batch, tokens = map(int, case["shape"].split("x"))
         heads, kv_heads, width = (4, 2, 16) if dry else (HEADS, KV_HEADS, HEAD_DIM)
@@ -82,6 +72,8 @@ class RotaryKernel(Stage):
                 return torch.autograd.grad(turn(*inputs), inputs, (of_q, of_k))
 
             calls[name] = trained if training else alone
+        for call in calls.values():
+            call()
         return calls, errors, 2 * sum(x.nbytes for x in copies)
 
     def table(self, rows: list[Row]) -> str:

@@ -24,9 +24,21 @@ class Stage:
         """The case whose compiled code this one runs, too."""
         return case
 
+    def __init__(self) -> None:
+        self._ready: dict[str, Any] = {}
+
+    def made(self, case: Case, dry: bool) -> Any:
+        """What `measure` runs, compiled. None: nothing is compiled ahead."""
+        return None
+
     def prepare(self, case: Case, dry: bool) -> dict[str, Any]:
-        """Compile what `measure` will run, in the same process and while others do so. The result is not used."""
+        """Make what `measure` will run, in the same process and while others do so. The result is not used."""
+        self._ready[str(case)] = self.made(case, dry)
         return {}
+
+    def prepared(self, case: Case, dry: bool) -> Any:
+        """What `prepare` has made, once, or what is made now."""
+        return self._ready.pop(str(case), None) or self.made(case, dry)
 
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
         """Plain values; an exception is a result, too."""

@@ -57,9 +57,8 @@ def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, 
 
     ends = x, x / base
     fast, slow = (torch.as_tensor(sici(end.numpy())[1]) for end in ends)
-    turns = (
-        torch.maximum(*ends) > 1e-8
-    )  # else every cosine is 1 in float64, and x / base may be 0, where Ci is infinite
+    # below, every cosine is 1 in float64, and x / base may be 0, where Ci is infinite
+    turns = torch.maximum(*ends) > 1e-8
     return torch.where(turns, (fast - slow) / math.log(base), 1.0)
 
 

@@ -201,8 +201,8 @@ def _kernel_options(q: Tensor, lookups: Sequence[Any]) -> dict[str, Any]:
 def _compiled(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
     # on the CPU in flex's own dense form, which traces faster with plain sizes: in torch 2.13 the compiled kernel leaves rows
     # wrong, such as two of 40 tokens
-    dynamic, backend = device != "cpu", "inductor" if device != "cpu" else "eager"
-    compiled = torch.compile(_run, dynamic=dynamic, fullgraph=True, backend=backend)
+    fused = device != "cpu"
+    compiled = torch.compile(_run, dynamic=fused, fullgraph=True, backend="inductor" if fused else "eager")
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
         with torch._dynamo.config.patch(recompile_limit=VARIANTS, accumulated_recompile_limit=VARIANTS):
