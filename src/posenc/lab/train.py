@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from posenc.encoding import gates_of
 from posenc.encodings.shared import Affine
 from posenc.errors import InputError
-from posenc.lab.experiment import Experiment, Run
+from posenc.lab.experiment import Batch, Experiment, Run
 from posenc.lab.muon import Muon
 from posenc.lab.passes import Passes, passes
+from posenc.lab.repeated import Repeated
 from posenc.transformer import Attention, TransformerBase
 
 WARM_UP = 0.05
@@ -45,6 +46,9 @@ class Training:
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self._losses: list[float] = []
         self._unread: list[Tensor] = []
+        self._rates: list[Any] = [group["initial_lr"] for group in self._groups()]
+        self.repeated: Repeated | None = None
+        self._repeat()
 
     @property
     def steps(self) -> int:
@@ -85,22 +89,55 @@ class Training:
             InputError: the loss is no longer finite; on a GPU it is looked at once in `READ_EVERY` steps.
         """
         s, step = self.run.settings, self.steps
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = group["initial_lr"] * schedule(step, s.steps)
+        self._set_rates(schedule(step, s.steps))
         batch = s.draw(self.part, self.order)
-        with self.drawing():
-            logits, targets = self.passes.forward(self.forward, batch)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, batch.scored)
-        self._unread.append(loss.detach())
-        if self.passes.device.type != "cuda":
+        scored = max(1, batch.scored)
+        if self.repeated:
+            self._unread.append(self.repeated(batch, scored))
+        else:
+            with self.drawing():
+                self._unread.append(self._step(batch, scored))
+        if self.passes.device.type != "cuda" or len(self._unread) == READ_EVERY or self.finished:
             self.read_losses()
+
+    def _step(self, batch: Batch, scored: Tensor | int) -> Tensor:
+        """The loss of a batch on the device; the parameters are changed by its gradients."""
+        logits, targets = self.passes.forward(self.forward, batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / scored
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
+        self._forget()
+        return loss.detach()
+
+    def _repeat(self) -> None:
+        """Capture the coming steps, where that is possible."""
+        if (device := self.passes.device).type == "cuda" and not self.passes.compiled:
+            self._rates = [torch.tensor(group["initial_lr"], device=device) for group in self._groups()]
+            self.repeated = Repeated(self._step, self.drawing, self._forget, device)
+
+    def _forget(self) -> None:
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if len(self._unread) == READ_EVERY or self.finished:
-            self.read_losses()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def _rates_of_peak(self) -> None:
+        """Numbers, of which a checkpoint is made; the next step sets its own."""
+        for group in self._groups():
+            group["lr"] = group["initial_lr"]
+
+    def _set_rates(self, scale: float) -> None:
+        """Of the optimizers: their peaks times a number. On a GPU they are tensors, which a captured step reads."""
+        for at, group in enumerate(self._groups()):
+            rate = scale * group["initial_lr"]
+            if isinstance(self._rates[at], Tensor):
+                self._rates[at].fill_(rate)
+            else:
+                self._rates[at] = rate
+            group["lr"] = self._rates[at]
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -117,6 +154,7 @@ class Training:
         """A copy of everything that the coming steps depend on: a training that `restore`s it continues bit for bit."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
+        self._rates_of_peak()
         model, optimizers = get_state_dict(self.model, self.optimizers, options=_complete())
         state = {"model": model, "optimizers": optimizers, "order": self.order.get_state(), "random": self.random}
         return deepcopy(state | {"losses": self.losses})
@@ -130,12 +168,14 @@ class Training:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         state = deepcopy(dict(state))
+        self._rates_of_peak()
         set_state_dict(
             self.model, self.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizers"],
             options=_complete(),
         )  # fmt: skip
         self.order.set_state(state["order"])
         self.random, self._losses, self._unread = state["random"], state["losses"], []
+        self._repeat()  # what was captured reads the tensors of before
 
 
 def _complete() -> Any:
@@ -244,9 +284,10 @@ def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.
     groups = [{"params": rest, "lr": s.adamw_learning_rate}]
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
+    on_gpu = passes().device.type == "cuda"  # there a step is captured, see `Repeated`
     optimizers = [
         Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
-        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu or None, capturable=on_gpu),
     ]
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["initial_lr"] = group["lr"]  # the peak, see `schedule`
