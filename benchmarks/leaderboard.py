@@ -15,7 +15,7 @@ import gzip
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -58,6 +58,8 @@ BUDGETS = ROOT / "benchmarks/budgets.json"
 DIGITS = 5
 LAST = 10
 """Batches at the end of a training, whose mean loss is compared at equal time."""
+STEPS = 480
+"""Of the trainings that the experiments on budgets, texts and sizes share."""
 LEAST = 20
 """Probabilities of which a share is stated."""
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
@@ -87,8 +89,8 @@ NEEDS = (
 
 
 def worlds(results: Json) -> list[World]:
-    """Every size and budget of text: of the board's results, of the longer training, of the larger models, and of the experiments
-    on budgets and sizes."""
+    """Every size, budget and text: of the board's results, of the longer training, of the larger models, and of the experiments on
+    budgets, texts and sizes."""
     sizes, longer = (json.loads(path.read_text(encoding="utf-8")) for path in (SIZES, LONGER))
     made = [world(results["tasks"]["text"])]
     named = {name: tuple(of[at] for at in (0, -1)) for name, of in longer["loss"].items() if " + " not in name}
@@ -133,10 +135,11 @@ def world(text: Json) -> World:
 
 
 def measured_budgets() -> Json:
-    """benchmarks/budgets.json, from the archives of the experiments on budgets and sizes: of each setting the losses at the training
-    length and at the longest, how far each encoding is behind `rope` at the training length, and its gain from far context."""
+    """benchmarks/budgets.json, from the archives of the experiments on budgets, texts and sizes: of each setting the losses at the
+    training length and at the longest, how far each encoding is behind `rope` at the training length, and its gain from far
+    context."""
     made = []
-    for board in (board for name in ("budget", "sizes") for board in replication.experiments(name)):
+    for board in (board for name in ("budget", "corpora", "sizes") for board in replication.experiments(name)):
         text, ranking = board.results["tasks"]["text"], board.rankings["text"]
         rows = {row["name"]: row for row in text["variants"] if row["trained"]}
         if "rope" not in rows:
@@ -157,18 +160,33 @@ def measured_budgets() -> Json:
                 "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
             }
         )
-    return {"worlds": sorted(made, key=lambda of: (of["parameters"], of["steps"]))}
+    return {"worlds": sorted(made, key=lambda of: (of["parameters"], of["steps"], of["text"]))}
 
 
 def budgets(board: Board) -> str:
-    """Losses by the number of steps, the gap against RoPE, and what far context is worth."""
-    made = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
-    if not made:
+    """What changes with the number of steps."""
+    return compared(lambda of: f"{of['steps']} steps", lambda of: of["text"] == "code" and _is_small(of))
+
+
+def texts(board: Board) -> str:
+    """What changes with the text."""
+    return compared(lambda of: str(of["text"]), lambda of: of["steps"] == STEPS and _is_small(of))
+
+
+def sizes(board: Board) -> str:
+    """What changes with the size of the model."""
+    return compared(_size, lambda of: of["text"] == "code" and of["steps"] == STEPS)
+
+
+def compared(label: Callable[[Json], str], among: Callable[[Json], bool]) -> str:
+    """Losses under settings that differ in one respect, the gap against RoPE, what far context is worth, and how much the order
+    changes; the best in the last of them first."""
+    made = [of for of in json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"] if among(of)]
+    if len(made) < 2:
         return "Not run yet."
     head, rows = ["encoding"], []
     for of in made:
-        at = f"{of['steps']} steps"
-        head += [f"{at}: 1×, 8×", "− `rope` at 1×", "gain from far"]
+        head += [f"{label(of)}: 1×, 8×", "− `rope` at 1×", "gain from far"]
     for name in sorted(made[-1]["losses"], key=lambda name: made[-1]["losses"][name][0]):
         cells = []
         for of in made:
@@ -180,10 +198,30 @@ def budgets(board: Board) -> str:
             )
         rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
     where = "; ".join(
-        f"{of['text']}, {of['parameters'] / 1e6:.1f} M, {of['steps']} steps: {len(of['seeds'])} seeds on {of['trained_on']}"
+        f"{of['text']}, {_size(of)}, {of['steps']} steps: {len(of['seeds'])} seed{'s'[: len(of['seeds']) - 1]}"
         for of in made
     )
-    return f"{where}.\n\n{table(head, rows)}"
+    machines = listed(sorted({of["trained_on"] for of in made}))
+    alike = "; ".join(
+        f"{label(one)} and {label(other)} {', '.join(f'{_rank_correlation(one, other, at):.2f}' for at in (0, 1))}"
+        for one, other in combinations(made, 2)
+    ).replace("-", "−")
+    return f"{where}. Trained on {machines}.\n\n{table(head, rows)}\n\nRank correlation (Spearman's) of the losses at 1× and 8×: {alike}."
+
+
+def _size(of: Json) -> str:
+    return f"{of['parameters'] / 1e6:.1f} M"
+
+
+def _is_small(of: Json) -> bool:
+    """Of the size that the experiments on budgets and texts have."""
+    return bool(of["parameters"] < 10**6)
+
+
+def _rank_correlation(one: Json, other: Json, at: int) -> float:
+    both = sorted(one["losses"].keys() & other["losses"])
+    first, second = (sorted(both, key=lambda name: of["losses"][name][at]) for of in (one, other))
+    return statistics.correlation(*([order.index(name) for name in both] for order in (first, second)))
 
 
 def lag(name: str, need: Need, world: World) -> float:
@@ -511,7 +549,21 @@ def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
     made = {
         each.__name__: each(board)
-        for each in (facts, advice, gains, summary, missing, removed, scores, luck, equal_time, budgets, baselines)
+        for each in (
+            facts,
+            advice,
+            gains,
+            summary,
+            missing,
+            removed,
+            scores,
+            luck,
+            equal_time,
+            budgets,
+            texts,
+            sizes,
+            baselines,
+        )
     }
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 EXPERIMENTS = FOLDER / "experiments"
 """Archives of benchmarks/experiments.py: EXPERIMENT/SETTINGS/TASK-SEED.json.gz."""
 CONFIRMED, REVERSED, CHANGES, OPEN, MISSING = (
-    "confirmed", "reversed", "changes with size or budget", "not measurable", "not measured",
+    "confirmed", "reversed", "changes with size, budget or text", "not measurable", "not measured",
 )  # fmt: skip
 VERDICTS = CONFIRMED, REVERSED, CHANGES, OPEN, MISSING
 LEAST = 2
@@ -189,7 +189,7 @@ def _judge(
 # ---------------------------------------------------------------- the page
 
 WORDS = {
-    "confirmed": "证实", "reversed": "相反", "changes with size or budget": "随大小或步数而变", "not measurable": "测不出", "not measured": "未测",
+    "confirmed": "证实", "reversed": "相反", "changes with size, budget or text": "随大小、步数或文本而变", "not measurable": "测不出", "not measured": "未测",
     "claim": "说法", "verdict": "结论", "here": "这里的结果", "published": "原文的数字", "size": "原文的模型", "source": "出处",
     "common": "常见说法", "perplexity": "困惑度", "accuracy": "准确率", "error": "错误率", "heads": "头数", "against": "对",
     "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",

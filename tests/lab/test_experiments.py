@@ -38,6 +38,7 @@ def test_every_setting_has_an_archive_of_its_own_and_makes_its_encodings(experim
             assert {"none", "rope", "alibi"} <= {*plan.encodings}
             if plan.data in experiments.TEXTS:
                 s = plan.settings
+                assert plan.folder.startswith(f"{plan.data}-")  # by which its archives are read
                 assert s.length * s.batch_size == 1536  # tokens a step, by every length
                 assert (s.windows, s.contexts[-1]) == (200, s.longest)
                 assert s.length in s.contexts  # else there is no gain
@@ -149,8 +150,7 @@ def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, 
     text = leaderboard.budgets(None)
     (trained_on,) = {of["trained_on"] for of in made["worlds"]}
     assert cpu() in trained_on
-    both = "; ".join(f"code, 0.0 M, {steps} steps: 2 seeds on {trained_on}" for steps in (1, 2))
-    assert text.startswith(f"{both}.")
+    assert text.startswith(f"code, 0.0 M, 1 steps: 2 seeds; code, 0.0 M, 2 steps: 2 seeds. Trained on {trained_on}.")
     assert text.count("\n| `") == 2
 
 

@@ -113,7 +113,7 @@ def test_a_verdict_that_another_size_turns_says_so(leaderboard, rankings):
     for name, losses in {"same": pair, "turned": {**pair, "alibi": (1.0, 0.9)}}.items():
         found = replication.judged(rankings, [replication.World(10**7, 1000, 1, losses)])
         of[name] = next(each for each in found if each.finding.id == "kerple-alibi")
-    assert (of["same"].verdict, of["turned"].verdict) == ("confirmed", "changes with size or budget")
+    assert (of["same"].verdict, of["turned"].verdict) == ("confirmed", "changes with size, budget or text")
     assert "10.0 M, 1000 steps, 1 seed: +0.100" in replication.here(of["turned"], replication.same)
 
 
