@@ -328,7 +328,8 @@ def days_of_the_preset():
 
 def test_every_encoding_takes_linear_memory():
     """Measured: twice the tokens take less than three times the memory, where a square would take four times; and explain says
-    how much, where it is much."""
+    how much, where it is much. Freed blocks that a C library uses again count once: of stick-breaking's rows one machine counts 450
+    MiB, another 230, and PyTorch's allocator 200."""
     assert "compared by measurement, in memory linear in the sequence length" in ENGLISH
     assert "内存随序列长度线性增长" in CHINESE
     few, much = 2**23, 2**27
@@ -348,7 +349,7 @@ def test_every_encoding_takes_linear_memory():
 
     def faults(name, times=1):
         (short, _), (long, told) = measured(name, times)
-        return {"square": long > 3 * short + few, "told": long > much and not long / 2 < told < 2 * long}
+        return {"square": long > 3 * short + few, "told": long > much and not long / 2 < told < 3 * long}
 
     wrong = []
     for name in ENCODINGS:
@@ -422,6 +423,7 @@ def test_the_versions_that_were_read_are_those_of_the_links():
 
 
 TESTED = (
+    r"^Caveat: .*nine encodings of 0\.5 to 7\.5 M\)",
     # what the tests of this file, and of test_front_page.py (encodings, packages, model types, schedules, maps, functions
     # that match), assert word by word
     r"^\| .*$",
@@ -440,7 +442,6 @@ TESTED = (
     r"SmolLM2-135M|SmolLM2 \(135 M\)|stories15M|SmolLM2|float32",
     r"^Read in the code of .*$",
     r"0\.5 M|7\.5 M|rank correlation 0\.\d\d",
-    r"^Caveat: .*nine encodings of 0\.5 to 7\.5 M\)",
     r"<picture>.*$",
 )
 
