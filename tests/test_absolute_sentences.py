@@ -76,7 +76,6 @@ ATTENTION = {
     "which serve every schedule": "test_cache.py::test_pieces_equal_the_full_pass_in_every_layer",
     "process all keys at every step": PLAIN,
     "if no mask is needed, SDPA with a dense mask": "backends/test_flex.py::test_what_auto_takes",
-    "found them right and faster, none so far": "test_absolute_sentences.py::test_no_kernel_of_ours_is_a_default_on_a_gpu",
     "makes them defaults on any GPU": PLAIN,
 }
 RELIABILITY = {
@@ -692,10 +691,6 @@ def test_no_method_predicts_running_text_better_than_truncation():
     (task,) = [each for each in part["tasks"] if each["task"].startswith("perplexity")]
     methods = {row["method"] for row in task["rows"]} - {"none", "truncation"}
     assert f"none of {len(methods)} methods" in (ROOT / "docs/claims.md").read_text(encoding="utf-8")
-
-
-def test_no_kernel_of_ours_is_a_default_on_a_gpu():
-    assert json.loads((ROOT / "src/posenc/backends/gpus.json").read_text(encoding="utf-8")) == {}
 
 
 def test_the_benchmark_is_of_a_cpu():

@@ -150,6 +150,9 @@ def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
     assert not kernels.fits_kernel(x, x)
     monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": ["rotary"]}})
     assert kernels.fits_kernel(x, x)
+    with monkeypatch.context() as compiled:
+        compiled.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert not kernels.fits_kernel(x, x)
     monkeypatch.setattr(gpus, "RECORD", {})
     monkeypatch.setattr(kernels, "FORCED", True)
     assert kernels.fits_kernel(x, x)

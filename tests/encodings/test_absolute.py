@@ -11,7 +11,19 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
+from posenc import (
+    AxialTable,
+    ComplexOrder,
+    GridSinusoidal,
+    GridTable,
+    Hierarchical,
+    InputError,
+    Multiplicative,
+    Positions,
+    Transformer,
+    TransformerConfig,
+    create,
+)
 from posenc.testing.oracles.codes import axial, complex_word, hierarchical, sinusoidal, sinusoidal_2d
 from posenc.testing.oracles.rotations import frequencies as ladder
 
@@ -331,3 +343,16 @@ def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
 def test_bad_input_is_named(call, message):
     with pytest.raises(posenc.InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["learned", "hierarchical", "multiplicative", "tupe", "tupe_r"])
+def test_known_positions_are_looked_up_without_waiting_for_a_gpu(name):
+    """On the meta device, where a number that is read is an error."""
+    config = TransformerConfig(8, dim=16, num_layers=2, num_heads=2)
+    encoding = create(name, dim=16, num_heads=2, head_dim=8, num_layers=2, max_positions=6, causal=True)
+    model = Transformer(config, encoding).to("meta")
+    assert model(torch.zeros(2, 6, dtype=torch.long, device="meta")).shape == (2, 6, 8)
+    with pytest.raises(InputError, match="position 6 is outside"):
+        Transformer(config, create("learned", dim=16, max_positions=6)).to("meta")(
+            torch.zeros(2, 7, dtype=torch.long, device="meta")
+        )

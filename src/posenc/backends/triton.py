@@ -122,10 +122,13 @@ def is_default(problem: Problem) -> bool:
 
 
 def fits_kernel(q: Tensor, k: Tensor) -> bool:
-    """Whether `rotary_kernel` is to serve: CUDA tensors where it is `verified`, and neither torch.func nor an export is at
-    work. Else PyTorch's formula is taken."""
-    served = k.is_cuda and q.dtype in DTYPES and not torch.compiler.is_exporting() and verified("rotary", q.device)
-    return served and (torch.compiler.is_compiling() or not transformed())
+    """Whether `rotary_kernel` is to serve: CUDA tensors where it is `verified`, and neither torch.func, a compiler nor an export is
+    at work; a compiler fuses PyTorch's formula with what is around it. Else the formula is taken."""
+    if not (k.is_cuda and q.dtype in DTYPES) or torch.compiler.is_exporting():
+        return False
+    if torch.compiler.is_compiling():
+        return HAS_TRITON and FORCED
+    return verified("rotary", q.device) and not transformed()
 
 
 def rotary_kernel(
