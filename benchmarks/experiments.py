@@ -1,14 +1,16 @@
 """The measurements that decide which encoding is good at what: trainings by budget, rate, text, tokens, task and size.
 
-    python benchmarks/experiments.py budget --out DIR [--seeds 1] [--share 1/2]
+    python benchmarks/experiments.py budget rate --out DIR [--seeds 1] [--share 1/2]
 
-trains the models of an experiment that DIR does not have yet, the shortest trainings first and of these the first seed, says how long
-it will take, and adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
-several machines, each with its share, are merged with --merge. One process trains; more: --workers. The folders of
-DIR/archives, copied to benchmarks/experiments, are what python benchmarks/leaderboard.py writes into the pages.
+trains the models of these experiments that DIR does not have yet, of each the shortest trainings first and of these the first seed, says
+how long it will take, and adds what is finished to the archives in DIR/archives, a folder for each experiment and setting, also when it is
+stopped (Ctrl-C, SIGTERM). Run again, it goes on; the archives of several machines, each with its share, are merged with --merge. One
+process trains; more: --workers. The folders of DIR/archives, copied to benchmarks/experiments, are what
+python benchmarks/leaderboard.py writes into the pages.
 
---device cuda trains in float32 on a GPU, which the archives state; several workers share it. These are other runs than those
-of a CPU, and do not stand in one archive with them. A machine with another version of Python has other texts: --texts gives it those of the first.
+--device cuda trains in float32 on a GPU, which the archives state; several workers share it, best through NVIDIA's MPS. These are
+other runs than those of a CPU, and do not stand in one archive with them. A machine with another version of Python has other texts:
+--texts gives it those of the first.
 """
 
 import argparse
@@ -148,19 +150,24 @@ EXPERIMENTS: dict[str, Trials] = {
 
 
 class Planned(Study[Run, RunRecord]):
-    """The plans of an experiment in one folder, the shortest trainings first, seed by seed, and within a seed plan by plan."""
+    """The plans of experiments in one folder, one after another: of each the shortest trainings first, seed by seed, and within a seed
+    plan by plan. experiments: the name of each plan's, by its settings and data, in their order."""
 
     name = "compare"
     unit = "runs"
 
-    def __init__(self, studies: Mapping[tuple[Experiment, str], ComparisonStudy]) -> None:
-        self.studies = studies
+    def __init__(
+        self,
+        studies: Mapping[tuple[Experiment, str], ComparisonStudy],
+        experiments: Mapping[tuple[Experiment, str], str],
+    ) -> None:
+        self.studies, self.experiments = studies, experiments
 
     def of(self, cell: Run) -> ComparisonStudy:
         return self.studies[cell.settings, cell.data]
 
     def remote(self) -> "Planned":
-        return Planned({key: study.remote() for key, study in self.studies.items()})
+        return Planned({key: study.remote() for key, study in self.studies.items()}, self.experiments)
 
     def check(self) -> None:
         """Every setting once: the steps and rates of a training change nothing."""
@@ -173,10 +180,13 @@ class Planned(Study[Run, RunRecord]):
             checked.add(key)
 
     def cells(self) -> list[Run]:
+        order = list(dict.fromkeys(self.experiments.values()))
         return sorted(
             (cell for study in self.studies.values() for cell in study.cells()),
-            key=lambda cell: (cell.settings.steps, cell.seed),
-        )
+            key=lambda cell: (
+                order.index(self.experiments[cell.settings, cell.data]), cell.settings.steps, cell.seed,
+            ),
+        )  # fmt: skip
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()
@@ -251,10 +261,14 @@ def loaded_from(texts: Path, plan: Plan) -> Dataset:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "experiment", choices=EXPERIMENTS, help="; ".join(f"{n}: {e.question}" for n, e in EXPERIMENTS.items())
+        "experiments",
+        nargs="+",
+        choices=EXPERIMENTS,
+        metavar="EXPERIMENT",
+        help="; ".join(f"{n}: {e.question}" for n, e in EXPERIMENTS.items()),
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished runs")
-    parser.add_argument("--seeds", type=int, help="trainings of each encoding (default: the experiment's)")
+    parser.add_argument("--seeds", type=int, help="trainings of each encoding (default: those of the experiment)")
     parser.add_argument("--share", default="1/1", help="train only this share, such as 1/4")
     parser.add_argument("--merge", nargs="*", default=[], help="first copy the runs of these folders")
     parser.add_argument("--workers", type=int, default=1, help="models trained at a time")
@@ -262,19 +276,26 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="folder of the texts; those it does not have are written there")
     parser.add_argument("--dry", action="store_true", help="say what would be trained, and train nothing")
     options = parser.parse_args()
-    trials = EXPERIMENTS[options.experiment]
     if not options.dry:
         check_present(options.device)
-    planned = studies(
-        trials.plans, options.seeds or trials.seeds, options.out, device=options.device, texts=options.texts
-    )
-    study = Planned({key: each for key, (_, each) in planned.items()})
+    planned: dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]] = {}
+    experiment_of: dict[tuple[Experiment, str], str] = {}
+    for name in options.experiments:
+        trials = EXPERIMENTS[name]
+        made = studies(
+            trials.plans, options.seeds or trials.seeds, options.out, device=options.device, texts=options.texts
+        )
+        if both := made.keys() & planned.keys():
+            parser.error(f"{name} and {experiment_of[both.pop()]} have a setting in common: run one after the other")
+        planned |= made
+        experiment_of |= dict.fromkeys(made, name)
     if options.dry:
         for (settings, digest), (plan, each) in planned.items():
             print(
                 f"{plan.folder}: {len(each.cells())} runs of {settings.name}, {settings.steps} steps, data {digest[:12]}"
             )
         return
+    study = Planned({key: each for key, (_, each) in planned.items()}, experiment_of)
     part, _, parts = options.share.partition("/")
     machine = {name: value for name, value in describe(torch.device(options.device)).items() if name != "load"}
     archives = options.out / "archives"
@@ -296,20 +317,24 @@ def main() -> None:
 
     def add(runs: Sequence[Run]) -> None:
         store = Store(options.out)
-        by_folder: dict[str, dict[Run, Any]] = {}
+        by_folder: dict[Path, dict[Run, Any]] = {}
         for each in runs:
             stored = store.load(each.id, RunRecord)
             if stored is None:
                 raise InputError(f"out={str(options.out)!r}: run {each.id} is gone; run the same command again")
-            plan, _ = planned[each.settings, each.data]
-            by_folder.setdefault(plan.folder, {})[each] = stored
+            key = each.settings, each.data
+            by_folder.setdefault(archives / experiment_of[key] / planned[key][0].folder, {})[each] = stored
         for folder, done in by_folder.items():
-            write(archives / options.experiment / folder, done, machine)
+            write(folder, done, machine)
 
     engine = create("here") if options.workers == 1 else create("local", workers=options.workers)
-    with Archived() as progress, terminable():
-        run(study, options.out, engine=engine, progress=progress, share=(int(part), int(parts)), merge=options.merge)
-    add([cell for cell in study.cells() if Store(options.out).load(cell.id, RunRecord) is not None])
+    try:
+        with Archived() as progress, terminable():
+            run(
+                study, options.out, engine=engine, progress=progress, share=(int(part), int(parts)), merge=options.merge
+            )
+    finally:
+        add([cell for cell in study.cells() if Store(options.out).load(cell.id, RunRecord) is not None])
 
 
 if __name__ == "__main__":
