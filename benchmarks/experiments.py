@@ -2,10 +2,10 @@
 
     python benchmarks/experiments.py budget rate --out DIR [--seeds 1] [--share 1/2]
 
-trains the models of these experiments that DIR does not have yet, of each the shortest trainings first and of these the first seed, says
+trains the models of these experiments that neither DIR nor benchmarks/experiments has yet, of each the shortest trainings first and of these the first seed, says
 how long it will take, and adds what is finished to the archives in DIR/archives, a folder for each experiment and setting, also when it is
 stopped (Ctrl-C, SIGTERM). Run again, it goes on; the archives of several machines, each with its share, are merged with --merge. One
-process trains; more: --workers. The folders of DIR/archives, copied to benchmarks/experiments, are what
+process trains; more: --workers. DIR/archives has what benchmarks/experiments had, too: copied over it, it is what
 python benchmarks/leaderboard.py writes into the pages.
 
 --device cuda trains in float32 on a GPU, which the archives state; several workers share it, best through NVIDIA's MPS. These are
@@ -15,6 +15,7 @@ other runs than those of a CPU, and do not stand in one archive with them. A mac
 
 import argparse
 import math
+import shutil
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.archive import write
+from posenc.lab.archive import read, write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.data import Corpus
@@ -35,13 +36,14 @@ from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import check_present, describe
 from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
-from posenc.lab.study import Study, run
+from posenc.lab.study import Study, identity, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.report.terminal import Display
 from posenc.stopping import terminable
 
 sys.path.append(str(Path(__file__).parent))
+from replication import EXPERIMENTS as COMMITTED
 from replication import findings
 
 BASE = "rope:rope_theta=30"
@@ -151,7 +153,7 @@ EXPERIMENTS: dict[str, Trials] = {
 
 class Planned(Study[Run, RunRecord]):
     """The plans of experiments in one folder, one after another: of each the shortest trainings first, seed by seed, and within a seed
-    plan by plan. experiments: the name of each plan's, by its settings and data, in their order."""
+    plan by plan. experiments: the name of each plan's, by its settings and data, in their order. elsewhere: ids of runs that are left out."""
 
     name = "compare"
     unit = "runs"
@@ -160,14 +162,15 @@ class Planned(Study[Run, RunRecord]):
         self,
         studies: Mapping[tuple[Experiment, str], ComparisonStudy],
         experiments: Mapping[tuple[Experiment, str], str],
+        elsewhere: Collection[str] = (),
     ) -> None:
-        self.studies, self.experiments = studies, experiments
+        self.studies, self.experiments, self.elsewhere = studies, experiments, elsewhere
 
     def of(self, cell: Run) -> ComparisonStudy:
         return self.studies[cell.settings, cell.data]
 
     def remote(self) -> "Planned":
-        return Planned({key: study.remote() for key, study in self.studies.items()}, self.experiments)
+        return Planned({key: study.remote() for key, study in self.studies.items()}, self.experiments, self.elsewhere)
 
     def check(self) -> None:
         """Every setting once: the steps and rates of a training change nothing."""
@@ -182,7 +185,7 @@ class Planned(Study[Run, RunRecord]):
     def cells(self) -> list[Run]:
         order = list(dict.fromkeys(self.experiments.values()))
         return sorted(
-            (cell for study in self.studies.values() for cell in study.cells()),
+            (cell for study in self.studies.values() for cell in study.cells() if cell.id not in self.elsewhere),
             key=lambda cell: (
                 order.index(self.experiments[cell.settings, cell.data]), cell.settings.steps, cell.seed,
             ),
@@ -295,10 +298,17 @@ def main() -> None:
                 f"{plan.folder}: {len(each.cells())} runs of {settings.name}, {settings.steps} steps, data {digest[:12]}"
             )
         return
-    study = Planned({key: each for key, (_, each) in planned.items()}, experiment_of)
+    archives = options.out / "archives"
+    known = set[str]()
+    for key, (plan, _) in planned.items():
+        place = Path(experiment_of[key], plan.folder)
+        if (COMMITTED / place).is_dir():
+            known |= {identity(part.facts(name)) for part in read(COMMITTED / place) for name in part.runs}
+            if not (archives / place).exists():
+                shutil.copytree(COMMITTED / place, archives / place)
+    study = Planned({key: each for key, (_, each) in planned.items()}, experiment_of, known)
     part, _, parts = options.share.partition("/")
     machine = {name: value for name, value in describe(torch.device(options.device)).items() if name != "load"}
-    archives = options.out / "archives"
 
     class Archived(Display):
         """Adds finished runs to their archives once in `ARCHIVE_EVERY` seconds, in which a GPU finishes many."""

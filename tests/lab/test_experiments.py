@@ -86,6 +86,40 @@ def test_an_experiment_goes_on_and_its_shares_add_up(experiments, monkeypatch, t
     for folder in ("copy-2", "copy-3"):
         (part,) = read(two / "archives/recall" / folder)
         assert {*part.runs} == {"none", "alibi"}
+    three = tmp_path / "three"
+    monkeypatch.setattr(experiments, "COMMITTED", one / "archives")  # two of the four runs
+    assert "[2/2]" in ran("--out", str(three)).err
+    for folder in ("copy-2", "copy-3"):
+        (part,) = read(three / "archives/recall" / folder)
+        assert {*part.runs} == {"none", "alibi"}
+
+
+def test_what_is_finished_is_archived_when_it_is_stopped(experiments, monkeypatch, tmp_path):
+    settings = experiments.TASKS["copy"]().changed(
+        length=2, steps=1, sequences=2, factors=(1,), dim=8, num_layers=1, num_heads=2, batch_size=2
+    )
+    plan = experiments.Plan("copy-2", settings, encodings=("none", "alibi"))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "recall", experiments.Trials("?", (plan,), 1))
+    measure = experiments.Planned.measure
+
+    def stopped(self, job, tick):
+        if job[0].encoding == "alibi":
+            raise SystemExit(143)  # as SIGTERM does
+        return measure(self, job, tick)
+
+    monkeypatch.setattr(experiments.Planned, "measure", stopped)
+    monkeypatch.setattr(sys, "argv", ["experiments.py", "recall", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="143"):
+        experiments.main()
+    (part,) = read(tmp_path / "archives/recall/copy-2")
+    assert {*part.runs} == {"none"}
+
+
+def test_experiments_with_a_setting_in_common_are_refused(experiments, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["experiments.py", "tasks", "baselines", "--out", str(tmp_path), "--dry"])
+    with pytest.raises(SystemExit):
+        experiments.main()
+    assert "baselines and tasks have a setting in common" in capsys.readouterr().err
 
 
 def test_another_machine_gets_the_texts_of_the_first(experiments, monkeypatch, tmp_path):
