@@ -119,18 +119,19 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
 
 
 def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The losses on text after each number of steps that was measured with models of this size."""
+    """The losses on text after each number of steps, on each text and of each size that was measured."""
     text, longer = results["tasks"]["text"], _read(LONGER_TRAINING)
     rows = {variant["name"]: variant for variant in text["variants"] if variant["trained"]}
     first = {name: [variant["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, variant in rows.items()}
     named = {name: [of[0], of[-1]] for name, of in longer["loss"].items() if name in rows}
-    made = [("Python's reference", text["settings"]["steps"], first), ("Python's reference", longer["steps"], named)]
-    made += [
-        (of["text"], of["steps"], of["losses"])
-        for of in _read(BUDGETS)["worlds"]
-        if of["parameters"] == rows["rope"]["parameters"]
+    size = rows["rope"]["parameters"]
+    made = [(size, "Python's reference", text["settings"]["steps"], first)]
+    made.append((size, "Python's reference", longer["steps"], named))
+    made += [(of["parameters"], of["text"], of["steps"], of["losses"]) for of in _read(BUDGETS)["worlds"]]
+    return [
+        {"title": f"{steps} steps on {name}" + f", {of / 1e6:.1f} M" * (of != size), "losses": losses}
+        for of, name, steps, losses in made
     ]
-    return [{"title": f"{steps} steps on {name}", "losses": losses} for name, steps, losses in made]
 
 
 def verdict(name: str) -> str:

@@ -139,7 +139,7 @@ def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) ->
         ]
         return lines(points, *axes, height=460)
 
-    return Panel("of-steps", "Text by the number of training steps", [plot("budgets", [steps], dots)], key=False)
+    return Panel("of-steps", "Text by training budget, text and size", [plot("budgets", [steps], dots)], key=False)
 
 
 def _ends(variant: Mapping[str, Any], s: Experiment) -> dict[str, Any]:
