@@ -336,7 +336,7 @@ def _cost(variant: Aggregate, steps: int) -> tuple[int, float, float]:
     return cells[0].parameters, 1000 * seconds / steps, cells[0].memory_bytes / 2**20
 
 
-def removed(board: Board) -> str:
+def removed(board: Board, what: str = "Left out of the mean") -> str:
     """What is left out of the means: what nobody learned."""
     lines = list[str]()
     for task, ends in board.results["not_learned"].items():
@@ -345,7 +345,7 @@ def removed(board: Board) -> str:
             condition = end(ranking, at)
             best = max(ranking.level(variant, condition).mean for variant in ranking.trained)
             lines.append(
-                f"Left out of the mean: {task} at {ranking.settings.spelled(condition)}, where nobody came a tenth of the way from guessing to "
+                f"{what}: {task} at {ranking.settings.spelled(condition)}, where nobody came a tenth of the way from guessing to "
                 f"all right (the best {_percent(best)} %, the most common answer {_percent(ranking.chance[condition] or 0)} %)."
             )
     return "\n\n".join(lines) or "No task is left out of the mean."
@@ -408,6 +408,39 @@ def of_task(task: str, board: Board) -> str:
         else f"Guessing: {guessing} (the frequencies of the bytes); the best possible: 0, which no text allows."
     )
     return f"{table(head, rows)}\n\n{scale} Near the best: within {m.margin}."
+
+
+def measured_tasks() -> dict[str, Board]:
+    """The experiment on tasks that the leaderboard does not have, by task."""
+    return {task: each for each in replication.experiments("tasks") for task in each.rankings}
+
+
+def others(board: Board) -> str:
+    """What each encoding scores in the tasks of that experiment; bold where that is probably near the best."""
+    made = measured_tasks()
+    columns, names, heads = [], dict[str, None](), ["encoding"]
+    for task, of in made.items():
+        ranking = of.rankings[task]
+        ends = [end(ranking, at) for at in ENDS]
+        near = {condition: ranking.near_best(condition) for condition in ends}
+        nobody = [end(ranking, at) for at in of.results["not_learned"][task]]
+        cells = {}
+        for variant in ranking.trained:
+            values = [(_value(ranking, variant, at), near[at][variant.name] >= 0.5 and at not in nobody) for at in ends]
+            cells[variant.name] = ", ".join(f"**{value}**" if best else value for value, best in values)
+        columns.append(cells)
+        names |= dict.fromkeys(cells)
+        sizes = " and ".join(str(ranking.settings.size_at(at)) for at in ends)
+        guess = _percent(ranking.chance[ends[0]] or 0)
+        heads.append(f"{task}, {sizes} ({ranking.settings.steps} steps, {of.seeds} seeds, guessing {guess})")
+    rows = [[f"`{name}`", *(cells.get(name, "–") for cells in columns)] for name in sorted(names)]
+    left_out = [removed(of, "Not compared") for of in made.values() if any(of.results["not_learned"].values())]
+    return "\n\n".join([table(heads, rows), *left_out])
+
+
+def other_tasks(board: Board) -> str:
+    """Their tables."""
+    return "\n\n".join(f"### {task}\n\n{of_task(task, of)}" for task, of in measured_tasks().items())
 
 
 def equal_time(board: Board) -> str:
@@ -541,8 +574,8 @@ def _near(rates: Json, at: int) -> list[str]:
 
 def judged_findings(board: Board) -> list[replication.Judged]:
     """By the board, and by the experiment on other tasks."""
-    others = {task: each for other in replication.experiments("tasks") for task, each in other.rankings.items()}
-    return replication.judged({**others, **board.rankings}, worlds(board.results)[1:])
+    known = {task: each.rankings[task] for task, each in measured_tasks().items()}
+    return replication.judged({**known, **board.rankings}, worlds(board.results)[1:])
 
 
 def tables(board: Board) -> dict[str, str]:
@@ -562,6 +595,8 @@ def tables(board: Board) -> dict[str, str]:
             budgets,
             texts,
             sizes,
+            others,
+            other_tasks,
             baselines,
         )
     }
