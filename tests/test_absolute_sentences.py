@@ -435,8 +435,6 @@ LONGER = {
     "no distance leaves a window": PLAIN,
     "drops every layer's rotation": "pretrained/test_gemma.py::test_every_method_acts_on_the_layers_without_a_window_alone",
     "it computes the same in plain transformers": "pretrained/test_gemma.py::test_written_it_computes_the_same_in_plain_transformers_and_llama_cpp",
-    "each text is read once for its six questions": "lab/evals/test_reader.py::test_a_text_is_read_once_for_all_questions_where_layers_forget",
-    "At 40,960 tokens each method": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "and any number of parts that act on": "pretrained/test_extend.py::test_methods_that_are_refused",
     "`posenc list` shows them all": "docs/test_program.py::test_every_kind_is_listed_under_its_heading",
     "(every map, other methods)": PLAIN,
