@@ -21,6 +21,7 @@ from typing import Any
 
 DEMO = Path("benchmarks/demo.json")
 TASKS = Path("benchmarks/leaderboard.json.gz")
+BUDGETS = Path("benchmarks/budgets.json")
 LONGER, SPEED, FINDINGS = (
     Path("benchmarks/evaluations/longer_SmolLM2.json"),
     Path("benchmarks/results/cpu.json"),
@@ -47,6 +48,12 @@ CHINESE = {
     "past it, only the loss of {} stays level": "超出之后，只有 {} 的损失保持平稳",
     "loss, nats per byte (lower is better)": "损失，奈特/字节（越低越好）",
     "bytes of text read; trained at {}": "读入的字节数；训练长度 {}",
+    "After {:,} training steps {} encodings are": "训练 {:,} 步后，有 {} 种编码",
+    "measurably ahead of RoPE, after {:,} {}": "明显领先于 RoPE；{:,} 步后{}",
+    "none is": "一种也没有", "{} are": "有 {} 种",
+    "loss at the training length above that of RoPE, nats per byte": "训练长度上的损失，高出 RoPE 的奈特/字节",
+    "training steps ({:.1f} M parameters, {} bytes, {} seeds)": "训练步数（{:.1f} M 参数，{} 字节，{} 个种子）",
+    "stick-breaking": "折棒注意力", "FoX": "遗忘门 FoX", "Shaw": "Shaw 向量", "projected": "投影的相对偏置",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
     "right answers in % at {} times the training length": "答对的百分比，{} 倍训练长度",
@@ -234,6 +241,65 @@ def loss(demo: Results, look: Look) -> str:
                 drawing.dot(*at, radius=width + 0.5, colour=colour)
         drawing.line([(right + 6, points[-1][1]), (right + 16, height)], colour=colour)
         drawing.text(right + 20, height + 5, say(label), colour=colour, weight=600)
+    return drawing.svg()
+
+
+NAMED = {
+    "stick_breaking": ("stick-breaking", "purple"), "alibi": ("ALiBi", "orange"), "fox": ("FoX", "green"), "shaw": ("Shaw", "ochre"),
+    "projected_relative": ("projected", "soft"), "rope": ("RoPE", "blue"),
+}  # fmt: skip
+"""What `budget` names, and in which colours; the others are grey."""
+OFF = 0.3
+"""Nats above RoPE from which `budget` does not draw an encoding."""
+
+
+def budget(results: Results, look: Look) -> str:
+    """How far the losses of encodings are from RoPE's, by the number of training steps."""
+    made = [of for of in results["worlds"] if of["text"] == "code"]
+    made = [of for of in made if of["parameters"] == made[0]["parameters"]]
+    steps, say = [of["steps"] for of in made], look.say
+    gaps = {name: [of["losses"][name][0] - of["losses"]["rope"][0] for of in made] for name in made[0]["losses"]}
+    gaps = {name: row for name, row in gaps.items() if max(row) < OFF}
+    ahead = [sum(gap["high"] < 0 for gap in of["behind_rope"].values()) for of in made]
+    after = say("{} are", ahead[-1]) if ahead[-1] else say("none is")
+    finding = [
+        say("After {:,} training steps {} encodings are", steps[0], ahead[0]),
+        say("measurably ahead of RoPE, after {:,} {}", steps[-1], after),
+    ]
+    about = say("loss at the training length above that of RoPE, nats per byte")
+    top, bottom, left, right = 96, 388, 44, 404
+    drawing = Drawing(440, finding, about, look)
+    low, high = (edge(value for row in gaps.values() for value in row) for edge in (min, max))
+
+    def x(at: int) -> float:
+        return left + 12 + (right - left - 12) * log10(steps[at] / steps[0]) / log10(steps[-1] / steps[0])
+
+    def y(value: float) -> float:
+        return bottom - 8 - (bottom - top - 16) * (value - low) / (high - low)
+
+    for tenth in range(int(low * 10), int(high * 10) + 1):
+        drawing.line([(left, y(tenth / 10)), (right, y(tenth / 10))])
+        drawing.text(left - 6, y(tenth / 10) + 5, f"{tenth / 10:+.1f}".replace("-", "−"), colour="soft", anchor="end")
+    for at, number in enumerate(steps):
+        drawing.text(x(at), bottom + 20, f"{number:,}", colour="soft", anchor="middle")
+    s = say(
+        "training steps ({:.1f} M parameters, {} bytes, {} seeds)",
+        made[0]["parameters"] / 1e6,
+        128,
+        len(made[-1]["seeds"]),
+    )
+    drawing.text(left, bottom + 44, s, colour="soft")
+    heights = dict(zip(NAMED, apart([y(gaps[name][-1]) for name in NAMED], 20, top + 4, bottom - 4), strict=True))
+    for name in sorted(gaps, key=lambda name: name in NAMED):
+        label, colour = NAMED.get(name, ("", "grid"))
+        points = [(x(at), y(value)) for at, value in enumerate(gaps[name])]
+        values = ", ".join(f"{value:+.3f} after {number}" for value, number in zip(gaps[name], steps, strict=True))
+        drawing.line(points, colour=colour, width=3 if label else 1.5, about=f"{name}: {values}".replace("-", "−"))
+        if label:
+            for point in points:
+                drawing.dot(*point, radius=3.5, colour=colour)
+            drawing.line([(right + 6, points[-1][1]), (right + 16, heights[name])], colour=colour)
+            drawing.text(right + 20, heights[name] + 5, say(label), colour=colour, weight=600)
     return drawing.svg()
 
 
@@ -497,6 +563,7 @@ def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
     return {
         "loss": partial(loss, read(root / DEMO)),
         "tasks": partial(tasks, read(root / TASKS)),
+        "budget": partial(budget, read(root / BUDGETS)),
         "longer": partial(longer, read(root / LONGER)),
         "speed": partial(speed, read(root / SPEED)),
         "conformance": partial(conformance, verdicts((root / FINDINGS).read_text(encoding="utf-8"))),

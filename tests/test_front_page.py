@@ -114,6 +114,23 @@ def test_the_lines_of_loss_are_those_of_make_demo():
     )
 
 
+def test_the_lines_by_budget_are_those_of_the_experiment():
+    worlds = [of for of in read(pictures.BUDGETS)["worlds"] if of["text"] == "code" and of["parameters"] < 10**6]
+    shown = titles("budget")
+    left_out = {name for of in worlds for name in of["losses"]} - set(shown)
+    assert left_out == {"none"}
+    for name, words in shown.items():
+        gaps = [of["losses"][name][0] - of["losses"]["rope"][0] for of in worlds]
+        assert words == ", ".join(
+            f"{gap:+.3f} after {of['steps']}".replace("-", "−") for gap, of in zip(gaps, worlds, strict=True)
+        )
+    few, more = ([name for name, gap in of["behind_rope"].items() if gap["high"] < 0] for of in (worlds[0], worlds[-1]))
+    assert more == []
+    assert finding("budget") == (
+        f"After 120 training steps {len(few)} encodings are measurably ahead of RoPE, after 1,920 none is"
+    )
+
+
 def test_the_table_of_tasks_is_that_of_the_results():
     results = read(pictures.TASKS)
     rows = {row["encoding"]: row for row in results["table"]}

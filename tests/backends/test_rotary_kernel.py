@@ -143,6 +143,7 @@ def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
     from posenc.backends import triton as kernels
 
     x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "HAS_TRITON", True)
     monkeypatch.setattr(kernels, "FORCED", False)

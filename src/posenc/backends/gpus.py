@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def recorded(device: torch.device) -> dict[str, Any]:
-    """What RECORD has of a device."""
-    if not RECORD or device.type != "cuda":
+    """What RECORD has of a device; of a fake tensor's, where there is no GPU, nothing."""
+    if not RECORD or device.type != "cuda" or not torch.cuda.is_available():
         return {}
     return RECORD.get("{}.{}".format(*torch.cuda.get_device_capability(device)), {})
