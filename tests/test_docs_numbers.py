@@ -32,7 +32,7 @@ from posenc.lab.text import FAR, HARM, PRESETS, Settings
 from posenc.lab.vision import images, scenes
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.pretrained import ape, bands, computed, doctor, fit, ms_poe, probe
-from posenc.pretrained.findings import MEANINGS
+from posenc.pretrained.findings import FINDINGS
 from references import smollm2, stories15m
 
 ROOT = Path(__file__).parents[1]
@@ -559,7 +559,7 @@ def diagnosis():
         f"means more than {doctor.MOST_NATS:g} nat per character on a plain English text: the frequencies of words alone give "
         f"{shannon:.1f} ([Shannon 1951](https://doi.org/10.1002/j.1538-7305.1951.tb01366.x): 2.14 bits per letter)"
     )
-    meaning = MEANINGS["text_not_predicted"]
+    meaning = FINDINGS["text_not_predicted"].meaning
     assert f"{doctor.MOST_NATS:g} nat a character" in meaning
     assert f"give {shannon:.1f}" in meaning
     yield "SmolLM2-135M needs 0.62 in float32, and 1.03 without its rotation"

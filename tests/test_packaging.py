@@ -247,7 +247,7 @@ def test_wheel_holds_the_library_and_its_data_alone(distributions):
             archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
         )
     assert names == files
-    assert {"papers.bib", "golden.json", "py.typed", "page.html", "explorer.js", "style.css"} <= {
+    assert {"papers.bib", "golden.json", "findings.toml", "py.typed", "page.html", "explorer.js", "style.css"} <= {
         name.rpartition("/")[2] for name in names
     }
     assert (info["Name"], info["Version"], info["License-Expression"]) == ("posenc", posenc.__version__, "Apache-2.0")

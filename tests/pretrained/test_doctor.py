@@ -16,7 +16,7 @@ from posenc.errors import InputError
 from posenc.pretrained.attach import attached
 from posenc.pretrained.doctor import FrequencyTable, doctor
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.findings import FINDINGS, MEANINGS, VISION_FINDINGS
+from posenc.pretrained.findings import FINDINGS, VISION_FINDINGS
 from posenc.pretrained.models import decoder_of
 from references.small_models import HEALTHY, small_model
 
@@ -29,7 +29,7 @@ def one(model, name):
     """The only finding."""
     (finding,) = doctor(model).findings
     assert finding.name == name
-    assert finding.severity == FINDINGS[name][0]
+    assert finding.severity == FINDINGS[name].severity
     return finding
 
 
@@ -537,7 +537,7 @@ def test_the_remedy_for_a_table_heals(model_type):
     model = small_model(model_type).bfloat16()
     remedy = one(model, "frequencies_rounded").remedy
     assert remedy.endswith("as for config_not_applied")
-    exec(FINDINGS["config_not_applied"][1].partition(": ")[2], {"model": model})
+    exec(FINDINGS["config_not_applied"].remedy.partition(": ")[2], {"model": model})
     assert names(model) == []
 
 
@@ -666,9 +666,8 @@ def test_what_cannot_be_examined_is_refused(llama):
 
 
 def test_the_help_explains_each_finding(capsys):
-    assert MEANINGS.keys() == FINDINGS.keys() | VISION_FINDINGS.keys()
     with pytest.raises(SystemExit):
         cli.main(["doctor", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    for name, (severity, _) in (FINDINGS | VISION_FINDINGS).items():
-        assert f" {name} ({severity}): {MEANINGS[name]}" in out
+    for name, known in (FINDINGS | VISION_FINDINGS).items():
+        assert f" {name} ({known.severity}): {known.meaning}" in out

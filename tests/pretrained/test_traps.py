@@ -19,7 +19,7 @@ from posenc.pretrained.doctor import doctor
 from posenc.pretrained.findings import FINDINGS
 from references.small_models import small_model
 
-REBUILD = FINDINGS["config_not_applied"][1].partition(": ")[2]
+REBUILD = FINDINGS["config_not_applied"].remedy.partition(": ")[2]
 SHAPE = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,

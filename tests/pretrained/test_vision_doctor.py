@@ -49,7 +49,8 @@ def test_each_finding_has_a_case():
 def test_a_finding_is_made_where_it_holds(name):
     sick, well = (make() for make in CASES[name])
     finding = found(sick)[name]
-    assert (finding.severity, finding.remedy) == VISION_FINDINGS[name]
+    known = VISION_FINDINGS[name]
+    assert (finding.severity, finding.remedy) == (known.severity, known.remedy)
     assert name not in found(well)
     assert posenc.doctor(sick).wrong == (finding.severity == "wrong") or name not in ("table_of_zeros", "shift_lost")
 

@@ -3,7 +3,6 @@
 
 from posenc.analysis.analyze import Analysis, analyze
 from posenc.analysis.bounds import (
-    MODELS,
     Model,
     base_bound,
     curves,
@@ -29,7 +28,7 @@ from posenc.analysis.survival import survival
 from posenc.analysis.symmetry import equivariance, twins
 
 __all__ = [
-    "MODELS", "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",
+    "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",
     "bias", "bounded", "codes_of", "counter", "curves", "decay_integral", "deterministic", "digits", "equivariance",
     "expansion", "first_zero", "four_terms", "kernel", "longest_length", "phase_error", "properties", "random_dots",
     "rope_bound", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",

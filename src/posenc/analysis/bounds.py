@@ -8,7 +8,7 @@ direction, where e^(ixu) does not oscillate but decays.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc import frequencies as schedules
 from posenc.analysis.finding import INK, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, plot
 from posenc.errors import InputError, check_positive, check_sizes, unknown
-from posenc.frequencies.schedules import first_negative
-from posenc.functional import CURVES, check_even, frequency_curve
+from posenc.frequencies.schedules import first_negative, rope_frequencies
+from posenc.functional import CURVES, check_even
 
 CI_ZERO = 0.6165054856207162
 """Where the cosine integral Ci is first zero. The integral of base^-t is first zero at about this times the base."""
@@ -189,9 +188,6 @@ def plot_curves(ax: Axes, finding: Curves) -> None:
     ax.legend(title="theta", ncols=2)
 
 
-Schedule = str | Mapping[str, Any]
-"""As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
-
 FACTOR = 4
 """How much longer than in training the sequences of a report are."""
 LARGEST_BASE = 1e15
@@ -213,37 +209,19 @@ class Model:
         return longest_length(self.base, self.rotary_dim)
 
 
-MODELS = (
-    Model("GPT-J 6B", 64, 1e4, 2048),
-    Model("Llama 2 7B", 128, 1e4, 4096),
-    Model("Code Llama 7B", 128, 1e6, 16384),
-    Model("Llama 3 8B", 128, 5e5, 8192),
-    Model("Mistral 7B v0.3", 128, 1e6, 32768),
-    Model("Qwen2.5 7B", 128, 1e6, 32768),
-    Model("SmolLM2 135M", 64, 1e5, 8192),
-)
-"""Known models, from their published configurations."""
-
-
-def rope_bound(
-    distances: Numbers,
-    head_dim: int,
-    base: float = 10000.0,
-    *,
-    frequencies: Schedule | Tensor | None = None,
-) -> Tensor:
+def rope_bound(distances: Numbers, head_dim: int, base: float = 10000.0) -> Tensor:
     """RoPE's decay bound: (2/d) sum_j |S_(j+1)| with S_j = sum_(c<j) e^(i m theta_c), float64, of distances' shape.
 
     By Abel's summation a score at distance m is at most max_j |h_(j+1) - h_j| times sum_j |S_(j+1)|, h_j being the
     product of the j-th pairs of query and key as complex numbers, and zero after the last. It bounds the scores; it does
-    not say that they decay. distances: m, any real numbers. frequencies: see `longest_length`.
+    not say that they decay. distances: m, any real numbers.
 
     Raises:
-        InputError: distances that are not finite, an odd head_dim, what a schedule refuses.
+        InputError: distances that are not finite, an odd head_dim, a base not above 0.
 
     Source: Su et al. 2021, RoFormer, section 3.4.3; kexue.fm/archives/8265.
     """
-    theta = frequencies_of(frequencies, head_dim, base)
+    theta = rope_frequencies(head_dim, base)
     m = torch.as_tensor(distances, dtype=torch.float64, device="cpu")
     if not bool(m.isfinite().all()):
         raise InputError("distances hold values that are not finite: they must be numbers")
@@ -254,36 +232,29 @@ def rope_bound(
     return torch.cat(means).view(m.shape)
 
 
-def longest_length(
-    base: float,
-    head_dim: int,
-    *,
-    frequencies: Schedule | Tensor | None = None,
-    limit: int = 1 << 20,
-) -> int | None:
+def longest_length(base: float, head_dim: int, *, limit: int = 1 << 20) -> int | None:
     """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, where a key
     like the query is not preferred to a random one (at later distances it may be). None where there is none below `limit`.
 
     A necessary condition that the paper derives and finds confirmed, not a promise: Llama 2 was trained on more than
-    twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), or
-    (head_dim/2,) inv_freq; plain RoPE if None.
+    twice its 1707. head_dim: channels that rotate.
 
     Raises:
-        InputError: an odd head_dim, a base not above 0, frequencies that do not fit, a limit below 1.
+        InputError: an odd head_dim, a base not above 0, a limit below 1.
 
     Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm/archives/10122.
     """
     check_sizes(limit=limit)
-    return first_negative(frequencies_of(frequencies, head_dim, base), limit)
+    return first_negative(rope_frequencies(head_dim, base), limit)
 
 
-def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
+def smallest_base(length: int, head_dim: int, *, step: float = 1e-3) -> float:
     """The smallest base with sum_c cos(m theta_c) >= 0 at every distance m below `length`.
 
     The bases that do so are no interval: some fail above the first that does not (`safe_base`: from where on none does). So bases are tried upwards, each a
     factor 1 + step above the last, and windows narrower than that are passed over (128k at head_dim 128: 4.87e6 with
-    step 1e-4, 7.79e6 with 1e-3). With infinitely many pairs it is length / 0.6165, see `decay_integral`. schedule: made
-    for each base, plain RoPE if None. A second for 8k, ten for 1M.
+    step 1e-4, 7.79e6 with 1e-3). With infinitely many pairs it is length / 0.6165, see `decay_integral`. A second for 8k,
+    ten for 1M.
 
     Raises:
         InputError: a length below 1, an odd head_dim, a step outside 1e-6 .. 1, or no such base up to 1e15.
@@ -294,7 +265,7 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
         raise InputError("must be a share of the base from 1e-6 to 1", step=step)
     base, failing = 1 + step, torch.zeros(0, dtype=torch.float64)
     while base <= LARGEST_BASE:
-        theta = frequencies_of(schedule, head_dim, base)
+        theta = rope_frequencies(head_dim, base)
         if not bool(((failing[:, None] * theta).cos().sum(-1) < 0).any()):  # most fail where their neighbour does
             worst = _negative_near_the_end(theta, length)
             if worst is None:
@@ -313,11 +284,11 @@ TRIED_UP_TO, TRIED_STEP = 8.0, 1e-2
 """`safe_base` tries bases up to so many times the smallest, each so much of it above the last."""
 
 
-def safe_base(length: int, head_dim: int, smallest: float, *, schedule: Schedule | None = None) -> float:
+def safe_base(length: int, head_dim: int, smallest: float) -> float:
     """The base from which on every larger one that is tried has sum_c cos(m theta_c) >= 0 at every distance m below `length`.
 
     Tried are bases a factor 1.01 apart, from 8 times the smallest down to the first that fails. smallest: the
-    `smallest_base`; other arguments as there. Seconds for 32k.
+    `smallest_base`. Seconds for 32k.
 
     Raises:
         InputError: as `smallest_base`.
@@ -325,7 +296,7 @@ def safe_base(length: int, head_dim: int, smallest: float, *, schedule: Schedule
     check_sizes(length=length)
     base = smallest * TRIED_UP_TO
     while base > smallest:
-        if _negative_near_the_end(frequencies_of(schedule, head_dim, base), length) is not None:
+        if _negative_near_the_end(rope_frequencies(head_dim, base), length) is not None:
             return base * (1 + TRIED_STEP)
         base /= 1 + TRIED_STEP
     return smallest
@@ -351,7 +322,6 @@ class BaseBound(Finding):
     """
 
     head_dim: int
-    schedule: str
     lengths: tuple[int, ...]
     bases: tuple[float, ...]
     safe: tuple[float, ...]
@@ -361,7 +331,7 @@ class BaseBound(Finding):
 
     def sentences(self) -> list[str]:
         sentences = [
-            f"{self.head_dim} channels under {self.schedule} need a base of {base:.3g} for {length} positions, {_larger(base, safe)}; "
+            f"{self.head_dim} channels under plain RoPE need a base of {base:.3g} for {length} positions, {_larger(base, safe)}; "
             f"infinitely many would need {limit:.3g}."
             for length, base, safe, limit in zip(self.lengths, self.bases, self.safe, self.limits, strict=True)
         ]
@@ -387,49 +357,26 @@ def base_bound(
     lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384, 32768),
     head_dim: int = 128,
     *,
-    schedule: Schedule | None = None,
     step: float = 1e-3,
-    models: Sequence[Model] | None = None,
+    models: Sequence[Model] = (),
 ) -> BaseBound:
-    """`smallest_base` of several lengths beside what known models take. Arguments as there; models: those of `MODELS` with
-    as many channels if None.
+    """`smallest_base` of several lengths beside what models take. head_dim, step: as there.
 
     Raises:
         InputError: as `smallest_base`; no length.
     """
     if not lengths:
         raise InputError("lengths is empty: pass at least one")
-    models = [model for model in MODELS if model.rotary_dim == head_dim] if models is None else models
-    bases = tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths)
-    named = "plain RoPE" if schedule is None else schedule if isinstance(schedule, str) else schedules.as_text(schedule)
+    bases = tuple(smallest_base(length, head_dim, step=step) for length in lengths)
     return BaseBound(
         head_dim=head_dim,
-        schedule=named,
         lengths=tuple(lengths),
         bases=bases,
-        safe=tuple(safe_base(n, head_dim, base, schedule=schedule) for n, base in zip(lengths, bases, strict=True)),
+        safe=tuple(safe_base(n, head_dim, base) for n, base in zip(lengths, bases, strict=True)),
         limits=tuple(length / CI_ZERO for length in lengths),
         models=tuple(models),
         longest=tuple(model.longest for model in models),
     )
-
-
-def frequencies_of(frequencies: Schedule | Tensor | None, head_dim: int, base: float) -> Tensor:
-    """(head_dim/2,) float64 frequencies, of a schedule or as they are.
-
-    Raises:
-        InputError: they are not head_dim/2 finite numbers, or what the schedule refuses.
-    """
-    check_even("head_dim", head_dim)
-    if frequencies is None:
-        return frequency_curve(head_dim, base=base)
-    if not isinstance(frequencies, Tensor):
-        data = schedules.parse(frequencies) if isinstance(frequencies, str) else frequencies
-        return schedules.create(data, head_dim, base=base).inv_freq
-    if frequencies.shape != (head_dim // 2,) or not bool(frequencies.isfinite().all()):
-        shape = tuple(frequencies.shape)
-        raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")
-    return frequencies.detach().to("cpu", torch.float64)
 
 
 @plot(

@@ -2,15 +2,15 @@
 """Positions in a positional number system: bits beside sines, and RoPE's pairs as the digits of a base."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies as schedules
-from posenc.analysis.bounds import FACTOR, Schedule
+from posenc.analysis.bounds import FACTOR
 from posenc.analysis.finding import AROUND, LINE, PALETTE, AnalysisQuestion, Axes, Finding, Findings, legend_above, plot
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.frequencies.schedules import check_factor, check_length
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from posenc.analysis.target import Target
 
 
+Schedule = str | Mapping[str, Any]
+"""As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 SCHEDULES = ("default", "linear", "ntk", "yarn")
 
 

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Hashable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from posenc.positions import Positions
 from posenc.positions.order import convolved, running_sums
 
 
+@dataclass(eq=False, repr=False)
 class AccumulatedRotary(Encoding):
     """Base: pair c of a query or key is turned by the sum of the angles of its token and of those before it in its document,
     so that scores depend on the angles of the tokens in between. Query heads turn as the key head that they share.
@@ -29,12 +30,14 @@ class AccumulatedRotary(Encoding):
 
     shift_invariant = True
     isometric = True
+
     head_dim: int
+    _: KW_ONLY
     dim: int
     num_heads: int
-    num_kv_heads: int | None
-    num_layers: int
-    layout: Layout = "half"
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    layout: Layout = field(default="half", init=False)
 
     def setup(self) -> None:
         check_even("head_dim", self.head_dim)
@@ -98,12 +101,7 @@ class SelectiveRotary(AccumulatedRotary):
     )
     equal_to = "the authors' expression"
 
-    head_dim: int
     _: KW_ONLY
-    dim: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
     rank: int = 16
     kernel_size: int = 4
     gate: bool = False
@@ -177,12 +175,7 @@ class Mamba3Rotary(AccumulatedRotary):
     use_when = "Take it for Mamba-3's rotation in attention; `selective_rope` also convolves angles over some tokens."
     equal_to = "the authors' expression"
 
-    head_dim: int
     _: KW_ONLY
-    dim: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
     fraction: float = 0.5
     layout: Layout = "interleaved"
 
@@ -224,12 +217,7 @@ class CARoPE(AccumulatedRotary):
     use_when = "Take it where each token sets one frequency for each head; `selective_rope` has an angle for each pair."
     equal_to = "the formula"
 
-    head_dim: int
     _: KW_ONLY
-    dim: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
     layout: Layout = "half"
     rope_theta: float = 10000.0
     init_std: float = 0.02

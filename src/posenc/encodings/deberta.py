@@ -17,6 +17,7 @@ from posenc.functional import deberta_bucket
 from posenc.positions import Positions
 
 
+@dataclass(eq=False, repr=False)
 class _Disentangled(ContentBias):
     """The score [q_i . k_j + q_i . K_d + k_j . Q_d + Q_d . K_d] / sqrt(head_dim (1 + number of terms)): K and Q are
     keys and queries made from a table of 2 * span rows, d is the row of the distance. The last three terms are c2p,
@@ -27,10 +28,14 @@ class _Disentangled(ContentBias):
     extrapolates = "yes: far distances share a vector"
 
     dim: int
-    max_relative_positions: int
-    terms: str
-    paper_index: bool
-    init_std: float
+    _: KW_ONLY
+    num_heads: int
+    head_dim: int
+    num_layers: int = 1
+    max_relative_positions: int = 512
+    terms: str = "c2p|p2c"
+    paper_index: bool = False
+    init_std: float = 0.02
 
     @property
     def span(self) -> int:
@@ -126,16 +131,6 @@ class DeBERTa(_Disentangled):
     use_when = "Take it for the first DeBERTa's weights; `deberta_v2` shares the model's projections."
     equal_to = "transformers' DeBERTa"
 
-    dim: int
-    _: KW_ONLY
-    num_heads: int
-    head_dim: int
-    num_layers: int = 1
-    max_relative_positions: int = 512
-    terms: str = "c2p|p2c"
-    paper_index: bool = False
-    init_std: float = 0.02
-
     def setup(self) -> None:
         super().setup()
         self.add_projections(key_bias=False)
@@ -166,18 +161,10 @@ class DeBERTaV2(_Disentangled):
     use_when = "Take it in an encoder, as DeBERTa v2 and v3 do; `t5` adds a number in place of products."
     equal_to = "transformers' DeBERTa-v2"
 
-    dim: int
     _: KW_ONLY
-    num_heads: int
-    head_dim: int
-    num_layers: int = 1
-    max_relative_positions: int = 512
     position_buckets: int = 256
-    terms: str = "c2p|p2c"
     shared: bool = True
     norm: bool = True
-    paper_index: bool = False
-    init_std: float = 0.02
 
     def setup(self) -> None:
         if self.position_buckets:

@@ -103,6 +103,7 @@ def _columns(like: Tensor, *columns: Tensor) -> list[Tensor]:
     return [column.expand(*like.shape[:3], 1) for column in columns]
 
 
+@dataclass(eq=False, repr=False)
 class TUPER(TUPE):
     """TUPE-R: TUPE-A and T5's bias of the bucketed distance, both with [CLS] untied.
 
@@ -124,34 +125,16 @@ class TUPER(TUPE):
         "distance alone."
     )
 
-    def __init__(
-        self,
-        max_positions: int,
-        *,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        bidirectional: bool | None = None,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        untie_cls: bool = True,
-        beyond: str = "error",
-        init_std: float = 0.02,
-    ) -> None:
-        super().__init__(
-            max_positions,
-            dim=dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            untie_cls=untie_cls,
-            beyond=beyond,
-            init_std=init_std,
-        )
-        self.bidirectional = bidirectional
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
+    _: KW_ONLY
+    bidirectional: bool | None = None
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def setup(self) -> None:
+        super().setup()
         check_buckets(self)
-        self.distances: nn.Parameter = normal_parameter(num_heads, num_buckets + untie_cls, init_std=init_std)
+        buckets = self.num_buckets + self.untie_cls
+        self.distances: nn.Parameter = normal_parameter(self.num_heads, buckets, init_std=self.init_std)
 
     def bias(  # type: ignore[override]
         self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0

@@ -6,7 +6,7 @@
     posenc.restore(model)                                                        undoes it
     posenc.to_hf(model, directory) -> Export                       export.py     what plain transformers, vLLM, llama.cpp load
     posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable
-    posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.py, their remedies
+    posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.toml, their remedies
     DoctorCallback()                                               training.py   of a Trainer: its first batch
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
     ape_generate(model, tokenizer, contexts, question)             ape.py        and in one cache

@@ -17,16 +17,6 @@ from posenc.pretrained.readers import compare, difference
 
 __all__ = ["ProgramAnswer", "agreement", "as_text", "readable_by_transformers_4"]
 
-OLD_KEYS = (
-    "rope_theta",
-    "rope_scaling",
-    "rope_local_base_freq",
-    "partial_rotary_factor",
-    "rotary_emb_base",
-    "rotary_pct",
-)
-"""Fields in which transformers 4 states a rotation."""
-
 
 @dataclass(frozen=True)
 class ProgramAnswer:
