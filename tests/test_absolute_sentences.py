@@ -26,7 +26,7 @@ README = {
     "The same call handles padding": "test_conformance.py::test_every_encoding_conforms",
     "train a decoder that every inference server runs": "test_readme_numbers.py::test_rope_where_every_server_has_to_run_it",
     "(under `yarn` none does)": "test_readme_numbers.py::test_dual_chunk_in_python",
-    "a rule over every size and budget measured": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
+    "a rule over every size, budget and text measured": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "no method is better than truncating the input": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
     "in 4 of 4 documents under YaRN, in none without": "test_readme_numbers.py::test_the_passkey_and_the_time_it_takes",
     "method, training, decoding and all lengths": PLAIN,
