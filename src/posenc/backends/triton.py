@@ -129,7 +129,7 @@ def fits_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling():
         return HAS_TRITON and FORCED and _of_one_kernel(q, k, cos)
-    others = transformed() or intercepted() or torch.jit.is_tracing()
+    others = transformed() or intercepted() or torch._C._get_tracing_state() is not None
     return not others and verified("rotary", q.device) and _of_one_kernel(q, k, cos)
 
 
