@@ -525,9 +525,9 @@ def gpu():
         f"{len(steps['encodings'])} encodings; {steps['processes']} processes share the GPU)"
     )
     equal = sum(each["largest_difference"] == 0 for each in captured)
-    yield f"The losses of {equal} are those of eager steps"
+    yield f"those of {equal} are those of eager steps"
     assert len(captured) - equal == 5
-    yield f"they differ by at most {max(each['largest_difference'] for each in captured):.2f}"
+    yield f"differ by at most {max(each['largest_difference'] for each in captured):.2f}"
     yield f"make gpu PYTHON=python3 # a Python with {versions} or newer"
 
 

@@ -178,7 +178,11 @@ def test_whatever_works_on_tensors_in_its_own_way_gets_the_formula(kernels, monk
     with FakeTensorMode():  # where there is a GPU it would get tensors without memory
         assert not kernels.fits_kernel(*x)
     assert not torch.func.vmap(lambda at: torch.tensor(kernels.fits_kernel(*x)) & (at > 0))(torch.ones(2)).any()
-    for module, name in ((torch.jit, "is_tracing"), (torch.compiler, "is_compiling"), (torch.compiler, "is_exporting")):
+    for module, name in (
+        (torch._C, "_get_tracing_state"),
+        (torch.compiler, "is_compiling"),
+        (torch.compiler, "is_exporting"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda: True)
             assert not kernels.fits_kernel(*x)
