@@ -154,6 +154,15 @@ def longer_context():
     yield "of the last two of the five facts"
     yield f"The unmodified model has {rows['none']['exact']['hits']}."
     yield GEMMA["command"]
+    (at,) = read("evaluations/longer_Gemma3_passkey.json")["longer"]
+    rows = by_method(at, "passkey")
+    assert {(row["exact"]["hits"], row["exact"]["n"]) for row in rows.values()} == {(0, 4)}
+    lower = [-gap(rows[method])["mean"] for method in ("yarn", "ntk", "linear")]
+    assert all(gap(rows[method])["high"] < 0 for method in ("yarn", "ntk", "linear"))
+    yield (
+        f"Of four passkeys at {at['length']:,} tokens none is found under `yarn`, `ntk`, `linear` or truncation, though the methods lower "
+        f"its loss by {between(lower)} nats"
+    )
 
     here = gap(by_method(STORIES["longer"][0], "perplexity")["yarn"])
     quality = json.loads((ROOT / "benchmarks/quality.json").read_text(encoding="utf-8"))
