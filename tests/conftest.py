@@ -83,6 +83,16 @@ def no_gradients():
 
 
 @pytest.fixture
+def untraced():
+    """FlexAttention computes what it is given without being traced for each call, which takes ten times as long: which of
+    our structures and masks can be traced is asked by tests/backends."""
+    from posenc.conformance.fixtures import uncompiled
+
+    with uncompiled():
+        yield
+
+
+@pytest.fixture
 def tiles(monkeypatch):
     """The CPU's backends cut short inputs into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere,
     and chunks of 2 tokens."""

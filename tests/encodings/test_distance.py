@@ -39,6 +39,7 @@ IMAGES = {
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "flex"])
 @pytest.mark.parametrize("positions", IMAGES.values(), ids=IMAGES.keys())
+@pytest.mark.usefixtures("untraced")
 def test_grid_alibi_is_the_papers_formula(positions, backend):
     def formula(q, k):
         placed = [torch.tensor([[True]]) if x is None else x for x in (positions.q_placed, positions.k_placed)]

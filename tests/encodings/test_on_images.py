@@ -53,6 +53,7 @@ def attended(encoding: Encoding, x: Tensor, positions: Positions, backend: str =
 
 @EVERY
 @BACKEND
+@pytest.mark.usefixtures("untraced")
 def test_packed_and_padded_images_are_as_if_alone(name, backend):
     encoding, prefix = made(name), prefix_for(name)
     positions = [Positions.grid(*size, prefix=prefix) for size in SIZES]
@@ -69,6 +70,7 @@ def test_packed_and_padded_images_are_as_if_alone(name, backend):
 @EVERY
 @BACKEND
 @pytest.mark.parametrize("size", SIZES[:2])
+@pytest.mark.usefixtures("untraced")
 def test_patches_taken_are_as_if_the_others_were_hidden(name, backend, size):
     encoding, prefix = made(name), prefix_for(name)
     positions, x = Positions.grid(*size, prefix=prefix), tokens(size[0] * size[1] + prefix_for(name), rows=2)

@@ -84,6 +84,7 @@ def dense(encoding: Encoding, positions: Positions, q, k, v, prefix=None):
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "flex"])
+@pytest.mark.usefixtures("untraced")
 def test_gradients_are_those_of_the_sum_over_pairs(backend):
     positions, trains = LAYOUTS["packed"], backend != "flex"
     q, k, v = (x.requires_grad_(trains) for x in qkv(positions, 4, 2, 8))

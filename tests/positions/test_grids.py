@@ -100,6 +100,7 @@ def test_taking_text_apart_keeps_what_is_causal():
 
 @pytest.mark.parametrize("name", ["rope+alibi", "cope", "t5", "log_n:train_length=2+rope"])
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "flex"])
+@pytest.mark.usefixtures("untraced")
 def test_text_taken_apart_is_attended_as_where_the_rest_is_hidden(name, backend):
     encoding = posenc.create(name, head_dim=8, num_heads=2, causal=True).double()
     for parameter in encoding.parameters():

@@ -54,6 +54,7 @@ def centred(axes: int) -> torch.Tensor:
 
 @EVERY
 @pytest.mark.parametrize("backend", ["auto", "reference", "flex"])
+@pytest.mark.usefixtures("untraced")
 def test_a_grid_around_zero_is_the_same_grid(name, axes, backend):
     encoding = made(name, axes)
     if name.startswith("grid_table"):

@@ -101,6 +101,7 @@ TERMS = ["rope+alibi", "t5", "shaw", "transformer_xl", "log_n:train_length=2+rop
 
 @EVERYWHERE
 @pytest.mark.parametrize(("name", "backend"), [*((name, "auto") for name in TERMS), ("t5", "flex")])
+@pytest.mark.usefixtures("untraced")
 def test_every_kind_of_term_sees_what_the_mask_shows(case, name, backend):
     p, _ = case_of(case)
     encoding = posenc.create(name, num_heads=4, num_kv_heads=4, head_dim=8, dim=32, max_positions=16).double()

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -86,7 +86,9 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     """
     convention = get_kind(kind)
     wrapped = from_angles(function, convention)
-    with torch.device("cpu"), unwritten_is_nan():  # a default device would move the inputs
+    # a default device would move the inputs; the mode itself takes as long as a small operation, at each of them
+    on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with on_cpu, unwritten_is_nan():
         verdict = _verdict(Caller(wrapped or function, convention), kind)
     given = "cos and sin were given to it, (1, seq, channels) in x's dtype, so how it makes angles was not judged"
     return replace(verdict, notes=(given, *verdict.notes)) if wrapped else verdict
@@ -232,7 +234,7 @@ def _with_tensor(case: GoldenCase) -> GoldenCase:
     """The case with x as a tensor, which need not be made for every fault."""
     if "x" not in case.arguments:
         return case
-    return replace(case, arguments={**case.arguments, "x": torch.tensor(case.arguments["x"], dtype=torch.float64)})
+    return replace(case, arguments={**case.arguments, "x": torch.as_tensor(case.arguments["x"], dtype=torch.float64)})
 
 
 def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanation | None:
@@ -377,8 +379,9 @@ def _other_dtypes(caller: Caller, known: Explanation | None) -> tuple[list[str],
         texts = [(list(range(TEXTS.get(dtype, 10))), 1e4), (SPREAD, 1e4), (SPREAD, 5e5)]
         for positions, base in texts if "positions" in caller.convention.arguments else texts[:1]:
             given = golden.example(caller.convention, positions, width)
-            given = {**given, "x": golden.content(1, 1, len(positions), width), "base": base}
-            cases.append(GoldenCase(given, [] if known is None else known.values(given).tolist()))
+            x = torch.tensor(golden.content(1, 1, len(positions), width), dtype=torch.float64)
+            given = {**given, "x": x, "base": base}
+            cases.append(GoldenCase(given, [] if known is None else known.values(given)))
         results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]
         afterwards = [run_case(caller, case) for case in cases]
         name = dtype_name(dtype)

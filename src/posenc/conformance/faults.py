@@ -8,7 +8,8 @@ one. So a fault in an argument can be combined with any other.
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -54,10 +55,24 @@ def effective(kind: str, arguments: Arguments, faults: Sequence[str]) -> tuple[s
 
 def _called(formula: Formula, arguments: Arguments) -> Any:
     """A formula of the arguments that it has parameters for."""
+    names = _parameters(formula)
+    return formula(**(arguments if names is None else {k: v for k, v in arguments.items() if k in names}))
+
+
+def _parameters(formula: Formula) -> tuple[str, ...] | None:
+    """Names of a formula's parameters, None if it takes any. What `FAULTS` makes for each call are plain functions, for which
+    inspect would take longer than most formulas."""
+    if not isinstance(formula, FunctionType):
+        return _inspected(formula)
+    code = formula.__code__
+    takes_any = code.co_flags & inspect.CO_VARKEYWORDS
+    return None if takes_any else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+@cache
+def _inspected(formula: Formula) -> tuple[str, ...] | None:
     parameters = inspect.signature(formula).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        arguments = {name: value for name, value in arguments.items() if name in parameters}
-    return formula(**arguments)
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else tuple(parameters)
 
 
 def instead(other: Formula) -> Callable[[Formula], Formula]:

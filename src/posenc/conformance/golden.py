@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ DECLINED = "raises NotImplementedError"
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Arguments by name, and the expected result: nested lists, or for frequency schedules a dict of inv_freq and
+    """Arguments by name, and the expected result: nested lists or a tensor, or for frequency schedules a dict of inv_freq and
     attention_factor."""
 
     arguments: dict[str, Any]
     expected: Any
 
     @property
-    def values(self) -> list[Any]:
+    def values(self) -> list[Any] | Tensor:
         """The expected numbers, without the attention factor."""
         return self.expected["inv_freq"] if isinstance(self.expected, dict) else self.expected
 
@@ -49,6 +49,7 @@ def load() -> dict[str, list[GoldenCase]]:
     return {name: [GoldenCase(**case) for case in kind["cases"]] for name, kind in kinds.items()}
 
 
+@cache
 def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
     """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (batch, heads, rows, dim)."""
     numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
@@ -258,7 +259,7 @@ class CaseResult:
     refusal: str = ""
     raised: bool = False
 
-    @property
+    @cached_property
     def expected(self) -> Tensor:
         return torch.as_tensor(self.case.values, dtype=torch.float64)
 
@@ -282,7 +283,8 @@ class CaseResult:
 
 
 def _tensor(name: str, value: Any, dtype: torch.dtype) -> Tensor:
-    tensor = torch.tensor(value, dtype=dtype)
+    # never the case's: the function may change it
+    tensor = value.to(dtype, copy=True) if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
     return tensor.view(-1, 3) if name.endswith("grids") else tensor  # none are (0, 3)
 
 
