@@ -282,7 +282,7 @@ def test_the_settings_of_the_first_picture():
     ) in ENGLISH
     assert "0.1 less means about 10 % more probability on the correct next byte" in ENGLISH
     assert abs(math.expm1(0.1) - 0.1) < 0.01
-    assert f"of decoders trained for {settings['steps']} steps on one text" in ENGLISH
+    assert f"their losses are of {settings['steps']} steps on one text" in ENGLISH
     trained = [name for name in DEMO["loss"] if " + " not in name]
     assert f"trains {len(trained) * len(DEMO['seeds'])} small models" in ENGLISH
 
@@ -438,7 +438,7 @@ TESTED = (
     r"\[Extend \d+ types",
     r"Python 3\.11 or newer",
     r"found in 4 of 4 documents",
-    r"trained for 120 steps on one text",
+    r"of 120 steps on one text",
     r"SmolLM2-135M|SmolLM2 \(135 M\)|stories15M|SmolLM2|float32",
     r"^Read in the code of .*$",
     r"0\.5 M|7\.5 M|rank correlation 0\.\d\d",

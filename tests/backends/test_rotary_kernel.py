@@ -3,11 +3,12 @@ GPU it is compiled instead."""
 
 import subprocess
 import sys
-from types import SimpleNamespace
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from posenc import InputError, Positions, Rotary
@@ -133,30 +134,117 @@ def test_rotary_takes_it(monkeypatch, layout, options, dtype):
     p, q, k = p.to(DEVICE), random(4, 3, 12, dtype=dtype), random(2, 3, 12, dtype=dtype)
     plain = [rotary(x, *rope.cos_sin(p.q, torch.float32), layout=layout) for x in (q, k)]
     calls = []
-    monkeypatch.setattr(module, "fits_kernel", lambda q, k: calls.append(1) or True)
+    monkeypatch.setattr(module, "fits_kernel", lambda *tensors: calls.append(1) or True)
     assert_close(rope.rotate(q, k, p), tuple(plain), atol=1e-6 if dtype == torch.float32 else 2**-5, rtol=2**-7)
     assert calls
 
 
-def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
+@pytest.fixture
+def kernels(monkeypatch):
+    """The module, on a GPU on which the rotation is right and faster."""
     from posenc.backends import gpus
     from posenc.backends import triton as kernels
 
-    x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "HAS_TRITON", True)
     monkeypatch.setattr(kernels, "FORCED", False)
-    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": ["rotary"]}, "9.0": {"kernels": ["vector"]}})
-    assert not kernels.fits_kernel(x, x)
     monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": ["rotary"]}})
-    assert kernels.fits_kernel(x, x)
-    with monkeypatch.context() as compiled:
-        compiled.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert not kernels.fits_kernel(x, x)
-    monkeypatch.setattr(gpus, "RECORD", {})
+    return kernels
+
+
+def on_gpu(*shapes, dtypes=(torch.bfloat16, torch.bfloat16, torch.float32)) -> list[Tensor]:
+    """Fake tensors, without a GPU."""
+    with FakeTensorMode():
+        return [torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+USUAL = (2, 4, 3, 8), (2, 1, 3, 8), (1, 1, 3, 4)
+
+
+def test_it_is_the_default_on_verified_gpus_alone(kernels, monkeypatch):
+    from posenc.backends import gpus
+
+    x = on_gpu(*USUAL)
+    assert kernels.fits_kernel(*x)
+    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": ["rotary"]}, "9.0": {"kernels": ["vector"]}})
+    assert not kernels.fits_kernel(*x)
     monkeypatch.setattr(kernels, "FORCED", True)
-    assert kernels.fits_kernel(x, x)
+    assert kernels.fits_kernel(*x)
+
+
+def test_whatever_works_on_tensors_in_its_own_way_gets_the_formula(kernels, monkeypatch):
+    x = on_gpu(*USUAL)
+    with FakeTensorMode():  # where there is a GPU it would get tensors without memory
+        assert not kernels.fits_kernel(*x)
+    assert not torch.func.vmap(lambda at: torch.tensor(kernels.fits_kernel(*x)) & (at > 0))(torch.ones(2)).any()
+    for module, name in (
+        (torch._C, "_get_tracing_state"),
+        (torch.compiler, "is_compiling"),
+        (torch.compiler, "is_exporting"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda: True)
+            assert not kernels.fits_kernel(*x)
+    assert kernels.fits_kernel(*x)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "cos"),
+    [
+        ((2, 3, 8), (2, 3, 8), (1, 3, 4)),
+        ((2, 5, 4, 3, 8), (2, 5, 4, 3, 8), (1, 1, 1, 3, 4)),
+        ((1, 4, 3, 8), USUAL[1], USUAL[2]),
+        (USUAL[0], (2, 4, 3, 6), USUAL[2]),
+        (USUAL[0], USUAL[1], (3, 1, 3, 4)),
+        (USUAL[0], USUAL[1], (1, 4, 3, 4)),
+    ],
+)
+def test_calls_that_the_formula_alone_takes_get_it(kernels, q, k, cos):
+    assert not kernels.fits_kernel(*on_gpu(q, k, cos))
+
+
+def test_two_dtypes_and_learned_tables_get_the_formula(kernels):
+    assert not kernels.fits_kernel(*on_gpu(*USUAL, dtypes=(torch.bfloat16, torch.float32, torch.float32)))
+    *x, cos = on_gpu(*USUAL)
+    assert not kernels.fits_kernel(*x, cos.requires_grad_())
+    with torch.no_grad():
+        assert kernels.fits_kernel(*x, cos)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 12), (2, 5, 4, 3, 12)])
+def test_rotary_takes_any_number_of_axes_where_the_kernel_is_the_default(kernels, monkeypatch, shape):
+    """As far as the kernel is asked at all: by tensors that say they are on a GPU."""
+    rope, p = Rotary(12), Positions.arange(3)
+    q = torch.randn(shape)
+    wanted = rope.rotate(q, q, p)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(kernels, "verified", lambda kernel, device: True)
+    assert_close(rope.rotate(q, q, p), wanted)
+
+
+def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
+    import posenc.backends.triton_kernels as module
+
+    asked, now = [], []
+
+    @contextmanager
+    def device_of(x):
+        now.append(x)
+        yield
+        now.pop()
+
+    class Recorder:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: asked.append([*now])
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(module, "_rotary_kernel", Recorder())
+    monkeypatch.setattr(module, "forward", Recorder())
+    q, k = random(3, 4, 16), random(1, 4, 16)
+    turn(q, k, *tables(1, 4, 8))
+    module.relative_attention(q, k, k, torch.zeros(3, 7, device=DEVICE), None, None, 1.0, 0, "ieee")
+    assert [[x.shape for x in each] for each in asked] == [[q.shape]] * 2
 
 
 def test_without_triton_the_remedy_is_named():

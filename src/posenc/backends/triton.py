@@ -12,7 +12,7 @@ from posenc.backends.problem import Costs, Problem
 from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError
-from posenc.functional import Layout, transformed
+from posenc.functional import Layout, intercepted, transformed
 
 HAS_TRITON = find_spec("triton") is not None
 FORCED = os.environ.get("POSENC_KERNELS") == "1"
@@ -121,14 +121,25 @@ def is_default(problem: Problem) -> bool:
     return timed and bool(reads) and all(name is not None and verified(name, problem.q.device) for name in reads)
 
 
-def fits_kernel(q: Tensor, k: Tensor) -> bool:
-    """Whether `rotary_kernel` is to serve: CUDA tensors where it is `verified`, and neither torch.func, a compiler nor an export is
-    at work; a compiler fuses PyTorch's formula with what is around it. Else the formula is taken."""
+def fits_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:
+    """Whether `rotary_kernel` is to serve: CUDA tensors that it takes, where it is `verified`, and neither torch.func, a compiler, a
+    tracer, an export nor a dispatch mode (fake tensors) is at work; a compiler fuses PyTorch's formula with what is around it. Else the
+    formula is taken."""
     if not (k.is_cuda and q.dtype in DTYPES) or torch.compiler.is_exporting():
         return False
     if torch.compiler.is_compiling():
-        return HAS_TRITON and FORCED
-    return verified("rotary", q.device) and not transformed()
+        return HAS_TRITON and FORCED and _of_one_kernel(q, k, cos)
+    others = transformed() or intercepted() or torch._C._get_tracing_state() is not None
+    return not others and verified("rotary", q.device) and _of_one_kernel(q, k, cos)
+
+
+def _of_one_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:
+    """Whether the tensors are such as `rotary_kernel` takes; the formula takes more."""
+    alike = q.dtype == k.dtype and q.device == k.device and q.dim() == k.dim() == cos.dim() == 4
+    if not alike or (cos.requires_grad and torch.is_grad_enabled()):
+        return False
+    rows = q.shape[0] == k.shape[0] and cos.shape[0] in (1, q.shape[0])
+    return rows and q.shape[2:] == k.shape[2:] and cos.shape[1] == 1 and cos.shape[2] == q.shape[2]
 
 
 def rotary_kernel(

@@ -399,12 +399,13 @@ def relative_attention(
     options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
     out = q.new_empty(batch, heads, queries, v.shape[-1], dtype=torch.float32 if single else q.dtype)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    far = _far_cells(tables, heads, queries + k.shape[2] - 1, options)
     block_m, block_n, warps, stages = _tiles(q, v).forward
-    forward[(triton.cdiv(queries, block_m), batch * heads)](
-        q, k, v, out, lse, *tables, far, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages, **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton launches on the current device, which need not be theirs
+        far = _far_cells(tables, heads, queries + k.shape[2] - 1, options)
+        forward[(triton.cdiv(queries, block_m), batch * heads)](
+            q, k, v, out, lse, *tables, far, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages, **options,
+        )  # fmt: skip
     return out, lse
 
 
@@ -608,14 +609,15 @@ def _launch_rotary(
         step for t in (cos, sin) for step in (t.stride(0) if t.shape[0] > 1 else 0, t.stride(2), t.stride(3))
     ]
     block = triton.next_power_of_2(pairs)
-    _rotary_kernel[(batch * tokens,)](
-        q, q_out, k, k_out, cos, sin,
-        *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), *table_strides,
-        tokens, q_heads, k.shape[1], start, width, sign,
-        PAIRS=pairs, BLOCK=block, INTERLEAVED=layout == "interleaved",
-        REST=triton.next_power_of_2(width) if q is not q_out and 2 * pairs < width else 0,
-        HEADS=max(1, min(triton.next_power_of_2(q_heads), 2048 // block)),
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # as above
+        _rotary_kernel[(batch * tokens,)](
+            q, q_out, k, k_out, cos, sin,
+            *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), *table_strides,
+            tokens, q_heads, k.shape[1], start, width, sign,
+            PAIRS=pairs, BLOCK=block, INTERLEAVED=layout == "interleaved",
+            REST=triton.next_power_of_2(width) if q is not q_out and 2 * pairs < width else 0,
+            HEADS=max(1, min(triton.next_power_of_2(q_heads), 2048 // block)),
+        )  # fmt: skip
 
 
 # a separate operator: opaque to torch.compile, with a backward pass for autograd

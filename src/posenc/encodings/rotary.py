@@ -156,7 +156,7 @@ class Rotary(PairwiseRotary):
         dtype = self._check(q, positions)
         of_q, of_k = self.remember(positions, dtype, lambda: self.turns(positions, dtype))
         same = of_q[0] is of_k[0]
-        if same and fits_kernel(q, k):
+        if same and fits_kernel(q, k, of_k[0]):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
         if same and self._turns_all and turns_token(q, k):
             wide = self.remember(positions, (dtype, "wide"), lambda: widened(*of_k, self.layout))

@@ -2,6 +2,7 @@
 """Training one model of a comparison: the same data order, the same initial host, the same steps for all."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -115,7 +116,10 @@ class Training:
         """Capture the coming steps, where that is possible."""
         if (device := self.passes.device).type == "cuda" and not self.passes.compiled:
             self._rates = [torch.tensor(group["initial_lr"], device=device) for group in self._groups()]
-            self.repeated = Repeated(self._step, self.drawing, self._forget, device)
+            this = weakref.proxy(self)  # in a cycle of references, a finished training would stay on the GPU
+            self.repeated = Repeated(
+                lambda batch, scored: this._step(batch, scored), lambda: this.drawing(), lambda: this._forget(), device
+            )
 
     def _forget(self) -> None:
         for optimizer in self.optimizers:
