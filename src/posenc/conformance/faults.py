@@ -540,6 +540,12 @@ AXIAL: Faults = {
     "only the first axis turns: its positions are used for all": {
         "positions": lambda a: [a["positions"][0]] * len(a["positions"])
     },
+    BACKWARDS: each(lambda p: -p),
+    UNTURNED: each(lambda p: 0),
+    "positions start at 1 (position + 1 is used)": each(lambda p: p + 1),
+    **TABLES,
+    **BASES,
+    **CLAMPS,
 }
 
 # -------------------------------------------------------------------- the faults of each kind, the most likely first
@@ -655,23 +661,8 @@ FAULTS: dict[str, Faults] = {
         "layout is half, expected interleaved": variant(layout="half"),
         "layouts are mixed: pairs are interleaved with tables of halves (cat, expected repeat_interleave)": variant(tables="half"),
         **AXIAL,
-        BACKWARDS: each(lambda p: -p),
-        UNTURNED: each(lambda p: 0),
-        "positions start at 1 (position + 1 is used)": each(lambda p: p + 1),
-        **TABLES,
-        **BASES,
-        **CLAMPS,
     },
-    "rotary_axial_half": {
-        **HALF,
-        **AXIAL,
-        BACKWARDS: each(lambda p: -p),
-        UNTURNED: each(lambda p: 0),
-        "positions start at 1 (position + 1 is used)": each(lambda p: p + 1),
-        **TABLES,
-        **BASES,
-        **CLAMPS,
-    },
+    "rotary_axial_half": {**HALF, **AXIAL},
     "sinusoidal_2d": {
         "rows come first: sin y, cos y, sin x, cos x": variant(order="sin y cos y sin x cos x"),
         "all sines come first: sin x, sin y, cos x, cos y": variant(order="sin x sin y cos x cos y"),
