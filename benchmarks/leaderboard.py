@@ -168,7 +168,7 @@ def budgets(board: Board) -> str:
     return compared(lambda of: f"{of['steps']} steps", lambda of: of["text"] == "code" and _is_small(of))
 
 
-def texts(board: Board) -> str:
+def corpora(board: Board) -> str:
     """What changes with the text."""
     return compared(lambda of: str(of["text"]), lambda of: of["steps"] == STEPS and _is_small(of))
 
@@ -593,7 +593,7 @@ def tables(board: Board) -> dict[str, str]:
             luck,
             equal_time,
             budgets,
-            texts,
+            corpora,
             sizes,
             others,
             other_tasks,

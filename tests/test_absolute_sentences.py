@@ -375,7 +375,7 @@ LEADERBOARD = {
     "All pairs are compared on the same test sequences": "lab/test_compare.py::test_differences_are_of_common_seeds",
     "A level curve on text does no harm": PLAIN,
     "none has a measurably lower loss": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
-    "By a rule over all sizes, budgets and texts": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
+    "By a rule over all sizes, budgets and corpora": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "ten encodings that are much used (at both lengths), or all": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "In each setting the field": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "The rule says nothing of": PLAIN,
