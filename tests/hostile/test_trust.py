@@ -54,7 +54,7 @@ READS = {
 LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
 
 OWN = {
-    "backends/gpus.py:", "conformance/golden.py:load", "encodings/catalogue.py:entries", "report/html.py:asset",
+    "backends/gpus.py:", "conformance/golden.py:load", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "report/html.py:asset",
     "lab/bench/measure.py:_run", "lab/machine.py:cpu",
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
