@@ -228,11 +228,15 @@ def numbers_of(texts: Sequence[str], done: Mapping[Run, RunRecord], conditions: 
     }  # fmt: skip
 
 
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """The rank correlation of two sequences without ties."""
+    ranks = [torch.tensor(values).argsort().argsort().double() for values in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+
+
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> Estimate:
     """Spearman's, with its interval (Bonett and Wright 2000)."""
-    n = len(a)
-    ranks = [torch.tensor(values).argsort().argsort().double() for values in (a, b)]
-    rho = float(torch.corrcoef(torch.stack(ranks))[0, 1])
+    n, rho = len(a), spearman(a, b)
     error = math.sqrt((1 + rho**2 / 2) / (n - 3))
     z = math.atanh(min(max(rho, -0.999999), 0.999999))
     return Estimate(rho, error, math.tanh(z - 1.96 * error), math.tanh(z + 1.96 * error))

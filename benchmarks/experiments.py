@@ -57,13 +57,13 @@ LEADERS = (
 THREE = "none", "rope", "alibi"
 SIXTEEN = (*BASELINES, *LEADERS)
 NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
+# the experiments on rates, texts and sizes leave out what that on budgets has: the rates of TEXT, code, the smallest models
 RATES = (0.5, 1 / 1.4, 1.4, 2)
 NEW = (
     "n_back_1", "reverse", "parity", "selective_copy", "flip_flop", "indirect_indexing", "a5", "n_back_2", "n_back_3", "n_back_4",
 )  # fmt: skip
 """Tasks of the leaderboard that have only these archives."""
 TEXTS = ("prose", "code", "chinese")
-"""The experiments on texts, rates and sizes leave out what that on budgets has: code, the rates of `TEXT`, the smallest models."""
 NEAR = (2, 8, 32, 128, 512, 1024)
 ARCHIVE_EVERY = 60
 FAR = (2, 8, 32, 128, 512, 2048, 4096)

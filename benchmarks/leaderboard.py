@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from posenc.report.leaderboard import mean_score
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
+from ablations import spearman  # noqa: E402
 from replication import Board, Json, World, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
@@ -220,8 +222,7 @@ def _is_small(of: Json) -> bool:
 
 def _rank_correlation(one: Json, other: Json, at: int) -> float:
     both = sorted(one["losses"].keys() & other["losses"])
-    first, second = (sorted(both, key=lambda name: of["losses"][name][at]) for of in (one, other))
-    return statistics.correlation(*([order.index(name) for name in both] for order in (first, second)))
+    return spearman(*([of["losses"][name][at] for name in both] for of in (one, other)))
 
 
 def lag(name: str, need: Need, world: World) -> float:
@@ -354,22 +355,27 @@ def removed(board: Board, what: str = "Left out of the mean") -> str:
 def scores(board: Board) -> str:
     """What every encoding scores in every task, in the same order; bold where that is probably near the best."""
     tasks = list(board.rankings)
-    heads = []
-    for task in tasks:
-        s = board.rankings[task].settings
-        heads.append(f"{task}, {s.size_at(s.trained_at)} and {s.size_at(s.conditions[-1])}")
+    heads = [headed(task, board.rankings[task]) for task in tasks]
     rows = []
     for row in board.results["table"]:
-        cells = []
-        for task, near in row["near_best"].items():
-            ranking, nobody = board.rankings[task], board.results["not_learned"][task]
-            variant = next(each for each in ranking.trained if each.name == row["encoding"])
-            values = {at: _value(ranking, variant, end(ranking, at)) for at in ENDS}
-            cells.append(
-                ", ".join(f"**{values[at]}**" if near[at] >= 0.5 and at not in nobody else values[at] for at in ENDS)
-            )
+        cells = [ends_of(board, task, row) for task in row["near_best"]]
         rows.append([f"`{row['encoding']}`", *cells, ", ".join(mean_score(row[at]) for at in ENDS)])
     return table(["", *heads, "mean score"], rows)
+
+
+def headed(task: str, ranking: Ranking) -> str:
+    """A task with its training length and its longest."""
+    s = ranking.settings
+    return f"{task}, {s.size_at(s.trained_at)} and {s.size_at(s.conditions[-1])}"
+
+
+def ends_of(board: Board, task: str, row: Json) -> str:
+    """What an encoding, of a row of the results' table, scores at the training length and at the longest; bold where that is probably
+    near the best."""
+    ranking, near, nobody = board.rankings[task], row["near_best"][task], board.results["not_learned"][task]
+    variant = next(each for each in ranking.trained if each.name == row["encoding"])
+    values = {at: _value(ranking, variant, end(ranking, at)) for at in ENDS}
+    return ", ".join(f"**{values[at]}**" if near[at] >= 0.5 and at not in nobody else values[at] for at in ENDS)
 
 
 def of_task(task: str, board: Board) -> str:
@@ -410,6 +416,7 @@ def of_task(task: str, board: Board) -> str:
     return f"{table(head, rows)}\n\n{scale} Near the best: within {m.margin}."
 
 
+@cache
 def measured_tasks() -> dict[str, Board]:
     """The experiment on tasks that the leaderboard does not have, by task."""
     return {task: each for each in replication.experiments("tasks") for task in each.rankings}
@@ -421,18 +428,11 @@ def others(board: Board) -> str:
     columns, names, heads = [], dict[str, None](), ["encoding"]
     for task, of in made.items():
         ranking = of.rankings[task]
-        ends = [end(ranking, at) for at in ENDS]
-        near = {condition: ranking.near_best(condition) for condition in ends}
-        nobody = [end(ranking, at) for at in of.results["not_learned"][task]]
-        cells = {}
-        for variant in ranking.trained:
-            values = [(_value(ranking, variant, at), near[at][variant.name] >= 0.5 and at not in nobody) for at in ends]
-            cells[variant.name] = ", ".join(f"**{value}**" if best else value for value, best in values)
+        cells = {row["encoding"]: ends_of(of, task, row) for row in of.results["table"]}
         columns.append(cells)
         names |= dict.fromkeys(cells)
-        sizes = " and ".join(str(ranking.settings.size_at(at)) for at in ends)
-        guess = _percent(ranking.chance[ends[0]] or 0)
-        heads.append(f"{task}, {sizes} ({ranking.settings.steps} steps, {of.seeds} seeds, guessing {guess})")
+        guess = _percent(ranking.chance[ranking.settings.trained_at] or 0)
+        heads.append(f"{headed(task, ranking)} ({ranking.settings.steps} steps, {of.seeds} seeds, guessing {guess})")
     rows = [[f"`{name}`", *(cells.get(name, "–") for cells in columns)] for name in sorted(names)]
     left_out = [removed(of, "Not compared") for of in made.values() if any(of.results["not_learned"].values())]
     return "\n\n".join([table(heads, rows), *left_out])

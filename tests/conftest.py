@@ -22,7 +22,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # a shell's background job, and what it starts, would ignore it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # the width of the terminal that the suite was started in
-settings.register_profile("posenc", deadline=None, print_blob=True, max_examples=25)  # others in each run
+settings.register_profile("posenc", deadline=None, print_blob=True, max_examples=50)  # others in each run
 settings.load_profile("posenc")
 
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)

@@ -20,7 +20,7 @@ TINY = Settings(length=16, steps=2, batch_size=2, dim=16, num_heads=2, head_dim=
 
 
 @cache
-def _data(settings: Settings) -> tuple[Corpus, Settings]:
+def standard_library(settings: Settings) -> tuple[Corpus, Settings]:
     return settings.load(f"{sysconfig.get_path('stdlib')}/*.py")
 
 
@@ -33,7 +33,7 @@ class Compare(Stage):
         return [{"size": s, "encoding": e} for s, e in product(sizes, encodings[: 2 if dry else None])]
 
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
-        corpus, settings = _data(TINY if dry else SIZES[case["size"]])
+        corpus, settings = standard_library(TINY if dry else SIZES[case["size"]])
         run = Run.of(case["encoding"], 0, settings, corpus.digest)
         record = measure(replace(run, execution=Execution(device(), "bfloat16", compiled=not dry)), corpus)
         return {

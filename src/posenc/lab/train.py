@@ -47,7 +47,7 @@ class Training:
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self._losses: list[float] = []
         self._unread: list[Tensor] = []
-        self._rates: list[Any] = [group["initial_lr"] for group in self._groups()]
+        self._rates: list[Tensor] = []
         self.repeated: Repeated | None = None
         self._repeat()
 
@@ -137,11 +137,7 @@ class Training:
         """Of the optimizers: their peaks times a number. On a GPU they are tensors, which a captured step reads."""
         for at, group in enumerate(self._groups()):
             rate = scale * group["initial_lr"]
-            if isinstance(self._rates[at], Tensor):
-                self._rates[at].fill_(rate)
-            else:
-                self._rates[at] = rate
-            group["lr"] = self._rates[at]
+            group["lr"] = self._rates[at].fill_(rate) if self._rates else rate
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
