@@ -59,6 +59,8 @@ SIXTEEN = (*BASELINES, *LEADERS)
 NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
 # the experiments on rates, texts and sizes leave out what that on budgets has: the rates of TEXT, code, the smallest models
 RATES = (0.5, 1 / 1.4, 1.4, 2)
+LOWER = (0.25, 0.35)
+"""Of the learning rate alone: most encodings were best at the lowest of `RATES`."""
 NEW = (
     "n_back_1", "reverse", "parity", "selective_copy", "flip_flop", "indirect_indexing", "a5", "n_back_2", "n_back_3", "n_back_4",
 )  # fmt: skip
@@ -116,7 +118,7 @@ EXPERIMENTS: dict[str, Trials] = {
         tuple(
             Plan(f"code-{rate}-{by:.2f}", faster(rate, by), "code")
             for rate in ("learning_rate", "position_learning_rate")
-            for by in RATES
+            for by in (*RATES, *(LOWER if rate == "learning_rate" else ()))
         ),
         2,
     ),

@@ -13,6 +13,7 @@ Run from the root of the repository.
 import argparse
 import gzip
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +29,15 @@ from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import family
 from posenc.encodings.patterns import read
 from posenc.errors import listed
+from posenc.lab.archive import CURVE_POINTS
 from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, TEN
 from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
 from posenc.lab.records import Aggregate
 from posenc.lab.results import Ranking
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, contrast, different, fisher, found
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, contrast, different, fisher, found
+from posenc.lab.text import USES
+from posenc.lab.text import Settings as Text
 from posenc.report.leaderboard import mean_score
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +64,7 @@ BUDGETS = ROOT / "benchmarks/budgets.json"
 DIGITS = 5
 LAST = 10
 """Batches at the end of a training, whose mean loss is compared at equal time."""
-STEPS = 480
+STEPS, LENGTH = 480, 128
 """Of the trainings that the experiments on budgets, texts and sizes share."""
 LEAST = 20
 """Probabilities of which a share is stated."""
@@ -91,8 +95,8 @@ NEEDS = (
 
 
 def worlds(results: Json) -> list[World]:
-    """Every size, budget and text: of the board's results, of the longer training, of the larger models, and of the experiments on
-    budgets, texts and sizes."""
+    """Every size, budget, text and training length: of the board's results, of the longer training, of the larger models, and of
+    the experiments on budgets, texts, sizes and far context."""
     sizes, longer = (json.loads(path.read_text(encoding="utf-8")) for path in (SIZES, LONGER))
     made = [world(results["tasks"]["text"])]
     named = {name: tuple(of[at] for at in (0, -1)) for name, of in longer["loss"].items() if " + " not in name}
@@ -100,17 +104,28 @@ def worlds(results: Json) -> list[World]:
     for of in (sizes["models"][key] for key in ("size*4", "size*16")):
         levels = {name: (level["1"]["mean"], level["8"]["mean"]) for name, level in of["ten"]["levels"].items()}
         made.append(World(of["ten"]["parameters"]["rope"], of["settings"]["steps"], len(of["ten"]["seeds"]), levels))
-    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
     return made + [
         World(
             of["parameters"],
             of["steps"],
             len(of["seeds"]),
             {name: tuple(ends) for name, ends in of["losses"].items()},
-            of["text"],
+            _text(of),
+            {id: Estimate(**gap) for id, gap in of["findings"].items()},
         )
-        for of in budgets
+        for of in _measured()
     ]
+
+
+def _measured() -> list[Json]:
+    """The settings of `measured_budgets`."""
+    worlds: list[Json] = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
+    return worlds
+
+
+def _text(of: Json) -> str:
+    """A corpus, and the training length where that is not the usual."""
+    return of["text"] + f" in {of['length']} bytes" * (of["length"] != LENGTH)
 
 
 def baselines(board: Board) -> str:
@@ -137,11 +152,11 @@ def world(text: Json) -> World:
 
 
 def measured_budgets() -> Json:
-    """benchmarks/budgets.json, from the archives of the experiments on budgets, texts and sizes: of each setting the losses at the
-    training length and at the longest, how far each encoding is behind `rope` at the training length, and its gain from far
-    context."""
+    """benchmarks/budgets.json, from the archives of the experiments on budgets, texts, sizes and far context: of each setting the
+    losses at the training length and at the longest, how far each encoding is behind `rope` at the training length, its loss by
+    context and its gain from far context, and the gaps of the published findings."""
     made = []
-    for board in (board for name in ("budget", "corpora", "sizes") for board in replication.experiments(name)):
+    for board in (board for name in ("budget", "corpora", "sizes", "far") for board in replication.experiments(name)):
         text, ranking = board.results["tasks"]["text"], board.rankings["text"]
         rows = {row["name"]: row for row in text["variants"] if row["trained"]}
         if "rope" not in rows:
@@ -151,6 +166,7 @@ def measured_budgets() -> Json:
         made.append(
             {
                 "text": text["data"]["name"].partition(":")[0],
+                "length": text["settings"]["length"],
                 "steps": text["settings"]["steps"],
                 "seeds": text["seeds"],
                 "trained_on": text["limits"][-1].split("trained on ")[1].rstrip("."),
@@ -159,31 +175,190 @@ def measured_budgets() -> Json:
                 "behind_rope": {
                     name: {end: getattr(e, end) for end in ("mean", "low", "high")} for name, e in behind.items()
                 },
+                "by_context": {
+                    name: {str(each["context"]): each["mean"] for each in row.get("by_context", ())}
+                    for name, row in rows.items()
+                },
                 "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
+                "findings": {each.id: vars(gap) for each, gap in replication.gaps(board.rankings).items()},
             }
         )
-    return {"worlds": sorted(made, key=lambda of: (of["parameters"], of["steps"], of["text"]))}
+    return {"worlds": sorted(made, key=lambda of: (of["length"], of["parameters"], of["steps"], of["text"]))}
 
 
 def budgets(board: Board) -> str:
     """What changes with the number of steps."""
-    return compared(lambda of: f"{of['steps']} steps", lambda of: of["text"] == "code" and _is_small(of))
+    return compared(
+        lambda of: f"{of['steps']} steps", lambda of: (of["text"], of["length"]) == ("code", LENGTH) and _is_small(of)
+    )
 
 
 def corpora(board: Board) -> str:
     """What changes with the text."""
-    return compared(lambda of: str(of["text"]), lambda of: of["steps"] == STEPS and _is_small(of))
+    return compared(
+        lambda of: str(of["text"]), lambda of: (of["steps"], of["length"]) == (STEPS, LENGTH) and _is_small(of)
+    )
 
 
 def sizes(board: Board) -> str:
     """What changes with the size of the model."""
-    return compared(_size, lambda of: of["text"] == "code" and of["steps"] == STEPS)
+    return compared(_size, lambda of: (of["text"], of["steps"], of["length"]) == ("code", STEPS, LENGTH))
+
+
+def far(board: Board) -> str:
+    """Which encodings use text before the last 512 bytes, when they are trained with 512."""
+    made = [of for of in _measured() if of["length"] > LENGTH]
+    if not made:
+        return "Not run yet."
+    (length,) = {of["length"] for of in made}
+    uses = [gain["use"] for of in made for gain in of["gain"].values()]
+    falls = {
+        (name, of["text"]): seen[str(LENGTH)] - seen[str(length)]
+        for of in made
+        for name, seen in of["by_context"].items()
+    }
+    (name, text), most = max(falls.items(), key=lambda item: item[1])
+    gains, *others = [f"{use} in {uses.count(use) or 'none'}" for use in USES]
+    return (
+        f"Context beyond the training length of {length} bytes, in {len(uses)} pairs of an encoding and a corpus: *{gains}*, "
+        f"{listed(others)}. Within the training length, the bytes from {LENGTH} to {length} lower the loss by at most {most:.3f} nats (`{name}`, {text}).\n\n"
+        + compared(lambda of: str(of["text"]), lambda of: of["length"] > LENGTH)
+    )
+
+
+def rates(board: Board) -> str:
+    """The losses at other learning rates, and how the encodings compare, each at its best."""
+    of = {str(each.settings): each for each in _at_rates()}
+    if not of:
+        return "Not run yet."
+    usual = next(each for each in of.values() if each.by == (1, 1))
+    best = {name: min(of.values(), key=lambda each: each.losses[name]) for name in usual.losses}
+    lowest = {name: at.losses[name] for name, at in best.items()}
+    rows = []
+    for name in sorted(lowest, key=lowest.__getitem__):
+        rate, position = best[name].by
+        where = f"{rate:g}×" if rate != 1 else f"position {position:g}×" if position != 1 else "1×"
+        gaps = [losses[name] - losses["rope"] for losses in (usual.losses, lowest)]
+        changes = [lowest[name] - usual.losses[name], *gaps]
+        rows.append(
+            [
+                f"`{name}`",
+                f"{usual.losses[name]:.3f}",
+                f"{lowest[name]:.3f}",
+                where,
+                *(f"{change:+.3f}".replace("-", "−") for change in changes),
+            ]
+        )
+    head = [
+        "encoding",
+        "loss at the default",
+        "at its best rate",
+        "that is",
+        "change",
+        "− `rope`, default",
+        "− `rope`, at best rates",
+    ]
+    errors = [each.error for each in of.values() if each.by != (1, 1)]
+    names = sorted(lowest)
+    alike = spearman([usual.losses[name] for name in names], [lowest[name] for name in names])
+    lower = sum(at.by[0] < 1 for at in best.values())
+    return (
+        f"{usual.seeds} seeds, trained on {usual.trained_on}. {lower} of {len(best)} encodings have their lowest loss at a learning rate "
+        f"below the default, {sum(at.by[0] == min(each.by[0] for each in of.values()) for at in best.values())} at the lowest that was "
+        f"tried. Rank correlation of the losses at the default and at the best: {alike:.2f}. A change has a standard error of "
+        f"{max(errors):.3f} or less (pooled over encodings).\n\n{table(head, rows)}"
+    )
+
+
+def recall(board: Board) -> str:
+    """How many trainings learn to recall when they get more steps, after how many, and what they recall at longer lengths."""
+    made = replication.experiments("recall")
+    if not made:
+        return "Not run yet."
+    ranking = made[0].rankings["recall"]
+    s, fewer = ranking.settings, board.rankings["recall"]
+    rows, jumps = [], list[int]()
+    for variant in sorted(ranking.trained, key=lambda v: -ranking.level(v, s.conditions[-1]).mean):
+        at = [_halved(cell.losses, math.log(s.symbols)) for cell in variant.cells.values()]
+        known = [each for each in at if each is not None]
+        jumps += known
+        before = next((len(fewer.learned(each)) for each in fewer.trained if each.name == variant.name), None)
+        rows.append(
+            [
+                f"`{variant.name}`",
+                f"{len(ranking.learned(variant))} of {len(variant.scores)}",
+                " to ".join(map(str, sorted({min(known), max(known)}))) if len(known) == len(at) else "–",
+                *(_value(ranking, variant, condition) for condition in s.conditions),
+                "–" if before is None else f"{before} of {board.seeds}",
+            ]
+        )
+    learned = sum(len(ranking.learned(variant)) for variant in ranking.trained)
+    head = [
+        "encoding", "learned", "loss halved by step",
+        *(f"{s.size_at(condition)}, %" for condition in s.conditions),
+        f"learned in {fewer.settings.steps} steps",
+    ]  # fmt: skip
+    return (
+        f"{learned} of {len(ranking.trained) * made[0].seeds} trainings learned it within {s.steps} steps; their loss was below half "
+        f"that of guessing by step {max(jumps)}.\n\n{table(head, rows)}"
+    )
+
+
+def _halved(losses: Sequence[float], guessing: float) -> int | None:
+    """The end of the first steps whose mean loss, all that an archive has of them, is below half that of guessing."""
+    stride = -(-len(losses) // CURVE_POINTS)
+    ends = (min(at + stride, len(losses)) for at in range(0, len(losses), stride) if losses[at] < guessing / 2)
+    return next(ends, None)
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """Trainings at some rates. by: those of the weights and of position parameters, over the default; error: the standard error of
+    the difference from the default's losses, pooled over encodings."""
+
+    settings: Text
+    by: tuple[float, float]
+    losses: Mapping[str, float]
+    seeds: int
+    trained_on: str
+    error: float = 0.0
+
+
+def _at_rates() -> list[AtRate]:
+    """Of the experiment on rates, and of the experiment on budgets the same trainings at the default rates."""
+    boards = replication.experiments("rate")
+    if not boards:
+        return []
+    seeds = boards[0].rankings["text"].seeds
+    usual = next(board for board in replication.experiments("budget") if board.rankings["text"].settings.steps == STEPS)
+    default = usual.rankings["text"].settings
+    first = _seed_means(usual, seeds)
+    made = []
+    for board in (usual, *boards):
+        s, of = board.rankings["text"].settings, _seed_means(board, seeds)
+        variances = [(of[name] - first[name]).var().item() for name in of]
+        by = (
+            round(s.learning_rate / default.learning_rate, 2),
+            round(s.position_learning_rate / default.position_learning_rate, 2),
+        )
+        trained_on = board.results["tasks"]["text"]["limits"][-1].split("trained on ")[1].rstrip(".")
+        losses = {name: each.mean().item() for name, each in of.items()}
+        error = math.sqrt(statistics.mean(variances) / len(seeds))
+        made.append(AtRate(s, by, losses, len(seeds), trained_on, error))
+    return made
+
+
+def _seed_means(board: Board, seeds: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The loss at the training length of each encoding and seed."""
+    ranking = board.rankings["text"]
+    values = measured(ranking, ranking.settings.trained_at, seeds).mean(-1)
+    return dict(zip((variant.name for variant in ranking.trained), values, strict=True))
 
 
 def compared(label: Callable[[Json], str], among: Callable[[Json], bool]) -> str:
     """Losses under settings that differ in one respect, the gap against RoPE, what far context is worth, and how much the order
     changes; the best in the last of them first."""
-    made = [of for of in json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"] if among(of)]
+    made = [of for of in _measured() if among(of)]
     if len(made) < 2:
         return "Not run yet."
     head, rows = ["encoding"], []
@@ -200,7 +375,7 @@ def compared(label: Callable[[Json], str], among: Callable[[Json], bool]) -> str
             )
         rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
     where = "; ".join(
-        f"{of['text']}, {_size(of)}, {of['steps']} steps: {len(of['seeds'])} seed{'s'[: len(of['seeds']) - 1]}"
+        f"{_text(of)}, {_size(of)}, {of['steps']} steps: {len(of['seeds'])} seed{'s'[: len(of['seeds']) - 1]}"
         for of in made
     )
     machines = listed(sorted({of["trained_on"] for of in made}))
@@ -225,22 +400,29 @@ def _rank_correlation(one: Json, other: Json, at: int) -> float:
     return spearman(*([of["losses"][name][at] for name in both] for of in (one, other)))
 
 
-def lag(name: str, need: Need, world: World) -> float:
-    """How far an encoding is behind the best of a field, where it is farthest, in nats per byte."""
+def behind(name: str, need: Need, world: World) -> tuple[float, str]:
+    """How far an encoding is behind the best of a field, in nats per byte, where it is farthest, and which that is."""
     field = [each for each in need.field or world.losses if each in world.losses]
-    ends = [ENDS.index(at) for at in need.ends]
-    return max(world.losses[name][at] - min(world.losses[each][at] for each in field) for at in ends)
+    lowest = [(at, min(field, key=lambda each, at=at: world.losses[each][at])) for at in map(ENDS.index, need.ends)]
+    return max((world.losses[name][at] - world.losses[best][at], best) for at, best in lowest)
 
 
-def advised(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
-    """The encoding that is within MARGIN of the best of its field at every size and budget at which it was measured, two or more
-    of them, and where it was; None: there is none. Of several, the one that is least behind."""
+def nearest(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
+    """The encoding that is within MARGIN of the best of its field in the largest share of the sizes, budgets and texts at which it was
+    measured, two or more of them, and where it was; None: there is none. Of several, the one that is least behind."""
     found = []
     for name in need.field or dict.fromkeys(each for world in measured for each in world.losses):
         known = [world for world in measured if name in world.losses]
-        if len(known) > 1 and (worst := max(lag(name, need, world) for world in known)) <= MARGIN:
-            found.append((worst, name, known))
-    return min(found, key=lambda each: each[:2])[1:] if found else None
+        if len(known) > 1:
+            lags = [behind(name, need, world)[0] for world in known]
+            found.append((sum(lag > MARGIN for lag in lags) / len(lags), max(lags), name, known))
+    return min(found, key=lambda each: each[:3])[2:] if found else None
+
+
+def advised(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
+    """What is nearest, if it is within MARGIN in each of them."""
+    found = nearest(need, measured)
+    return found if found and all(behind(found[0], need, world)[0] <= MARGIN for world in found[1]) else None
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
@@ -271,17 +453,19 @@ def facts(board: Board) -> str:
 
 
 def advice(board: Board) -> str:
-    """What the rule of `advised` says, and for which sizes and budgets."""
+    """What the rule of `advised` says, and for which sizes and budgets; where it says nothing, what is nearest, and its exceptions."""
     measured, rows = worlds(board.results), []
     for need in NEEDS:
-        found = advised(need, measured)
-        if found is None:
-            rows.append([need.who, "no encoding", "–", "–", "–"])
-            continue
+        found = nearest(need, measured)
+        assert found
         name, known = found
-        for world in known:
+        lags = [behind(name, need, world) for world in known]
+        exceptions = sum(lag > MARGIN for lag, _ in lags)
+        take = f"`{name}`" + f", but for {exceptions} of {len(known)} settings" * bool(exceptions)
+        for world, (lag, best) in zip(known, lags, strict=True):
             losses = ", ".join(f"{loss:.2f}" for loss in world.losses[name])
-            rows.append([need.who, f"`{name}`", str(world), losses, f"{lag(name, need, world):.3f}"])
+            far_behind = f"**{lag:.3f}** (`{best}`)" if lag > MARGIN else f"{lag:.3f}"
+            rows.append([need.who, take, str(world), losses, far_behind])
     factor = board.rankings["text"].settings.factors[-1]
     return table(["you", "take", "measured with", f"loss: 1×, {factor}×", "behind the best"], rows, text=3)
 
@@ -595,6 +779,9 @@ def tables(board: Board) -> dict[str, str]:
             budgets,
             corpora,
             sizes,
+            far,
+            rates,
+            recall,
             others,
             other_tasks,
             baselines,

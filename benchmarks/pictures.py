@@ -256,7 +256,7 @@ OFF = 0.3
 def budget(results: Results, look: Look) -> str:
     """How far the losses of encodings are from RoPE's, by the number of training steps."""
     made = [of for of in results["worlds"] if of["text"] == "code"]
-    made = [of for of in made if of["parameters"] == made[0]["parameters"]]
+    made = [of for of in made if all(of[key] == made[0][key] for key in ("parameters", "length"))]
     steps, say = [of["steps"] for of in made], look.say
     gaps = {name: [of["losses"][name][0] - of["losses"]["rope"][0] for of in made] for name in made[0]["losses"]}
     gaps = {name: row for name, row in gaps.items() if max(row) < OFF}
@@ -285,7 +285,7 @@ def budget(results: Results, look: Look) -> str:
     s = say(
         "training steps ({:.1f} M parameters, {} bytes, {} seeds)",
         made[0]["parameters"] / 1e6,
-        128,
+        made[0]["length"],
         len(made[-1]["seeds"]),
     )
     drawing.text(left, bottom + 44, s, colour="soft")

@@ -3,8 +3,9 @@
 with a verdict: docs/claims.md and its Chinese edition. `python benchmarks/leaderboard.py` writes them."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,23 @@ class Finding:
 @dataclass(frozen=True)
 class World:
     """Where text was measured: models of a size after a number of steps. losses: at the training length and at the longest.
-    text: the corpus."""
+    text: the corpus. gaps: of findings, by id, as of `gaps`; where they are not known, a difference of two
+    encodings counts from the tolerance on."""
 
     parameters: int
     steps: int
     seeds: int
     losses: Mapping[str, tuple[float, float]]
     text: str = ""
+    gaps: Mapping[str, Estimate] = field(default_factory=dict)
+
+    def gap(self, of: Finding, at: int, tolerance: float) -> Estimate | None:
+        """Of a finding on text. at: 0, the training length, or 1, the longest."""
+        if of.id in self.gaps or not {of.better, of.worse} <= self.losses.keys():
+            return self.gaps.get(of.id)
+        mean = self.losses[of.better][at] - self.losses[of.worse][0 if of.level else at]
+        margin = 0 if of.level else tolerance
+        return Estimate(mean, math.nan, mean - margin, mean + margin)
 
     def __str__(self) -> str:
         text = f", {self.text}" * bool(self.text)
@@ -75,14 +86,14 @@ class World:
 class Judged:
     """A finding and its verdict. gap: how much higher `better` scores than `worse`, or under the condition than in training; None:
     not measured. learned: how many of how many trainings learned a task that jumps, and Fisher's chance. others: the gap of
-    the worlds where it is on the other side."""
+    the worlds where it is measurably on the other side."""
 
     finding: Finding
     verdict: str
     ranking: Ranking | None = None
     gap: Estimate | None = None
     learned: tuple[int, int, int, float] | None = None
-    others: Sequence[tuple[World, float]] = ()
+    others: Sequence[tuple[World, Estimate]] = ()
 
 
 def findings() -> tuple[Finding, ...]:
@@ -131,27 +142,41 @@ def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
     return torch.stack([v.values(condition, seeds, ranking.criterion.key) for v in ranking.trained])
 
 
+def _pair(of: Finding, ranking: Ranking) -> tuple[int, int]:
+    """The places of the two encodings."""
+    names = [variant.name for variant in ranking.trained]
+    return names.index(of.better), names.index(of.worse)
+
+
+def gaps(rankings: Mapping[str, Ranking]) -> dict[Finding, Estimate]:
+    """Of the findings whose task and encodings are there: how much higher `better` scores than `worse`, or under the condition than
+    in training. rankings: by task."""
+    found = {}
+    for each in findings():
+        ranking = rankings.get(each.task)
+        if ranking is None or each.at not in ranking.settings.conditions:
+            continue
+        if not {each.better, each.worse} <= {variant.name for variant in ranking.trained}:
+            continue
+        one, other = _pair(each, ranking)
+        if each.level:
+            found[each] = ranking.change(ranking.trained[one], each.at)
+        else:
+            values = measured(ranking, each.at, ranking.seeds)
+            found[each] = contrast(values, one, other, jumps=ranking.jumps)
+    return found
+
+
 def judged(rankings: Mapping[str, Ranking], worlds: Sequence[World]) -> list[Judged]:
     """Every finding. The chance that one or more of the differences found is false is at most 5 % (Holm); a level is confirmed where
     its interval ends below the tolerance. worlds: other sizes and budgets of text."""
-    known, by_chance = {}, {}
-    for each in findings():
-        ranking = rankings.get(each.task)
-        if ranking is None or each.at not in ranking.settings.conditions or len(ranking.seeds) < LEAST:
-            continue
-        names = [variant.name for variant in ranking.trained]
-        if not {each.better, each.worse} <= set(names):
-            continue
-        if each.level:
-            gap = ranking.change(ranking.trained[names.index(each.better)], each.at)
-        else:
-            values, pair = (
-                measured(ranking, each.at, ranking.seeds),
-                (names.index(each.better), names.index(each.worse)),
-            )
-            gap = contrast(values, *pair, jumps=ranking.jumps)
+    known = {each: gap for each, gap in gaps(rankings).items() if len(rankings[each.task].seeds) >= LEAST}
+    by_chance = {}
+    for each in known:
+        if not each.level:
+            ranking = rankings[each.task]
+            values, pair = measured(ranking, each.at, ranking.seeds), _pair(each, ranking)
             by_chance[each] = chances(values, jumps=ranking.jumps)[pair]
-        known[each] = gap
     sure = dict(zip(by_chance, found(torch.stack([*by_chance.values()])).tolist(), strict=True)) if by_chance else {}
     return [
         _judge(each, rankings[each.task], known[each], sure, worlds) if each in known else Judged(each, MISSING)
@@ -163,7 +188,7 @@ def _judge(
     each: Finding, ranking: Ranking, gap: Estimate, sure: Mapping[Finding, bool], worlds: Sequence[World]
 ) -> Judged:
     m, learned = ranking.criterion, None
-    others: list[tuple[World, float]] = []
+    others: list[tuple[World, Estimate]] = []
     rises = (gap.low, gap.high) if m.worse > 0 else (-gap.high, -gap.low)  # for the worse
     if each.level:
         verdict = CONFIRMED if rises[1] < m.tolerance else REVERSED if rises[0] > m.tolerance else OPEN
@@ -177,11 +202,10 @@ def _judge(
     if each.task == "text" and each.at in ends and verdict in (CONFIRMED, REVERSED):
         at = ends.index(each.at)
         for world in worlds:
-            if {each.better, each.worse} <= world.losses.keys():
-                there = world.losses[each.better][at] - world.losses[each.worse][0 if each.level else at]
-                held = there < m.tolerance if each.level else there < 0
-                if held != (verdict == CONFIRMED):
-                    others.append((world, there))
+            there = world.gap(each, at, m.tolerance)
+            limit = m.tolerance if each.level else 0
+            if there and (there.low > limit if verdict == CONFIRMED else there.high < limit):
+                others.append((world, there))
         verdict = CHANGES if others else verdict
     return Judged(each, verdict, ranking, gap, learned, others)
 
@@ -226,7 +250,7 @@ def here(of: Judged, say: Callable[[str], str]) -> str:
         learned = say("{one} and {other} of {count} trainings learned it").format(one=one, other=other, count=count)
         text += f"; {learned} (Fisher's p = {chance:.2f})"
     for world, there in of.others:
-        text += f"; {say(str(world))}: {there:+.3f}".replace("-", "−")
+        text += f"; {say(str(world))}: {there.mean:+.3f}".replace("-", "−")
     return text
 
 

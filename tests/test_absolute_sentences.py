@@ -19,6 +19,7 @@ PLAIN = ""
 """Not for a test: what a page leads to, what follows from a definition, or what is said of other programs and links to them."""
 
 README = {
+    "in which every training learns it": "test_readme_numbers.py::test_stick_breaking_and_what_more_training_does",
     "Check any function against the paper": PLAIN,
     "Your model code stays the same for every encoding": "docs/test_guide_model.py::test_the_guides_model_trains_and_decodes_under_every_encoding",
     "Every encoding is tested against a float64 reference of its formula": "conformance/test_matrix.py::test_every_encoding_has_a_row_of_marks_that_are_true",
@@ -378,6 +379,7 @@ LEADERBOARD = {
     "By a rule over all sizes, budgets and corpora": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "ten encodings that are much used (at both lengths), or all": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "In each setting the field": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
+    "Where no encoding is, the table has": "lab/synthetic/test_leaderboard_page.py::test_advice_names_its_exceptions",
     "The rule says nothing of": PLAIN,
     "## Every encoding": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "Every score, with its interval": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
@@ -385,6 +387,8 @@ LEADERBOARD = {
     "addition at 32 digits, where nobody": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "| `none` | no positional encoding": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "context on the same bytes": "lab/test_training.py::test_evaluation_is_paired",
+    "gains from far context in none": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "With 2000 steps all learn it": "test_readme_numbers.py::test_stick_breaking_and_what_more_training_does",
     "Each finding, with its number": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "by all 4 seeds 886": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "One training each says little": PLAIN,

@@ -459,7 +459,7 @@ def gpu():
     (machine,) = [r["case"] for r in rows["machine"]]
     assert machine["device"].startswith("NVIDIA H100")
     versions = f"PyTorch {machine['torch'][:4]}, Triton {machine['triton'][:3]}"
-    yield f"An NVIDIA H100 has run posenc for half an hour (26 and 27 November 2026, {versions})"
+    yield f"An NVIDIA H100 has run posenc for three quarters of an hour (26 and 27 November 2026, {versions})"
     assert max(length for *_, length in at) < 16384
     yield "and attention from 16384 tokens on are not measured"
     (shape,) = {r["case"]["shape"] for r in rows["attention"] if r["case"]["length"] == 128}
@@ -533,18 +533,32 @@ def gpu():
         cells = [f"{speed[name, way]:,.0f}" if (name, way) in speed else "–" for way in (False, True)]
         yield f"| {title} | {' | '.join(cells)} |"
     yield f"models above {max(r['result']['parameters'] for r in rows['training']) / 1e6:.0f} M parameters"
-    steps = json.loads((BENCHMARKS / "gpu/captured.json").read_text(encoding="utf-8"))
-    assert "(0.5 M, 12 x 128 bytes)" in steps["what"]
-    yield "steps of 0.5 M parameters"
-    captured = [each for each in steps["encodings"].values() if not each["refused"]]
+    steps = [(r["case"]["encoding"], r["result"]) for r in rows["steps"]]
+    captured = [(name, each) for name, each in steps if not each["refused"]]
+    faster = between([each["eager_ms"] / each["captured_ms"] for _, each in captured], "{:.1f}")
+    yield f"of 0.5 M parameters or less are {faster} times as fast ({len(captured)} of {len(steps)} cases; 15 processes share the GPU)"
+    warm_up, timed = re.search(
+        r"^WARM_UP, STEPS = (\d+), (\d+)$", (BENCHMARKS / "gpu_stages/steps.py").read_text(), re.MULTILINE
+    ).groups()
+    yield f"{int(warm_up) + int(timed)} losses of captured steps"
+    same = [each["difference"] for _, each in captured if each["difference_of_two_eager"] == 0]
     yield (
-        f"are {between([each['eager_ms'] / each['captured_ms'] for each in captured], '{:.1f}')} times as fast ({len(captured)} of "
-        f"{len(steps['encodings'])} encodings; {steps['processes']} processes share the GPU)"
+        f"agree to the last digit, in {len(same)} of {len(captured)} cases, captured steps differ by at most {max(same):.0e}"
     )
-    equal = sum(each["largest_difference"] == 0 for each in captured)
-    yield f"those of {equal} are those of eager steps"
-    assert len(captured) - equal == 5
-    yield f"differ by at most {max(each['largest_difference'] for each in captured):.2f}"
+    apart = [(name, each) for name, each in captured if each["difference_of_two_eager"] > 0]
+    names = list(dict.fromkeys(f"`{name}`" for name, _ in apart))
+    yield (
+        f"Under {', '.join(names[:-1])} and {names[-1]} the two eager trainings differ, by at most "
+        f"{max(each['difference_of_two_eager'] for _, each in apart):.2f}"
+    )
+    assert all(each["difference"] < 2 * each["difference_of_two_eager"] for _, each in apart)
+    draw, wait = (
+        {name for name, each in steps if word in each["refused"]} for word in ("draws random", "waits for the GPU")
+    )
+    assert all("randomized" in name for name in draw)
+    assert all("softmax_n" in name for name in wait)
+    assert len(draw) + len(wait) + len(captured) == len(steps)
+    yield "Not captured: `randomized`, which draws, and `softmax_n`"
     yield f"make gpu PYTHON=python3 # a Python with {versions} or newer"
 
 

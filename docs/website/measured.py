@@ -125,12 +125,18 @@ def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
     first = {name: [variant["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, variant in rows.items()}
     named = {name: [of[0], of[-1]] for name, of in longer["loss"].items() if name in rows}
     size = rows["rope"]["parameters"]
-    made = [(size, "Python's reference", text["settings"]["steps"], first)]
-    made.append((size, "Python's reference", longer["steps"], named))
-    made += [(of["parameters"], of["text"], of["steps"], of["losses"]) for of in _read(BUDGETS)["worlds"]]
+    usual = text["settings"]["length"]
+    made = [(size, "Python's reference", usual, text["settings"]["steps"], first)]
+    made.append((size, "Python's reference", usual, longer["steps"], named))
+    made += [(of["parameters"], of["text"], of["length"], of["steps"], of["losses"]) for of in _read(BUDGETS)["worlds"]]
     return [
-        {"title": f"{steps} steps on {name}" + f", {of / 1e6:.1f} M" * (of != size), "losses": losses}
-        for of, name, steps, losses in made
+        {
+            "title": f"{steps} steps on {name}"
+            + f" in {length} bytes" * (length != usual)
+            + f", {of / 1e6:.1f} M" * (of != size),
+            "losses": losses,
+        }
+        for of, name, length, steps, losses in made
     ]
 
 

@@ -511,7 +511,9 @@ def _with_turns(problem: Problem, effects: Effects) -> Problem:
 
 def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
     """The sink's logits, (batch or 1, num_heads, num_queries or 1)."""
-    logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    # a number is filled in: a copy would wait for the GPU
+    logit = sink.to(q.device, dtype) if isinstance(sink, Tensor) else torch.full((), sink, dtype=dtype, device=q.device)
     batch, heads, queries, _ = q.shape
     if logit.dim() == 3 and logit.shape[0] in (1, batch) and logit.shape[1:] == (heads, queries):
         return logit

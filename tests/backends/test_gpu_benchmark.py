@@ -192,4 +192,4 @@ def test_the_committed_tables_are_those_of_one_gpu():
     results = gpu.Results(BENCHMARKS / "gpu", "h100.jsonl")
     assert results.machine["device"].startswith("NVIDIA H100")
     assert gpu.tables(results) == (BENCHMARKS / "gpu/h100.md").read_text(encoding="utf-8")
-    assert sorted(path.name for path in (BENCHMARKS / "gpu").iterdir()) == ["captured.json", "h100.jsonl", "h100.md"]
+    assert sorted(path.name for path in (BENCHMARKS / "gpu").iterdir()) == ["h100.jsonl", "h100.md"]

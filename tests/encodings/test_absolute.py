@@ -7,6 +7,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -356,3 +357,21 @@ def test_known_positions_are_looked_up_without_waiting_for_a_gpu(name):
         Transformer(config, create("learned", dim=16, max_positions=6)).to("meta")(
             torch.zeros(2, 7, dtype=torch.long, device="meta")
         )
+
+
+class NoNumbersCopied(TorchFunctionMode):
+    """Refuses to make a tensor on another device of numbers, which copies them, and a GPU is waited for."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if function in (torch.tensor, torch.as_tensor) and not isinstance(args[0], torch.Tensor):
+            assert made.device.type != "meta", f"{function.__name__}({args[0]})"
+        return made
+
+
+@pytest.mark.parametrize("name", ["softmax_n", "sink", "t5", "kerple", "fox", "cope", "stick_breaking"])
+def test_attention_copies_no_numbers_to_a_gpu(name):
+    encoding = create(name, num_heads=2, head_dim=8, dim=16, causal=True).to("meta")
+    model = Transformer(TransformerConfig(8, dim=16, num_layers=1, num_heads=2), encoding).to("meta")
+    with NoNumbersCopied():
+        model(torch.zeros(2, 6, dtype=torch.long, device="meta"))

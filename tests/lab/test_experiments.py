@@ -179,6 +179,7 @@ def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, 
         assert of["behind_rope"]["none"]["mean"] == pytest.approx(
             of["losses"]["none"][0] - of["losses"]["rope"][0], abs=0.002
         )
+    monkeypatch.setattr(leaderboard, "LENGTH", small["length"])
     monkeypatch.setattr(leaderboard, "BUDGETS", tmp_path / "budgets.json")
     leaderboard.BUDGETS.write_text(json.dumps(made))
     text = leaderboard.budgets(None)

@@ -16,6 +16,7 @@ from posenc.lab.archive import read
 from posenc.lab.compare import experiment
 from posenc.lab.data import load
 from posenc.lab.experiment import LEADERBOARD
+from posenc.lab.statistics import Estimate
 
 ROOT = Path(__file__).parents[3]
 
@@ -115,6 +116,38 @@ def test_a_verdict_that_another_size_turns_says_so(leaderboard, rankings):
         of[name] = next(each for each in found if each.finding.id == "kerple-alibi")
     assert (of["same"].verdict, of["turned"].verdict) == ("confirmed", "changes with size, budget or text")
     assert "10.0 M, 1000 steps, 1 seed: +0.100" in replication.here(of["turned"], replication.same)
+
+
+def test_a_difference_that_is_not_measured_turns_no_verdict(leaderboard, rankings):
+    replication = leaderboard.replication
+    losses = {"kerple": (1.0, 1.0), "alibi": (1.0, 0.9)}
+    for low, verdict in ((-0.01, "confirmed"), (0.01, "changes with size, budget or text")):
+        world = replication.World(10**7, 1000, 2, losses, gaps={"kerple-alibi": Estimate(0.1, 0.05, low, 0.2 - low)})
+        found = {of.finding.id: of.verdict for of in replication.judged(rankings, [world])}
+        assert found["kerple-alibi"] == verdict
+    close = {**losses, "alibi": (1.0, 0.98)}  # within the tolerance, and no interval is known
+    found = {of.finding.id: of.verdict for of in replication.judged(rankings, [replication.World(1, 1, 1, close)])}
+    assert found["kerple-alibi"] == "confirmed"
+
+
+def test_advice_names_its_exceptions(leaderboard):
+    world, need = leaderboard.World, leaderboard.Need("x", ("a", "b"), ("trained",))
+    good = [world(10**6, steps, 2, {"a": (1.0, 1.0), "b": (1.2, 1.2)}) for steps in (1, 2)]
+    bad = world(10**6, 3, 2, {"a": (1.3, 1.3), "b": (1.2, 1.2)})
+    assert leaderboard.advised(need, good) == ("a", good)
+    assert leaderboard.advised(need, [*good, bad]) is None
+    assert leaderboard.nearest(need, [*good, bad]) == ("a", [*good, bad])
+    assert leaderboard.behind("a", need, bad) == (pytest.approx(0.1), "b")
+    assert leaderboard.nearest(need, good[:1]) is None
+
+
+def test_rates_change_nothing_where_nothing_has_that_rate(leaderboard):
+    """Without position parameters theirs is no rate: the same losses."""
+    of = {each.by: each.losses for each in leaderboard._at_rates()}
+    assert len(of) == 9
+    assert of[1, 0.5]["stick_breaking"] == of[1, 2]["stick_breaking"] == of[1, 1]["stick_breaking"]
+    assert of[0.5, 1]["stick_breaking"] < of[1, 1]["stick_breaking"]
+    assert of[1, 0.5]["dape"] < of[1, 1]["dape"] < of[1, 2]["dape"]
 
 
 @pytest.fixture(scope="module")
