@@ -56,6 +56,8 @@ LEADERS = (
 """The twelve best of the leaderboard at the longest length, by their mean score."""
 THREE = "none", "rope", "alibi"
 SIXTEEN = (*BASELINES, *LEADERS)
+UP_TO_4096 = tuple(each for each in SIXTEEN if each != "dape")
+"""`dape` passes every pair of tokens through a network: its evaluation outlasted a loan of a GPU."""
 NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
 # the experiments on rates, texts and sizes leave out what that on budgets has: the rates of TEXT, code, the smallest models
 RATES = (0.5, 1 / 1.4, 1.4, 2)
@@ -134,7 +136,9 @@ EXPERIMENTS: dict[str, Trials] = {
     ),
     "far": Trials(
         "is text before the last 512 bytes read?",
-        tuple(Plan(f"{text}-512", TEXT.changed(length=512, batch_size=3, contexts=FAR), text) for text in TEXTS),
+        tuple(
+            Plan(f"{text}-512", TEXT.changed(length=512, batch_size=3, contexts=FAR), text, UP_TO_4096) for text in TEXTS
+        ),
         3,
     ),
     "recall": Trials("how many trainings learn to recall, and when?", (of_task("recall", 2000),), 16),
