@@ -154,15 +154,14 @@ def longer_context():
     yield "of the last two of the five facts"
     yield f"The unmodified model has {rows['none']['exact']['hits']}."
     yield GEMMA["command"]
-    (at,) = read("evaluations/longer_Gemma3_passkey.json")["longer"]
-    rows = by_method(at, "passkey")
-    assert {(row["exact"]["hits"], row["exact"]["n"]) for row in rows.values()} == {(0, 4)}
-    lower = [-gap(rows[method])["mean"] for method in ("yarn", "ntk", "linear")]
-    assert all(gap(rows[method])["high"] < 0 for method in ("yarn", "ntk", "linear"))
-    yield (
-        f"Of four passkeys at {at['length']:,} tokens none is found under `yarn`, `ntk`, `linear` or truncation, though the methods lower "
-        f"its loss by {between(lower)} nats"
-    )
+    ends = read("evaluations/longer_Gemma3_passkey.json")["longer"]
+    near, far = (by_method(at, "passkey") for at in ends)
+    assert {(row["exact"]["hits"], row["exact"]["n"]) for of in (near, far) for row in of.values()} == {(0, 4)}
+    lower = [between([-gap(of[method])["mean"] for method in ("yarn", "ntk", "linear")]) for of in (near, far)]
+    assert all(gap(near[method])["high"] < 0 < gap(far[method])["high"] for method in ("yarn", "ntk", "linear"))
+    first, second = (f"{at['length']:,}" for at in ends)
+    yield f"Of four passkeys none is found at {first} and at {second} tokens, under `yarn`, `ntk`, `linear` or truncation."
+    yield f"lower its loss by {lower[0]} nats at {first}, and by {lower[1]} at {second}, where two documents do not measure it"
     (at,) = read("evaluations/longer_Gemma3_text.json")["longer"]
     rows = by_method(at, "perplexity")
     losses = [f"{rows[name]['loss']['mean']:.2f}" for name in ("yarn", "truncation", "none")]
