@@ -103,10 +103,10 @@ def of_task(name: str, steps: int | None = None) -> Plan:
     return Plan(f"{name}-{settings.steps}", settings)
 
 
-def with_findings(name: str) -> Plan:
+def with_findings(name: str, steps: int | None = None) -> Plan:
     """A task with the encodings of the published findings about it, too."""
     named = [each for finding in findings() if finding.task == name for each in (finding.better, finding.worse)]
-    return replace(of_task(name), encodings=tuple(dict.fromkeys((*SIXTEEN, *named))))
+    return replace(of_task(name, steps), encodings=tuple(dict.fromkeys((*SIXTEEN, *named))))
 
 
 EXPERIMENTS: dict[str, Trials] = {
@@ -141,7 +141,7 @@ EXPERIMENTS: dict[str, Trials] = {
         ),
         3,
     ),
-    "recall": Trials("how many trainings learn to recall, and when?", (of_task("recall", 2000),), 16),
+    "recall": Trials("how many trainings learn to recall, and when?", (with_findings("recall", 2000),), 16),
     "tasks": Trials("where recency is not enough", tuple(map(with_findings, NEW)), 8),
     "baselines": Trials(
         "do the steps of a task give its baselines a chance?", tuple(replace(of_task(name), encodings=THREE) for name in NEW), 1

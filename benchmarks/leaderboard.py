@@ -699,7 +699,7 @@ def luck(board: Board) -> str:
             gaps = [fisher(a, b, board.seeds) for (_, a), (_, b) in combinations(hits.items(), 2)]
             apart = int(found(torch.tensor(gaps), BENJAMINI_HOCHBERG).sum())
             lines.append(
-                f"- In `{task}` a training learns nothing for hundreds of steps and then all of it: {sum(hits.values())} of "
+                f"- In `{task}` a training learns nothing at first, and then all of it: {sum(hits.values())} of "
                 f"{len(hits) * board.seeds} trainings learned it within {ranking.settings.steps} steps, with {listed(every)} all of them, and "
                 f"{sum(hit == 0 for hit in hits.values())} encodings had none. By the exact test (Fisher) {apart} of the {pairs} pairs differ in "
                 f"how many learn: {board.seeds} of {board.seeds} against 0 has p = {fisher(board.seeds, 0, board.seeds):.3f} for itself alone."

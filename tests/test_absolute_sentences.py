@@ -392,7 +392,7 @@ LEADERBOARD = {
     "Each finding, with its number": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "by all 4 seeds 886": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "One training each says little": PLAIN,
-    "learns nothing for hundreds of steps and then all": PLAIN,
+    "learns nothing at first, and then all": PLAIN,
     "and 7 encodings had none": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "on the same processor, eight models": PLAIN,
     "All of it (`--share 1/2`": "lab/synthetic/test_leaderboard.py::test_shares_of_several_tasks_add_up",
