@@ -37,7 +37,6 @@ from posenc.lab.records import Aggregate
 from posenc.lab.results import Ranking
 from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, contrast, different, fisher, found
 from posenc.lab.text import USES
-from posenc.lab.text import Settings as Text
 from posenc.report.leaderboard import mean_score
 
 ROOT = Path(__file__).parents[1]
@@ -228,45 +227,32 @@ def far(board: Board) -> str:
 
 def rates(board: Board) -> str:
     """The losses at other learning rates, and how the encodings compare, each at its best."""
-    of = {str(each.settings): each for each in _at_rates()}
-    if not of:
+    made = _at_rates()
+    if not made:
         return "Not run yet."
-    usual = next(each for each in of.values() if each.by == (1, 1))
-    best = {name: min(of.values(), key=lambda each: each.losses[name]) for name in usual.losses}
+    usual, *others = made
+    best = {name: min(made, key=lambda each: each.losses[name]) for name in usual.losses}
     lowest = {name: at.losses[name] for name, at in best.items()}
+    names = sorted(lowest, key=lowest.__getitem__)
     rows = []
-    for name in sorted(lowest, key=lowest.__getitem__):
+    for name in names:
         rate, position = best[name].by
         where = f"{rate:g}×" if rate != 1 else f"position {position:g}×" if position != 1 else "1×"
         gaps = [losses[name] - losses["rope"] for losses in (usual.losses, lowest)]
-        changes = [lowest[name] - usual.losses[name], *gaps]
-        rows.append(
-            [
-                f"`{name}`",
-                f"{usual.losses[name]:.3f}",
-                f"{lowest[name]:.3f}",
-                where,
-                *(f"{change:+.3f}".replace("-", "−") for change in changes),
-            ]
-        )
+        changes = [f"{change:+.3f}".replace("-", "−") for change in (lowest[name] - usual.losses[name], *gaps)]
+        rows.append([f"`{name}`", f"{usual.losses[name]:.3f}", f"{lowest[name]:.3f}", where, *changes])
     head = [
-        "encoding",
-        "loss at the default",
-        "at its best rate",
-        "that is",
-        "change",
-        "− `rope`, default",
+        "encoding", "loss at the default", "at its best rate", "that is", "change", "− `rope`, default",
         "− `rope`, at best rates",
-    ]
-    errors = [each.error for each in of.values() if each.by != (1, 1)]
-    names = sorted(lowest)
-    alike = spearman([usual.losses[name] for name in names], [lowest[name] for name in names])
-    lower = sum(at.by[0] < 1 for at in best.values())
+    ]  # fmt: skip
+    alike = spearman(*([losses[name] for name in names] for losses in (usual.losses, lowest)))
+    least = min(each.by[0] for each in others)
+    found = [at.by[0] for at in best.values()]
     return (
-        f"{usual.seeds} seeds, trained on {usual.trained_on}. {lower} of {len(best)} encodings have their lowest loss at a learning rate "
-        f"below the default, {sum(at.by[0] == min(each.by[0] for each in of.values()) for at in best.values())} at the lowest that was "
-        f"tried. Rank correlation of the losses at the default and at the best: {alike:.2f}. A change has a standard error of "
-        f"{max(errors):.3f} or less (pooled over encodings).\n\n{table(head, rows)}"
+        f"{usual.seeds} seeds, trained on {listed(sorted({each.trained_on for each in made}))}. {sum(rate < 1 for rate in found)} of {len(found)} encodings have their "
+        f"lowest loss at a learning rate below the default, {found.count(least)} at the lowest that was tried. Rank correlation of the losses at "
+        f"the default and at the best: {alike:.2f}. A change has a standard error of {max(each.error for each in others):.3f} or less "
+        f"(pooled over encodings).\n\n{table(head, rows)}"
     )
 
 
@@ -316,16 +302,15 @@ class AtRate:
     """Trainings at some rates. by: those of the weights and of position parameters, over the default; error: the standard error of
     the difference from the default's losses, pooled over encodings."""
 
-    settings: Text
     by: tuple[float, float]
     losses: Mapping[str, float]
     seeds: int
     trained_on: str
-    error: float = 0.0
+    error: float
 
 
 def _at_rates() -> list[AtRate]:
-    """Of the experiment on rates, and of the experiment on budgets the same trainings at the default rates."""
+    """Of the experiment on budgets the trainings at the default rates, and those of the experiment on rates."""
     boards = replication.experiments("rate")
     if not boards:
         return []
@@ -344,7 +329,7 @@ def _at_rates() -> list[AtRate]:
         trained_on = board.results["tasks"]["text"]["limits"][-1].split("trained on ")[1].rstrip(".")
         losses = {name: each.mean().item() for name, each in of.items()}
         error = math.sqrt(statistics.mean(variances) / len(seeds))
-        made.append(AtRate(s, by, losses, len(seeds), trained_on, error))
+        made.append(AtRate(by, losses, len(seeds), trained_on, error))
     return made
 
 
