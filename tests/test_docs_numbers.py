@@ -127,6 +127,19 @@ def longer_context():
     assert SMOLLM2_CHOSEN["choice"] == "yarn"
     assert SMOLLM2_CHOSEN["seconds"] / 60 > plan_of_it["minutes"]
 
+    selection = read("evaluations/auto_Gemma3.json")["selection"]
+    plan_of_it, chosen = selection["plan"], {row["method"]: row for row in selection["rows"]}
+    yield f"Gemma 3 has {plan_of_it['context_length']:,} tokens of context."
+    assert {chosen[method]["texts"] for method in ("yarn", "linear")} == {4}
+    assert all(chosen[method]["past"]["high"] < 0 for method in ("yarn", "linear"))
+    lower = {f"{-chosen[method]['past']['mean']:.2f}" for method in ("yarn", "linear")}
+    yield (
+        f"In four documents of {plan_of_it['target_length']:,} tokens `yarn` and `linear` lower the loss of running text past the context "
+        f"length by {' and '.join(lower)} nats per token below truncation's, which is distinguishable."
+    )
+    yield f"{plan_of_it['minutes']:.0f} minutes were too few for retrieval beside it."
+    assert {*plan_of_it["left_out"]} == {"passkey", "facts"}
+
     keys, shots = by_method(RULER["longer"][0], "niah_multikey_1"), by_method(RULER["longer"][0], "many_shot")
     lower = [-gap(keys[m])["mean"] for m in EXTENDING]
     assert max(keys[m]["exact"]["hits"] for m in EXTENDING) == 1
