@@ -439,20 +439,50 @@ def facts(board: Board) -> str:
 
 def advice(board: Board) -> str:
     """What the rule of `advised` says, and for which sizes and budgets; where it says nothing, what is nearest, and its exceptions."""
-    measured, rows = worlds(board.results), []
-    for need in NEEDS:
-        found = nearest(need, measured)
-        assert found
-        name, known = found
-        lags = [behind(name, need, world) for world in known]
-        exceptions = sum(lag > MARGIN for lag, _ in lags)
-        take = f"`{name}`" + f", but for {exceptions} of {len(known)} settings" * bool(exceptions)
-        for world, (lag, best) in zip(known, lags, strict=True):
+    rows = []
+    for need, name, known in _nearest(board):
+        lags = [(behind(name, need, world), world) for world in known]
+        holds = [lag for (lag, _), _ in lags if lag <= MARGIN]
+        exceptions = [f"{world}: {lag:.3f} behind `{best}`" for (lag, best), world in lags if lag > MARGIN]
+        sizes = listed([f"{size / 1e6:.1f}" for size in sorted({round(world.parameters, -5) for world in known})])
+        steps = listed([str(steps) for steps in sorted({world.steps for world in known})])
+        rows.append(
+            [
+                need.who,
+                f"`{name}`",
+                f"{len(holds)} of {len(known)} settings",
+                f"{sizes} M; {steps} steps",
+                "; ".join(exceptions) or "–",
+                f"{max(holds):.3f}",
+            ]
+        )
+    head = ["you", "take", f"within {MARGIN} nats of the best in", "of", "not in", "elsewhere at most behind"]
+    return table(head, rows, text=5)
+
+
+def advice_by_setting(board: Board) -> str:
+    """What `advice` counts."""
+    rows = []
+    for need, name, known in _nearest(board):
+        for world in known:
+            lag, best = behind(name, need, world)
             losses = ", ".join(f"{loss:.2f}" for loss in world.losses[name])
-            far_behind = f"**{lag:.3f}** (`{best}`)" if lag > MARGIN else f"{lag:.3f}"
-            rows.append([need.who, take, str(world), losses, far_behind])
+            rows.append(
+                [
+                    need.who,
+                    f"`{name}`",
+                    str(world),
+                    losses,
+                    f"**{lag:.3f}** (`{best}`)" if lag > MARGIN else f"{lag:.3f}",
+                ]
+            )
     factor = board.rankings["text"].settings.factors[-1]
     return table(["you", "take", "measured with", f"loss: 1×, {factor}×", "behind the best"], rows, text=3)
+
+
+def _nearest(board: Board) -> list[tuple[Need, str, list[World]]]:
+    measured = worlds(board.results)
+    return [(need, *found) for need in NEEDS if (found := nearest(need, measured))]
 
 
 WITHOUT = {
@@ -754,6 +784,7 @@ def tables(board: Board) -> dict[str, str]:
         for each in (
             facts,
             advice,
+            advice_by_setting,
             gains,
             summary,
             missing,
