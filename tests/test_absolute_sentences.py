@@ -422,7 +422,6 @@ ABLATIONS = {
     "The best are nearer to each other": "test_page_numbers.py::test_sentences_have_the_numbers_of_the_results",
 }
 LONGER = {
-    "two documents measure no difference": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "Of four passkeys none is found at": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "no method beat truncation here": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
     "it finds none (0 to 49 %)": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
