@@ -167,13 +167,21 @@ def longer_context():
     yield "of the last two of the five facts"
     yield f"The unmodified model has {rows['none']['exact']['hits']}."
     yield GEMMA["command"]
-    ends = read("evaluations/longer_Gemma3_passkey.json")["longer"]
+    passkey = read("evaluations/longer_Gemma3_passkey.json")
+    ends = passkey["longer"]
     near, far = (by_method(at, "passkey") for at in ends)
     assert {(row["exact"]["hits"], row["exact"]["n"]) for of in (near, far) for row in of.values()} == {(0, 4)}
     lower = [between([-gap(of[method])["mean"] for method in ("yarn", "ntk", "linear")]) for of in (near, far)]
     assert all(gap(near[method])["high"] < 0 < gap(far[method])["high"] for method in ("yarn", "ntk", "linear"))
     first, second = (f"{at['length']:,}" for at in ends)
-    yield f"Of four passkeys none is found at {first} and at {second} tokens, under `yarn`, `ntk`, `linear` or truncation."
+    within = passkey["model"]["trained_length"]
+    cells = [cell for of in passkey["tasks"][0]["methods"] for cell in of["cells"] if cell["length"] == within]
+    assert {cell["exact"]["hits"] for cell in cells} == {0}
+    assert len(cells) == 2 * len(near)
+    yield (
+        f"Of four passkeys none is found at {within:,} tokens, at {first} and at {second}, under `yarn`, `ntk`, `linear` or truncation, or by "
+        "the unmodified model."
+    )
     yield f"lower its loss by {lower[0]} nats at {first}, and by {lower[1]} at {second}, where two documents do not measure it"
     losses = []
     for at in (ends := read("evaluations/longer_Gemma3_text.json")["longer"]):
