@@ -260,12 +260,12 @@ WORDS = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
 
 
 def test_yarn_for_servers():
-    models = [results["model"]["name"] for results in (SMOLLM2, STORIES)]
-    assert models == ["demo", "stories15M"]
-    size = SMOLLM2["model"]["parameters"]
+    measured = [SMOLLM2, STORIES, read("evaluations/longer_Gemma3.json")]
+    assert [results["model"]["name"] for results in measured] == ["demo", "stories15M", "gemma"]
+    demo, stories, gemma = (f"{results['model']['parameters'] / 1e6:.0f} M" for results in measured)
     assert ADVICE["yarn"].endswith(
-        f". Measured without fine-tuning on SmolLM2 ({size / 1e6:.0f} M) and stories15M "
-        f"({STORIES['model']['parameters'] / 1e6:.0f} M); not tried larger"
+        f". Measured without fine-tuning on SmolLM2 ({demo}), stories15M ({stories}) and "
+        f"[Gemma 3](docs/longer_context.md#a-model-with-windows-gemma-3-270m) ({gemma}); not tried larger"
     )
 
 
@@ -459,7 +459,7 @@ TESTED = (
     r"Python 3\.11 or newer",
     r"found in 4 of 4 documents",
     r"of 120 steps on one text",
-    r"SmolLM2-135M|SmolLM2 \(135 M\)|stories15M|SmolLM2|float32",
+    r"SmolLM2-135M|SmolLM2 \(135 M\)|stories15M|SmolLM2|Gemma 3 270M|float32",
     r"^Read in the code of .*$",
     r"0\.5 M|7\.5 M|rank correlation 0\.\d\d",
     r"<picture>.*$",
