@@ -322,11 +322,11 @@ def recall(board: Board) -> str:
     below = f"below {guessing / 2:.2f}, half that of naming a value of the sequence at random"
     known = [each for each in ends if each is not None]
     by = f"by step {max(known)}" if len(known) == len(ends) else f"in {len(known)} of them"
-    at = max(known, default=s.steps)
-    rate, of_fewer = (schedule(at, steps) for steps in (s.steps, fewer.settings.steps))
+    latest = min(max(known, default=s.steps), fewer.settings.steps)
+    rate, of_fewer = (schedule(latest, steps) for steps in (s.steps, fewer.settings.steps))
     return (
         f"{learned} of {len(ends)} trainings learned it within {s.steps} steps; their mean loss was {below}, {by} (*recalls by step*). The "
-        f"learning rate falls until the last step: at step {at} it is {_percent(rate)} % of its peak, in a training of {fewer.settings.steps} steps "
+        f"learning rate falls until the last step: at step {latest} it is {_percent(rate)} % of its peak, in a training of {fewer.settings.steps} steps "
         f"{_percent(of_fewer)} %.\n\n{table(head, rows)}"
     )
 
