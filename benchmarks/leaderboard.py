@@ -31,12 +31,13 @@ from posenc.encodings.patterns import read
 from posenc.errors import listed
 from posenc.lab.archive import CURVE_POINTS
 from posenc.lab.compare import Comparison, experiment
-from posenc.lab.experiment import LEADERBOARD, TEN
+from posenc.lab.experiment import LEADERBOARD, TEN, Experiment
 from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
-from posenc.lab.records import Aggregate
+from posenc.lab.records import CONTEXT, Aggregate
 from posenc.lab.results import Ranking
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, contrast, different, fisher, found
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, contrast, different, estimate, fisher, found
 from posenc.lab.text import USES
+from posenc.lab.train import schedule
 from posenc.report.leaderboard import mean_score
 
 ROOT = Path(__file__).parents[1]
@@ -152,8 +153,8 @@ def world(text: Json) -> World:
 
 def measured_budgets() -> Json:
     """benchmarks/budgets.json, from the archives of the experiments on budgets, texts, sizes and far context: of each setting the
-    losses at the training length and at the longest, how far each encoding is behind `rope` at the training length, its loss by
-    context and its gain from far context, and the gaps of the published findings."""
+    losses at the training length and at the longest, how far each encoding is behind `rope` at the training length, its gain from
+    far context and, where the training length is more than LENGTH, from LENGTH to that, and the gaps of the published findings."""
     made = []
     for board in (board for name in ("budget", "corpora", "sizes", "far") for board in replication.experiments(name)):
         text, ranking = board.results["tasks"]["text"], board.rankings["text"]
@@ -168,21 +169,28 @@ def measured_budgets() -> Json:
                 "length": text["settings"]["length"],
                 "steps": text["settings"]["steps"],
                 "seeds": text["seeds"],
-                "trained_on": text["limits"][-1].split("trained on ")[1].rstrip("."),
+                "trained_on": _trained_on(text),
                 "parameters": rows["rope"]["parameters"],
                 "losses": world(text).losses,
                 "behind_rope": {
                     name: {end: getattr(e, end) for end in ("mean", "low", "high")} for name, e in behind.items()
                 },
-                "by_context": {
-                    name: {str(each["context"]): each["mean"] for each in row.get("by_context", ())}
-                    for name, row in rows.items()
-                },
+                "within": {v.name: vars(_fall(v, ranking.settings)) for v in ranking.trained}
+                if text["settings"]["length"] > LENGTH
+                else {},
                 "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
                 "findings": {each.id: vars(gap) for each, gap in replication.gaps(board.rankings).items()},
             }
         )
     return {"worlds": sorted(made, key=lambda of: (of["length"], of["parameters"], of["steps"], of["text"]))}
+
+
+def _fall(variant: Aggregate, settings: Experiment) -> Estimate:
+    """By how much the loss falls from LENGTH bytes of context to those of training, on the same targets."""
+    near, trained = (
+        variant.values(context, sorted(variant.scores), CONTEXT) for context in (LENGTH, settings.size_at(1))
+    )
+    return estimate(near - trained)
 
 
 def budgets(board: Board) -> str:
@@ -207,20 +215,18 @@ def sizes(board: Board) -> str:
 def far(board: Board) -> str:
     """Which encodings use text before the last 512 bytes, when they are trained with 512."""
     made = [of for of in _measured() if of["length"] > LENGTH]
-    if not made:
+    if len(made) < 2:
         return "Not run yet."
     (length,) = {of["length"] for of in made}
     uses = [gain["use"] for of in made for gain in of["gain"].values()]
-    falls = {
-        (name, of["text"]): seen[str(LENGTH)] - seen[str(length)]
-        for of in made
-        for name, seen in of["by_context"].items()
-    }
-    (name, text), most = max(falls.items(), key=lambda item: item[1])
+    falls = {(name, of["text"]): Estimate(**fall) for of in made for name, fall in of["within"].items()}
+    lower = sum(fall.low > 0 for fall in falls.values())
+    (name, text), most = max(falls.items(), key=lambda item: item[1].mean)
     gains, *others = [f"{use} in {uses.count(use) or 'none'}" for use in USES]
     return (
         f"Context beyond the training length of {length} bytes, in {len(uses)} pairs of an encoding and a corpus: *{gains}*, "
-        f"{listed(others)}. Within the training length, the bytes from {LENGTH} to {length} lower the loss by at most {most:.3f} nats (`{name}`, {text}).\n\n"
+        f"{listed(others)}. Within the training length, the bytes from {LENGTH} to {length} measurably lower the loss in {lower} of {len(falls)}; "
+        f"the largest fall is {most.mean:.3f} ± {(most.high - most.low) / 2:.3f} nats (`{name}`, {text}).\n\n"
         + compared(lambda of: str(of["text"]), lambda of: of["length"] > LENGTH)
     )
 
@@ -230,30 +236,57 @@ def rates(board: Board) -> str:
     made = _at_rates()
     if not made:
         return "Not run yet."
-    usual, *others = made
-    best = {name: min(made, key=lambda each: each.losses[name]) for name in usual.losses}
+    usual = made[0]
+    default = usual.losses
+    untuned = [name for name in default if name not in usual.tuned]
+    best = {
+        name: min((each for each in made if each.by[1] == 1 or name in usual.tuned), key=lambda each: each.losses[name])
+        for name in default
+    }
     lowest = {name: at.losses[name] for name, at in best.items()}
     names = sorted(lowest, key=lowest.__getitem__)
     rows = []
     for name in names:
         rate, position = best[name].by
         where = f"{rate:g}×" if rate != 1 else f"position {position:g}×" if position != 1 else "1×"
-        gaps = [losses[name] - losses["rope"] for losses in (usual.losses, lowest)]
-        changes = [f"{change:+.3f}".replace("-", "−") for change in (lowest[name] - usual.losses[name], *gaps)]
-        rows.append([f"`{name}`", f"{usual.losses[name]:.3f}", f"{lowest[name]:.3f}", where, *changes])
+        changes = [lowest[name] - default[name], *(losses[name] - losses["rope"] for losses in (default, lowest))]
+        rows.append(
+            [
+                f"`{name}`",
+                f"{default[name]:.3f}",
+                f"{lowest[name]:.3f}",
+                where,
+                *(f"{change:+.3f}".replace("-", "−") for change in changes),
+            ]
+        )
     head = [
-        "encoding", "loss at the default", "at its best rate", "that is", "change", "− `rope`, default",
-        "− `rope`, at best rates",
-    ]  # fmt: skip
-    alike = spearman(*([losses[name] for name in names] for losses in (usual.losses, lowest)))
-    least = min(each.by[0] for each in others)
-    found = [at.by[0] for at in best.values()]
-    return (
-        f"{usual.seeds} seeds, trained on {listed(sorted({each.trained_on for each in made}))}. {sum(rate < 1 for rate in found)} of {len(found)} encodings have their "
-        f"lowest loss at a learning rate below the default, {found.count(least)} at the lowest that was tried. Rank correlation of the losses at "
-        f"the default and at the best: {alike:.2f}. A change has a standard error of {max(each.error for each in others):.3f} or less "
-        f"(pooled over encodings).\n\n{table(head, rows)}"
-    )
+        "encoding",
+        "loss at the default",
+        "at the best rate",
+        "which is",
+        "change",
+        "− `rope`, default",
+        "− `rope`, best",
+    ]
+    alike = spearman([default[name] for name in names], [lowest[name] for name in names])
+    lower = sum(at.by[0] < 1 for at in best.values())
+    least = min(each.by[0] for each in made)
+    seeds = len(usual.seeds)
+    lines = [
+        f"{seeds} seed{'s' * (seeds > 1)}, trained on {listed(sorted({each.trained_on for each in made}))}. {lower} of {len(best)} "
+        f"encodings have their lowest loss at a learning rate below the default, {sum(at.by[0] == least for at in best.values())} at the "
+        f"lowest that was tried. Rank correlation of the losses at the default and at the best: {alike:.2f}."
+    ]
+    if seeds > 1:
+        spread = statistics.mean((best[name].by_seed[name] - usual.by_seed[name]).var().item() for name in names)
+        lines.append(f"A change has a standard error of {math.sqrt(spread / seeds):.3f}, pooled over the encodings.")
+    again = [abs(each.losses[name] - default[name]) for each in made if each.by[1] != 1 for name in untuned]
+    if again:
+        lines.append(
+            f"{len(untuned)} encodings have no position parameters, and their losses differ by up to {max(again):.3f} between the rates of parameters: "
+            "so far apart are runs of one training under these programs."
+        )
+    return f"{' '.join(lines)}\n\n{table(head, rows)}"
 
 
 def recall(board: Board) -> str:
@@ -263,11 +296,13 @@ def recall(board: Board) -> str:
         return "Not run yet."
     ranking = made[0].rankings["recall"]
     s, fewer = ranking.settings, board.rankings["recall"]
-    rows, jumps = [], list[int]()
+    rows, ends = [], list[int | None]()
+    lengths = range(s.shortest, s.length + 1, s.stride)
+    guessing = statistics.mean(math.log(s.pairs(length)) for length in lengths)
     for variant in sorted(ranking.trained, key=lambda v: -ranking.level(v, s.conditions[-1]).mean):
-        at = [_halved(cell.losses, math.log(s.symbols)) for cell in variant.cells.values()]
+        at = [_below(cell.losses, guessing / 2) for cell in variant.cells.values()]
         known = [each for each in at if each is not None]
-        jumps += known
+        ends += at
         before = next((len(fewer.learned(each)) for each in fewer.trained if each.name == variant.name), None)
         rows.append(
             [
@@ -280,64 +315,75 @@ def recall(board: Board) -> str:
         )
     learned = sum(len(ranking.learned(variant)) for variant in ranking.trained)
     head = [
-        "encoding", "learned", "loss halved by step",
+        "encoding", "learned", "recalls by step",
         *(f"{s.size_at(condition)}, %" for condition in s.conditions),
         f"learned in {fewer.settings.steps} steps",
     ]  # fmt: skip
+    below = f"below {guessing / 2:.2f}, half that of naming a value of the sequence at random"
+    known = [each for each in ends if each is not None]
+    by = f"by step {max(known)}" if len(known) == len(ends) else f"in {len(known)} of them"
+    latest = min(max(known, default=s.steps), fewer.settings.steps)
+    rate, of_fewer = (schedule(latest, steps) for steps in (s.steps, fewer.settings.steps))
     return (
-        f"{learned} of {len(ranking.trained) * made[0].seeds} trainings learned it within {s.steps} steps; their loss was below half "
-        f"that of guessing by step {max(jumps)}.\n\n{table(head, rows)}"
+        f"{learned} of {len(ends)} trainings learned it within {s.steps} steps; their mean loss was {below}, {by} (*recalls by step*). The "
+        f"learning rate falls until the last step: at step {latest} it is {_percent(rate)} % of its peak, in a training of {fewer.settings.steps} steps "
+        f"{_percent(of_fewer)} %.\n\n{table(head, rows)}"
     )
 
 
-def _halved(losses: Sequence[float], guessing: float) -> int | None:
-    """The end of the first steps whose mean loss, all that an archive has of them, is below half that of guessing."""
+def _below(losses: Sequence[float], limit: float) -> int | None:
+    """The end of the first steps whose mean loss, all that an archive has of them, is below a limit."""
     stride = -(-len(losses) // CURVE_POINTS)
-    ends = (min(at + stride, len(losses)) for at in range(0, len(losses), stride) if losses[at] < guessing / 2)
+    ends = (min(at + stride, len(losses)) for at in range(0, len(losses), stride) if losses[at] < limit)
     return next(ends, None)
 
 
 @dataclass(frozen=True)
 class AtRate:
-    """Trainings at some rates. by: those of the weights and of position parameters, over the default; error: the standard error of
-    the difference from the default's losses, pooled over encodings."""
+    """Trainings at some rates. by: those of the weights and of position parameters, over the default; by_seed: losses at the
+    training length; tuned: the encodings that have position parameters."""
 
     by: tuple[float, float]
-    losses: Mapping[str, float]
-    seeds: int
+    by_seed: Mapping[str, torch.Tensor]
+    seeds: Sequence[int]
+    tuned: frozenset[str]
     trained_on: str
-    error: float
+
+    @property
+    def losses(self) -> dict[str, float]:
+        return {name: each.mean().item() for name, each in self.by_seed.items()}
 
 
 def _at_rates() -> list[AtRate]:
-    """Of the experiment on budgets the trainings at the default rates, and those of the experiment on rates."""
+    """Of the experiment on budgets the trainings at the default rates, and those with the same seeds of the experiment on rates."""
     boards = replication.experiments("rate")
-    if not boards:
-        return []
-    seeds = boards[0].rankings["text"].seeds
-    usual = next(board for board in replication.experiments("budget") if board.rankings["text"].settings.steps == STEPS)
-    default = usual.rankings["text"].settings
-    first = _seed_means(usual, seeds)
+    usual = [
+        each for each in replication.experiments("budget") if each.rankings["text"].settings.steps == STEPS and boards
+    ]
+    seeds = sorted(set.intersection(*(set(each.rankings["text"].seeds) for each in usual + boards))) if usual else []
     made = []
-    for board in (usual, *boards):
-        s, of = board.rankings["text"].settings, _seed_means(board, seeds)
-        variances = [(of[name] - first[name]).var().item() for name in of]
-        by = (
-            round(s.learning_rate / default.learning_rate, 2),
-            round(s.position_learning_rate / default.position_learning_rate, 2),
+    for board in usual + boards if seeds else []:
+        ranking = board.rankings["text"]
+        s, default = ranking.settings, usual[0].rankings["text"].settings
+        values = measured(ranking, s.trained_at, seeds).mean(-1)
+        made.append(
+            AtRate(
+                (
+                    round(s.learning_rate / default.learning_rate, 2),
+                    round(s.position_learning_rate / default.position_learning_rate, 2),
+                ),
+                dict(zip((variant.name for variant in ranking.trained), values, strict=True)),
+                seeds,
+                frozenset(v.name for v in ranking.trained if next(iter(v.cells.values())).position_parameters),
+                _trained_on(board.results["tasks"]["text"]),
+            )
         )
-        trained_on = board.results["tasks"]["text"]["limits"][-1].split("trained on ")[1].rstrip(".")
-        losses = {name: each.mean().item() for name, each in of.items()}
-        error = math.sqrt(statistics.mean(variances) / len(seeds))
-        made.append(AtRate(by, losses, len(seeds), trained_on, error))
     return made
 
 
-def _seed_means(board: Board, seeds: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The loss at the training length of each encoding and seed."""
-    ranking = board.rankings["text"]
-    values = measured(ranking, ranking.settings.trained_at, seeds).mean(-1)
-    return dict(zip((variant.name for variant in ranking.trained), values, strict=True))
+def _trained_on(text: Json) -> str:
+    """The machine and the program of a comparison."""
+    return str(text["limits"][-1]).split("trained on ")[1].rstrip(".")
 
 
 def compared(label: Callable[[Json], str], among: Callable[[Json], bool]) -> str:

@@ -69,9 +69,9 @@ class World:
     text: str = ""
     gaps: Mapping[str, Estimate] = field(default_factory=dict)
 
-    def gap(self, of: Finding, at: int, tolerance: float) -> Estimate | None:
-        """Of a finding on text. at: 0, the training length, or 1, the longest."""
-        if of.id in self.gaps or not {of.better, of.worse} <= self.losses.keys():
+    def gap(self, of: Finding, at: int | None, tolerance: float) -> Estimate | None:
+        """Of a finding on text. at: 0, the training length, 1, the longest, or None, another."""
+        if at is None or of.id in self.gaps or not {of.better, of.worse} <= self.losses.keys():
             return self.gaps.get(of.id)
         mean = self.losses[of.better][at] - self.losses[of.worse][0 if of.level else at]
         margin = 0 if of.level else tolerance
@@ -198,11 +198,10 @@ def _judge(
             of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
             one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
             learned = one, other, count, fisher(one, other, count)
-    ends = ranking.settings.trained_at, ranking.settings.conditions[-1]
-    if each.task == "text" and each.at in ends and verdict in (CONFIRMED, REVERSED):
-        at = ends.index(each.at)
+    ends = {ranking.settings.trained_at: 0, ranking.settings.conditions[-1]: 1}
+    if each.task == "text" and verdict in (CONFIRMED, REVERSED):
         for world in worlds:
-            there = world.gap(each, at, m.tolerance)
+            there = world.gap(each, ends.get(each.at), m.tolerance)
             limit = m.tolerance if each.level else 0
             if there and (there.low > limit if verdict == CONFIRMED else there.high < limit):
                 others.append((world, there))
@@ -219,6 +218,7 @@ WORDS = {
     "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",
     " in the mean of the tasks": "（各任务平均）", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
     "against the training length": "相对于训练长度", "steps": "步", "seeds": "个种子", "seed": "个种子",
+    ", chinese": "，中文", ", code": "，代码", ", prose": "，散文", " in 512 bytes": "（512 字节）",
 }  # fmt: skip
 
 

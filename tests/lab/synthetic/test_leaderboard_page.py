@@ -3,6 +3,7 @@
 
 import copy
 import json
+import math
 import re
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -125,6 +126,11 @@ def test_a_difference_that_is_not_measured_turns_no_verdict(leaderboard, ranking
         world = replication.World(10**7, 1000, 2, losses, gaps={"kerple-alibi": Estimate(0.1, 0.05, low, 0.2 - low)})
         found = {of.finding.id: of.verdict for of in replication.judged(rankings, [world])}
         assert found["kerple-alibi"] == verdict
+    rises = replication.World(10**7, 1000, 2, losses, gaps={"alibi-level": Estimate(0.1, 0.01, 0.08, 0.12)})
+    found = {of.finding.id: of.verdict for of in replication.judged(rankings, [rises])}
+    assert (
+        found["alibi-level"] == "changes with size, budget or text"
+    )  # a length between the training length and the longest
     close = {**losses, "alibi": (1.0, 0.98)}  # within the tolerance, and no interval is known
     found = {of.finding.id: of.verdict for of in replication.judged(rankings, [replication.World(1, 1, 1, close)])}
     assert found["kerple-alibi"] == "confirmed"
@@ -148,6 +154,31 @@ def test_rates_change_nothing_where_nothing_has_that_rate(leaderboard):
     assert of[1, 0.5]["stick_breaking"] == of[1, 2]["stick_breaking"] == of[1, 1]["stick_breaking"]
     assert of[0.5, 1]["stick_breaking"] < of[1, 1]["stick_breaking"]
     assert of[1, 0.5]["dape"] < of[1, 1]["dape"] < of[1, 2]["dape"]
+    usual, *_ = leaderboard._at_rates()
+    assert {"dape", "fox"} < usual.tuned
+    assert not {"rope", "alibi", "none"} & usual.tuned
+    page = leaderboard.rates(None)
+    assert all(f"by posenc {each.trained_on.split('by posenc ')[1]}" in page for each in leaderboard._at_rates())
+
+
+def test_recall_begins_where_naming_a_value_of_the_sequence_no_longer_explains_the_loss(leaderboard, rankings):
+    """In 300 steps some trainings are soon better than a guess among all symbols, and never recall."""
+    ranking = rankings["recall"]
+    learned = {variant.name: set(ranking.learned(variant)) for variant in ranking.trained}
+    curves = {(v.name, seed): cell.losses for v in ranking.trained for seed, cell in v.cells.items()}
+    of_symbols, of_sequence = math.log(ranking.settings.symbols) / 2, 0.33
+    never = [key for key in curves if key[1] not in learned[key[0]]]
+    assert sum(leaderboard._below(curves[key], of_symbols) is not None for key in never) > len(never) / 2
+    assert leaderboard._below([2.0] * 10 + [0.1] * 10, of_sequence) == 11
+    assert leaderboard._below([2.0] * 10, of_sequence) is None
+
+
+def test_what_has_not_been_run_says_so(leaderboard, monkeypatch, tmp_path):
+    monkeypatch.setattr(leaderboard.replication, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(leaderboard, "BUDGETS", tmp_path / "budgets.json")
+    leaderboard.BUDGETS.write_text(json.dumps(leaderboard.measured_budgets()))
+    for each in (leaderboard.far, leaderboard.rates, leaderboard.recall, leaderboard.budgets):
+        assert each(None) == "Not run yet."
 
 
 @pytest.fixture(scope="module")
