@@ -387,6 +387,7 @@ LEADERBOARD = {
     "addition at 32 digits, where nobody": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "| `none` | no positional encoding": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "context on the same bytes": "lab/test_training.py::test_evaluation_is_paired",
+    "encodings have no position parameters, and their losses": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "gains from far context in none": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "8 encodings have no parameters": "lab/synthetic/test_leaderboard_page.py::test_rates_change_nothing_where_nothing_has_that_rate",
     "*does no harm*": "lab/test_compare.py::test_verdicts",
