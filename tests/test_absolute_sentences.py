@@ -389,7 +389,6 @@ LEADERBOARD = {
     "context on the same bytes": "lab/test_training.py::test_evaluation_is_paired",
     "encodings have no position parameters, and their losses": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "gains from far context in none": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
-    "8 encodings have no parameters": "lab/synthetic/test_leaderboard_page.py::test_rates_change_nothing_where_nothing_has_that_rate",
     "*does no harm*": "lab/test_compare.py::test_verdicts",
     "With 2000 steps all learn it": "test_readme_numbers.py::test_stick_breaking_and_what_more_training_does",
     "Each finding, with its number": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
