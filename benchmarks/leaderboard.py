@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
-from replication import Board, Json, World, measured  # noqa: E402
+from replication import Board, Json, World, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
@@ -226,7 +226,7 @@ def far(board: Board) -> str:
     return (
         f"Context beyond the training length of {length} bytes, in {len(uses)} pairs of an encoding and a corpus: *{gains}*, "
         f"{listed(others)}. Within the training length, the bytes from {LENGTH} to {length} measurably lower the loss in {lower} of {len(falls)}; "
-        f"the largest fall is {most.mean:.3f} ± {(most.high - most.low) / 2:.3f} nats (`{name}`, {text}).\n\n"
+        f"the largest fall is {_with_half(most.mean, most.low, most.high)} nats (`{name}`, {text}).\n\n"
         + compared(lambda of: str(of["text"]), lambda of: of["length"] > LENGTH)
     )
 
@@ -237,7 +237,7 @@ def rates(board: Board) -> str:
     if not made:
         return "Not run yet."
     usual = made[0]
-    default = usual.losses
+    default, seeds = usual.losses, len(usual.by_seed["rope"])
     untuned = [name for name in default if name not in usual.tuned]
     best = {
         name: min((each for each in made if each.by[1] == 1 or name in usual.tuned), key=lambda each: each.losses[name])
@@ -271,9 +271,8 @@ def rates(board: Board) -> str:
     alike = spearman([default[name] for name in names], [lowest[name] for name in names])
     lower = sum(at.by[0] < 1 for at in best.values())
     least = min(each.by[0] for each in made)
-    seeds = len(usual.seeds)
     lines = [
-        f"{seeds} seed{'s' * (seeds > 1)}, trained on {listed(sorted({each.trained_on for each in made}))}. {lower} of {len(best)} "
+        f"{in_seeds(seeds)}, trained on {listed(sorted({each.trained_on for each in made}))}. {lower} of {len(best)} "
         f"encodings have their lowest loss at a learning rate below the default, {sum(at.by[0] == least for at in best.values())} at the "
         f"lowest that was tried. Rank correlation of the losses at the default and at the best: {alike:.2f}."
     ]
@@ -345,40 +344,39 @@ class AtRate:
 
     by: tuple[float, float]
     by_seed: Mapping[str, torch.Tensor]
-    seeds: Sequence[int]
     tuned: frozenset[str]
     trained_on: str
 
-    @property
+    @cached_property
     def losses(self) -> dict[str, float]:
         return {name: each.mean().item() for name, each in self.by_seed.items()}
 
 
 def _at_rates() -> list[AtRate]:
     """Of the experiment on budgets the trainings at the default rates, and those with the same seeds of the experiment on rates."""
-    boards = replication.experiments("rate")
-    usual = [
-        each for each in replication.experiments("budget") if each.rankings["text"].settings.steps == STEPS and boards
-    ]
-    seeds = sorted(set.intersection(*(set(each.rankings["text"].seeds) for each in usual + boards))) if usual else []
-    made = []
-    for board in usual + boards if seeds else []:
-        ranking = board.rankings["text"]
-        s, default = ranking.settings, usual[0].rankings["text"].settings
-        values = measured(ranking, s.trained_at, seeds).mean(-1)
-        made.append(
-            AtRate(
-                (
-                    round(s.learning_rate / default.learning_rate, 2),
-                    round(s.position_learning_rate / default.position_learning_rate, 2),
-                ),
-                dict(zip((variant.name for variant in ranking.trained), values, strict=True)),
-                seeds,
-                frozenset(v.name for v in ranking.trained if next(iter(v.cells.values())).position_parameters),
-                _trained_on(board.results["tasks"]["text"]),
-            )
-        )
-    return made
+    usual = [board for board in replication.experiments("budget") if board.rankings["text"].settings.steps == STEPS]
+    others = replication.experiments("rate")
+    if not usual or not others:
+        return []
+    boards = [*usual, *others]
+    seeds = sorted(set.intersection(*(set(board.rankings["text"].seeds) for board in boards)))
+    default = usual[0].rankings["text"].settings
+    return [_at_rate(board, default, seeds) for board in boards if seeds]
+
+
+def _at_rate(board: Board, default: Experiment, seeds: Sequence[int]) -> AtRate:
+    ranking = board.rankings["text"]
+    values = measured(ranking, ranking.settings.trained_at, seeds).mean(-1)
+    rate, of_positions = (
+        round(getattr(ranking.settings, name) / getattr(default, name), 2)
+        for name in ("learning_rate", "position_learning_rate")
+    )
+    return AtRate(
+        (rate, of_positions),
+        dict(zip((variant.name for variant in ranking.trained), values, strict=True)),
+        frozenset(v.name for v in ranking.trained if next(iter(v.cells.values())).position_parameters),
+        _trained_on(board.results["tasks"]["text"]),
+    )
 
 
 def _trained_on(text: Json) -> str:
@@ -400,21 +398,21 @@ def compared(label: Callable[[Json], str], among: Callable[[Json], bool]) -> str
         for of in made:
             cells.append(", ".join(f"{loss:.3f}" for loss in of["losses"][name]) if name in of["losses"] else "–")
             gap, gain = of["behind_rope"].get(name), of["gain"].get(name)
-            cells.append(f"{gap['mean']:+.3f} ± {(gap['high'] - gap['low']) / 2:.3f}" if gap else "–")
-            cells.append(
-                f"{gain['mean']:+.3f} ± {(gain['high'] - gain['low']) / 2:.3f}, {gain['use']}" if gain else "–"
-            )
+            cells.append(_with_half(gap["mean"], gap["low"], gap["high"], "+") if gap else "–")
+            cells.append(f"{_with_half(gain['mean'], gain['low'], gain['high'], '+')}, {gain['use']}" if gain else "–")
         rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
-    where = "; ".join(
-        f"{_text(of)}, {_size(of)}, {of['steps']} steps: {len(of['seeds'])} seed{'s'[: len(of['seeds']) - 1]}"
-        for of in made
-    )
+    where = "; ".join(f"{_text(of)}, {_size(of)}, {of['steps']} steps: {in_seeds(len(of['seeds']))}" for of in made)
     machines = listed(sorted({of["trained_on"] for of in made}))
     alike = "; ".join(
         f"{label(one)} and {label(other)} {', '.join(f'{_rank_correlation(one, other, at):.2f}' for at in (0, 1))}"
         for one, other in combinations(made, 2)
     ).replace("-", "−")
     return f"{where}. Trained on {machines}.\n\n{table(head, rows)}\n\nRank correlation (Spearman's) of the losses at 1× and 8×: {alike}."
+
+
+def _with_half(mean: float, low: float, high: float, sign: str = "") -> str:
+    """With half the width of the interval."""
+    return f"{mean:{sign}.3f} ± {(high - low) / 2:.3f}"
 
 
 def _size(of: Json) -> str:
@@ -464,13 +462,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> 
 
 def facts(board: Board) -> str:
     """What was run, and where."""
-    machines = sorted(
-        {table_note for results in board.results["tasks"].values() for table_note in results["limits"][-1:]}
-    )
+    trained_on = min(map(_trained_on, board.results["tasks"].values()))
     encodings = len(board.results["settings"]["encodings"])
-    seeds = f"{board.seeds} seed{'s' if board.seeds > 1 else ''}"
     models = encodings * len(board.rankings) * board.seeds
-    trained = machines[0].split("trained on ")[1]
     means = {
         task: statistics.mean(row["training_seconds"] for row in results["variants"] if row["trained"])
         for task, results in board.results["tasks"].items()
@@ -478,7 +472,7 @@ def facts(board: Board) -> str:
     processor = "a GPU" if "device" in board.results["machine"] else "one busy core"
     least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     return (
-        f"{encodings} encodings, {len(board.rankings)} tasks, {seeds}: {models} models, trained on {trained} Training a model takes "
+        f"{encodings} encodings, {len(board.rankings)} tasks, {in_seeds(board.seeds)}: {models} models, trained on {trained_on}. Training a model takes "
         f"{means[least]:.0f} s ({least}) to {means[most]:.0f} s ({most}) on {processor}."
     )
 
@@ -661,7 +655,6 @@ def of_task(task: str, board: Board) -> str:
     return f"{table(head, rows)}\n\n{scale} Near the best: within {m.margin}."
 
 
-@cache
 def measured_tasks() -> dict[str, Board]:
     """The experiment on tasks that the leaderboard does not have, by task."""
     return {task: each for each in replication.experiments("tasks") for task in each.rankings}

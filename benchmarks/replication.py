@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,11 @@ class World:
 
     def __str__(self) -> str:
         text = f", {self.text}" * bool(self.text)
-        return f"{self.parameters / 1e6:.1f} M, {self.steps} steps, {self.seeds} seed{'s' * (self.seeds > 1)}{text}"
+        return f"{self.parameters / 1e6:.1f} M, {self.steps} steps, {in_seeds(self.seeds)}{text}"
+
+
+def in_seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count > 1)}"
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,14 @@ def experiments(name: str) -> list[Board]:
     """The archives of an experiment, one of each of its settings; none where it has not been run. The folder of a text begins with
     its name."""
     folders = [folder for folder in sorted((EXPERIMENTS / name).glob("*")) if any(folder.glob("*.json.gz"))]
-    texts = {folder: folder.name.partition("-")[0] for folder in folders}
-    return [Board.read(folder, text if text in CORPORA else None) for folder, text in texts.items()]
+    return [_read(folder) for folder in folders]
+
+
+@cache
+def _read(folder: Path) -> Board:
+    """Once: several tables are of the same runs."""
+    text, _, _ = folder.name.partition("-")
+    return Board.read(folder, text if text in CORPORA else None)
 
 
 def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:

@@ -215,11 +215,11 @@ def recall_with_more_steps():
     return steps, of // len(rows), {name: int(far) for name, _, _, far in rows}
 
 
-def world_of(text, size, steps, length=128):
+def world_of(text, size, steps):
     (found,) = (
         w
         for w in read("budgets.json")["worlds"]
-        if (w["text"], millions(w["parameters"]), w["steps"], w["length"]) == (text, size, steps, length)
+        if (w["text"], millions(w["parameters"]), w["steps"], w["length"]) == (text, size, steps, 128)
     )
     return found
 

@@ -23,9 +23,8 @@ WARM_UP, STEPS = 20, 40
 
 @cache
 def _data(task: str, dry: bool) -> tuple[Dataset, Experiment]:
-    settings: Experiment = TINY if dry else PRESETS["leaderboard"].settings
     if task == "text":
-        return standard_library(settings)
+        return standard_library(TINY if dry else PRESETS["leaderboard"].settings)
     settings = TASKS[task]()
     return settings.load("generated")[0], settings
 

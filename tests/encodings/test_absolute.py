@@ -369,7 +369,9 @@ class NoNumbersCopied(TorchFunctionMode):
         return made
 
 
-@pytest.mark.parametrize("name", ["softmax_n", "sink", "t5", "kerple", "fox", "cope", "stick_breaking"])
+@pytest.mark.parametrize(
+    "name", ["softmax_n", "sink", "t5", "kerple", "fox", "cope", "stick_breaking", "window:before=1,2"]
+)
 def test_attention_copies_no_numbers_to_a_gpu(name):
     encoding = create(name, num_heads=2, head_dim=8, dim=16, causal=True).to("meta")
     model = Transformer(TransformerConfig(8, dim=16, num_layers=1, num_heads=2), encoding).to("meta")

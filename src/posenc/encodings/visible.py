@@ -59,6 +59,13 @@ class Window(Encoding):
             raise InputError("give one number per head in both, or one", before=self.before, after=self.after)
         self.num_heads: int | None = lengths.pop() if lengths else None
 
+    def tables(self) -> dict[str, Tensor]:
+        if self.num_heads is None:
+            return {}
+        sides = (side if isinstance(side, Sequence) else [side] * self.num_heads for side in self.sides)
+        limits = [[2**30 if width is None else width for width in side] for side in sides]
+        return {"limits": torch.tensor(limits, device="cpu")}
+
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
         given = {"before": self.before, "after": self.after}
         return {name: side[first:end] if isinstance(side, (list, tuple)) else side for name, side in given.items()}
@@ -74,15 +81,10 @@ class Window(Encoding):
         return Relative(self._of_distance, self.num_heads, _at_order(positions))
 
     def _of_distance(self, head: Tensor, distance: Tensor) -> Tensor:
-        before, after = (self._per_head(side, distance)[head] for side in self.sides)
+        before, after = (side[head] for side in self.limits.to(distance.device))
         return torch.zeros((), device=distance.device).masked_fill(
             (distance > before) | (-distance > after), -torch.inf
         )
-
-    def _per_head(self, side: Widths, distance: Tensor) -> Tensor:
-        assert self.num_heads is not None
-        widths = side if isinstance(side, Sequence) else [side] * self.num_heads
-        return torch.tensor([2**30 if width is None else width for width in widths], device=distance.device)
 
 
 @dataclass(eq=False, repr=False)
