@@ -559,7 +559,8 @@ class Call:
         return scores
 
     def weights(self, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The softmax from its log-sum-exp, see `_denominators`: by key, and the same memory by distance where values need it."""
+        """The exponentials of scores less a number of each query, see `_denominators`, which are the softmax if that is their
+        log-sum-exp: by key, and the same memory by distance where values need it."""
         scores -= sums[..., None]
         if self.values is None:
             return scores.exp_(), None
@@ -675,13 +676,16 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
         for tile in tiles:
             scores = call.scores(tile)
             here = row, slice(*heads), slice(*tile.queries)
-            sums = scores.logsumexp(-1)
-            weights, by_distance = call.weights(tile, scores, _denominators(sums))
+            largest = scores.amax(-1)  # not the log-sum-exp, which would take every exponential twice
+            weights, by_distance = call.weights(tile, scores, _denominators(largest))
+            total = weights.sum(-1)
             if call.dropout_p > 0:
                 weights *= call.dropout(weights, number)
             part = weights @ call.of_keys(call.v, tile)
             if by_distance is not None and call.values is not None:
                 part += call.values.output(by_distance, tile)
+            part /= total.masked_fill(total == 0, 1.0)[..., None]
+            sums = largest + total.log()
             if merge:
                 _merge(out[here], lse[here], part, sums)
             else:
@@ -690,7 +694,7 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
 
 
 def _denominators(lse: Tensor) -> Tensor:
-    """Log-sum-exps to subtract from scores: where nothing is visible there is no weight."""
+    """Log-sum-exps, or largest scores, to subtract from scores: where nothing is visible there is no weight."""
     return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
