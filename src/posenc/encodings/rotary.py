@@ -174,8 +174,12 @@ class Rotary(PairwiseRotary):
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         dtype = self._check(k, positions)
+        return self.turn(k, *self._of_keys(positions, dtype))
+
+    def _of_keys(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The keys' tables."""
         first = positions.start and positions.start[1]
-        return self.turn(k, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
+        return self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first))
 
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
         inherited = type(self).rotate_queries is Rotary.rotate_queries
@@ -197,6 +201,12 @@ class Rotary(PairwiseRotary):
         if (cls.rotate, cls.rotate_keys, cls.turn) != (Rotary.rotate, Rotary.rotate_keys, Rotary.turn):
             return None
         dtype = self._check(k, positions)
+        if self._turns_all and k.shape[2] == 1 and not torch.compiler.is_compiling():
+            cos, sin = self.remember(
+                positions, (dtype, "wide k"), lambda: widened(*self._of_keys(positions, dtype), self.layout)
+            )
+            layout = self.layout
+            return None if cos.requires_grad else lambda x, run: turn_token(x.to(dtype), cos, sin, layout)
 
         def make() -> tuple[Tensor, ...]:
             ids, first, at = positions.k, positions.start and positions.start[1], None

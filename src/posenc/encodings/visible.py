@@ -2,7 +2,7 @@
 """Which keys a layer and a head see: sliding windows, chunks. For use with any encoding, as in `Rotary(64) + Window(1023)`."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,6 +48,7 @@ class Window(Encoding):
     before: Widths = 127
     _: KW_ONLY
     after: Widths | Literal["before"] = "before"
+    limits: Tensor = field(init=False)
 
     def setup(self) -> None:
         self.sides: tuple[Widths, Widths] = self.before, self.before if self.after == "before" else self.after
