@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
-from replication import Board, Json, World, in_seeds, measured  # noqa: E402
+from replication import Board, Gap, Json, World, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
@@ -111,7 +111,7 @@ def worlds(results: Json) -> list[World]:
             len(of["seeds"]),
             {name: tuple(ends) for name, ends in of["losses"].items()},
             _text(of),
-            {id: Estimate(**gap) for id, gap in of["findings"].items()},
+            {id: Gap(Estimate(**gap["estimate"]), gap["chance"]) for id, gap in of["findings"].items()},
         )
         for of in _measured()
     ]
@@ -179,7 +179,10 @@ def measured_budgets() -> Json:
                 if text["settings"]["length"] > LENGTH
                 else {},
                 "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
-                "findings": {each.id: vars(gap) for each, gap in replication.gaps(board.rankings).items()},
+                "findings": {
+                    each.id: {"estimate": vars(gap.estimate), "chance": gap.chance}
+                    for each, gap in replication.gaps(board.rankings).items()
+                },
             }
         )
     return {"worlds": sorted(made, key=lambda of: (of["length"], of["parameters"], of["steps"], of["text"]))}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ LEAST = 2
 """Trainings of each encoding by which a finding is judged."""
 
 Json = Mapping[str, Any]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,14 @@ class Finding:
         return self.better == self.worse
 
 
+class Gap(NamedTuple):
+    """How much higher `better` of a finding scores than `worse`, or, of a level, under the condition than in training. chance: that
+    encodings which are equal differ so; None: not known, or of a level."""
+
+    estimate: Estimate
+    chance: float | None = None
+
+
 @dataclass(frozen=True)
 class World:
     """Where text was measured: models of a size after a number of steps. losses: at the training length and at the longest.
@@ -68,15 +77,15 @@ class World:
     seeds: int
     losses: Mapping[str, tuple[float, float]]
     text: str = ""
-    gaps: Mapping[str, Estimate] = field(default_factory=dict)
+    gaps: Mapping[str, Gap] = field(default_factory=dict)
 
-    def gap(self, of: Finding, at: int | None, tolerance: float) -> Estimate | None:
+    def gap(self, of: Finding, at: int | None, tolerance: float) -> Gap | None:
         """Of a finding on text. at: 0, the training length, 1, the longest, or None, another."""
         if at is None or of.id in self.gaps or not {of.better, of.worse} <= self.losses.keys():
             return self.gaps.get(of.id)
         mean = self.losses[of.better][at] - self.losses[of.worse][0 if of.level else at]
         margin = 0 if of.level else tolerance
-        return Estimate(mean, math.nan, mean - margin, mean + margin)
+        return Gap(Estimate(mean, math.nan, mean - margin, mean + margin))
 
     def __str__(self) -> str:
         text = f", {self.text}" * bool(self.text)
@@ -89,9 +98,8 @@ def in_seeds(count: int) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """A finding and its verdict. gap: how much higher `better` scores than `worse`, or under the condition than in training; None:
-    not measured. learned: how many of how many trainings learned a task that jumps, and Fisher's chance. others: the gap of
-    the worlds where it is measurably on the other side."""
+    """A finding and its verdict. gap: None where it was not measured. learned: how many of how many trainings learned a task that
+    jumps, and Fisher's chance. others: the gap of the worlds where it is measurably on the other side."""
 
     finding: Finding
     verdict: str
@@ -153,69 +161,89 @@ def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
     return torch.stack([v.values(condition, seeds, ranking.criterion.key) for v in ranking.trained])
 
 
-def _pair(of: Finding, ranking: Ranking) -> tuple[int, int]:
-    """The places of the two encodings."""
-    names = [variant.name for variant in ranking.trained]
-    return names.index(of.better), names.index(of.worse)
-
-
-def gaps(rankings: Mapping[str, Ranking]) -> dict[Finding, Estimate]:
-    """Of the findings whose task and encodings are there: how much higher `better` scores than `worse`, or under the condition than
-    in training. rankings: by task."""
-    found = {}
+def gaps(rankings: Mapping[str, Ranking]) -> dict[Finding, Gap]:
+    """Of the findings whose task and encodings are there. rankings: by task."""
+    known = {}
     for each in findings():
         ranking = rankings.get(each.task)
         if ranking is None or each.at not in ranking.settings.conditions:
             continue
-        if not {each.better, each.worse} <= {variant.name for variant in ranking.trained}:
+        names = [variant.name for variant in ranking.trained]
+        if not {each.better, each.worse} <= {*names}:
             continue
-        one, other = _pair(each, ranking)
+        one, other = names.index(each.better), names.index(each.worse)
         if each.level:
-            found[each] = ranking.change(ranking.trained[one], each.at)
+            known[each] = Gap(ranking.change(ranking.trained[one], each.at))
         else:
             values = measured(ranking, each.at, ranking.seeds)
-            found[each] = contrast(values, one, other, jumps=ranking.jumps)
-    return found
+            gap = contrast(values, one, other, jumps=ranking.jumps)
+            known[each] = Gap(gap, chances(values, jumps=ranking.jumps)[one, other].item())
+    return known
 
 
 def judged(rankings: Mapping[str, Ranking], worlds: Sequence[World]) -> list[Judged]:
-    """Every finding. The chance that one or more of the differences found is false is at most 5 % (Holm); a level is confirmed where
-    its interval ends below the tolerance. worlds: other sizes and budgets of text."""
+    """Every finding. The chance that one or more of the differences found is false is at most 5 % (Holm), and as much for those of
+    all other worlds; a level is confirmed where its interval ends below the tolerance. worlds: other sizes and budgets of text."""
     known = {each: gap for each, gap in gaps(rankings).items() if len(rankings[each.task].seeds) >= LEAST}
-    by_chance = {}
-    for each in known:
-        if not each.level:
-            ranking = rankings[each.task]
-            values, pair = measured(ranking, each.at, ranking.seeds), _pair(each, ranking)
-            by_chance[each] = chances(values, jumps=ranking.jumps)[pair]
-    sure = dict(zip(by_chance, found(torch.stack([*by_chance.values()])).tolist(), strict=True)) if by_chance else {}
+    there = {
+        (each, number): gap
+        for each in known
+        for number, world in enumerate(worlds)
+        if each.task == "text" and (gap := _elsewhere(each, rankings["text"], world))
+    }
+    sure, sure_there = _sure(known), _sure(there)
     return [
-        _judge(each, rankings[each.task], known[each], sure, worlds) if each in known else Judged(each, MISSING)
+        _judge(
+            each,
+            rankings[each.task],
+            known[each].estimate,
+            each in sure,
+            [
+                (world, there[each, number].estimate)
+                for number, world in enumerate(worlds)
+                if (each, number) in there and (there[each, number].chance is None or (each, number) in sure_there)
+            ],
+        )
+        if each in known
+        else Judged(each, MISSING)
         for each in findings()
     ]
 
 
+def _elsewhere(of: Finding, ranking: Ranking, world: World) -> Gap | None:
+    ends = {ranking.settings.trained_at: 0, ranking.settings.conditions[-1]: 1}
+    return world.gap(of, ends.get(of.at), ranking.criterion.tolerance)
+
+
+def _sure(gaps: Mapping[K, Gap]) -> set[K]:
+    """Of which the difference is found, all of them together."""
+    tested = {key: gap.chance for key, gap in gaps.items() if gap.chance is not None}
+    low = found(torch.tensor([*tested.values()])).tolist()
+    return {key for key, is_low in zip(tested, low, strict=True) if is_low}
+
+
 def _judge(
-    each: Finding, ranking: Ranking, gap: Estimate, sure: Mapping[Finding, bool], worlds: Sequence[World]
+    each: Finding, ranking: Ranking, gap: Estimate, sure: bool, worlds: Sequence[tuple[World, Estimate]]
 ) -> Judged:
+    """worlds: with the gaps that are found there."""
     m, learned = ranking.criterion, None
     others: list[tuple[World, Estimate]] = []
     rises = (gap.low, gap.high) if m.worse > 0 else (-gap.high, -gap.low)  # for the worse
     if each.level:
         verdict = CONFIRMED if rises[1] < m.tolerance else REVERSED if rises[0] > m.tolerance else OPEN
     else:
-        verdict = OPEN if not sure[each] else CONFIRMED if m.worse * gap.mean < 0 else REVERSED
+        verdict = OPEN if not sure else CONFIRMED if m.worse * gap.mean < 0 else REVERSED
         if ranking.jumps:  # an exact test of whether trainings learn, beside the mean of those that did and did not
             of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
             one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
             learned = one, other, count, fisher(one, other, count)
-    ends = {ranking.settings.trained_at: 0, ranking.settings.conditions[-1]: 1}
-    if each.task == "text" and verdict in (CONFIRMED, REVERSED):
-        for world in worlds:
-            there = world.gap(each, ends.get(each.at), m.tolerance)
-            limit = m.tolerance if each.level else 0
-            if there and (there.low > limit if verdict == CONFIRMED else there.high < limit):
-                others.append((world, there))
+    if verdict in (CONFIRMED, REVERSED):
+        limit = m.tolerance if each.level else 0
+        others = [
+            (world, there)
+            for world, there in worlds
+            if (there.low > limit if verdict == CONFIRMED else there.high < limit)
+        ]
         verdict = CHANGES if others else verdict
     return Judged(each, verdict, ranking, gap, learned, others)
 

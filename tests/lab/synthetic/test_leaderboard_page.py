@@ -122,11 +122,18 @@ def test_a_verdict_that_another_size_turns_says_so(leaderboard, rankings):
 def test_a_difference_that_is_not_measured_turns_no_verdict(leaderboard, rankings):
     replication = leaderboard.replication
     losses = {"kerple": (1.0, 1.0), "alibi": (1.0, 0.9)}
-    for low, verdict in ((-0.01, "confirmed"), (0.01, "changes with size, budget or text")):
-        world = replication.World(10**7, 1000, 2, losses, gaps={"kerple-alibi": Estimate(0.1, 0.05, low, 0.2 - low)})
+    for low, chance, verdict in (
+        (-0.01, 0.07, "confirmed"),
+        (0.01, 0.03, "changes with size, budget or text"),
+        (0.01, 0.03, "confirmed"),  # one of many: beside the others' chances it may be luck
+    ):
+        gap = replication.Gap(Estimate(0.1, 0.05, low, 0.2 - low), chance)
+        same = {"fire-kerple": replication.Gap(Estimate(0.0, 0.1, -0.2, 0.2), 0.9)} if verdict == "confirmed" else {}
+        world = replication.World(10**7, 1000, 2, losses, gaps={"kerple-alibi": gap} | same)
         found = {of.finding.id: of.verdict for of in replication.judged(rankings, [world])}
         assert found["kerple-alibi"] == verdict
-    rises = replication.World(10**7, 1000, 2, losses, gaps={"alibi-level": Estimate(0.1, 0.01, 0.08, 0.12)})
+    gap = replication.Gap(Estimate(0.1, 0.01, 0.08, 0.12))
+    rises = replication.World(10**7, 1000, 2, losses, gaps={"alibi-level": gap})
     found = {of.finding.id: of.verdict for of in replication.judged(rankings, [rises])}
     assert (
         found["alibi-level"] == "changes with size, budget or text"
