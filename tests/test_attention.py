@@ -329,6 +329,19 @@ def test_layers_may_differ():
         assert torch.equal(attention(q, k, v, encoding, layer=layer), attention(q, k, v, one))
 
 
+def test_one_graph_serves_every_layer():
+    """A graph whose layer is an argument, which a second layer makes one of its sizes."""
+    q, k, v = tensors(5, 5)
+    encoding = PerLayer(Rotary(D), ALiBi(H) + posenc.Shaw(D, num_heads=H, num_layers=3).to(q.dtype))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def run(layer):
+        return attention(q, k, v, encoding, causal=True, layer=layer)
+
+    for layer in range(4):
+        assert torch.allclose(run(layer), attention(q, k, v, encoding, causal=True, layer=layer))
+
+
 def test_bad_input_is_named():
     q, k, v = tensors(5, 5)
     cases = [

@@ -3,6 +3,7 @@ modes that see every operation."""
 
 import contextlib
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -319,3 +320,19 @@ def test_what_is_no_number_of_a_list_is_refused_or_served(name, argument, wrong)
     q, k, v = torch.randn(3, 2, 2, 5, 8)
     with torch.no_grad():
         assert attention(q, k, v, encoding, positions, gates=gates_of(encoding, torch.randn(2, 5, 16))).isfinite().all()
+
+
+@EVERY
+def test_some_of_the_keys_are_where_they_were(name):
+    """What positions know of their keys without reading them is of those that are left."""
+    case, served = Case(name, dtype=torch.float64), 0
+    for positions in (Positions.arange(9, causal=True), Positions.arange(7, 2)):
+        some = positions.keys(2, 6)
+        inputs = [x.double() for x in case.inputs(some)]
+        for backend in ("auto", "sdpa", "reference"):
+            with contextlib.suppress(InputError):
+                got, want = (case.results(inputs, p, backend=backend) for p in (some, replace(some)))
+                served += 1
+                for a, b in zip(got, want, strict=True):
+                    torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+    assert served or {"gates", "restrict"} & set(case.encoding.sites()) or case.encoding.needs_length

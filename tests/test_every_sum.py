@@ -33,11 +33,11 @@ KNOWN = (
 )  # fmt: skip
 
 
-def decodes(text):
+def decodes(text, config=CONFIG):
     """Whether the sum is made and has a cache. What it decodes is checked."""
     tested = EncodingUnderTest(named(text))
     try:
-        model = tested.model(CONFIG)
+        model = tested.model(config)
         full = model(tokens(1, N))
     except InputError:
         return False
@@ -61,6 +61,13 @@ def test_some_sums_decode_as_they_compute(texts):
 @pytest.mark.parametrize("text", KNOWN)
 def test_what_depends_on_more_than_distance_decodes_or_is_refused(text):
     assert decodes(text) == (not text.startswith("xpos") and text != "path+xpos")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("other", ["axial_table", "xpos", "rope"])
+@pytest.mark.parametrize("position_map", MAPS)
+def test_what_other_layers_have_changes_no_map(position_map, other):
+    assert decodes(f"rope@{position_map}/{other}", DECODER)
 
 
 @pytest.mark.slow

@@ -353,3 +353,24 @@ def test_analysis_draws_a_text():
     assert finding.unrelated.shape == (HEADS, 12)
     assert (finding.unrelated[:, 0].abs() < 1e-9).all()
     assert (finding.unrelated[:, 1:] < 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, cls in posenc.ENCODINGS.items() if "gates" in cls.sites()])
+def test_gates_are_of_the_queries_tokens(name):
+    """Of other tokens than the keys there are none: they are refused, whichever of the two sides is longer."""
+    encoding = posenc.create(name, dim=DIM, num_heads=HEADS, num_kv_heads=KV)
+    encoding.share([(nn.Linear(DIM, DIM), nn.Linear(DIM, KV * WIDTH))])
+    padded, text = Positions.from_mask(torch.ones(1, 4)), Positions.arange(4)
+    for keys in (padded, text):
+        for queries in (Positions.arange(9), Positions.arange(2, 9)):
+            positions = Positions.cross(queries, keys)
+            positions = positions if positions.num_queries > 4 else positions.with_causal(True)
+            q, k, v = (
+                torch.randn(1, heads, n, WIDTH) for heads, n in ((HEADS, positions.num_queries), (KV, 4), (KV, 4))
+            )
+            with pytest.raises(InputError, match=r"queries are not among the 4 keys|causal positions"):
+                attention(q, k, v, encoding, positions, gates=gates_of(encoding, torch.randn(1, 4, DIM)))
+    some, x = Positions.arange(9, causal=True).keys(0, 4), torch.randn(1, 4, DIM)
+    q, k, v = (torch.randn(1, heads, n, WIDTH) for heads, n in ((HEADS, 9), (KV, 4), (KV, 4)))
+    with pytest.raises(InputError, match="9 queries are not among the 4 keys"):
+        attention(q, k, v, encoding, some, softcap=5.0, gates=gates_of(encoding, x))

@@ -424,7 +424,8 @@ def prepare(
         factor = effects.scale(head_dim) if scale is None else scale
         if map_branches:
             reads_all = bool(terms) or values is not None or bool(given)
-            branches = _rotated(q, k, encoding, effects, map_branches, keys_rotated, reads_all)
+            part = encoding.at(layer)[0]  # which other layers have no part in
+            branches = _rotated(q, k, part, effects, map_branches, keys_rotated, reads_all)
             q, k = branches[0][:2]
             alone = len(branches) == 1 and branches[0].turn is None and k.shape[2] == v.shape[2]
             if alone and contains_all_visible(positions, branches[0].region):

@@ -1559,7 +1559,7 @@ class PerLayer(Composite):
 
     def _chosen(self, layer: int) -> tuple[Encoding, int]:
         _check_layer(self, layer, self.layers)
-        cycles, place = divmod(layer, len(self._counts))
+        cycles, place = layer // len(self._counts), layer % len(self._counts)  # a graph has no divmod of its sizes
         before, times = self._counts[place]
         return self.parts[place], cycles * times + before  # type: ignore[return-value]
 

@@ -49,15 +49,12 @@ def stream(positions: Positions, user: str) -> Stream:
     if positions.sees_future:
         raise InputError(f"{user} follows the tokens from a key to its query: pass causal positions (causal=True)")
     positions = positions.ungated or positions
-    return positions.shared("stream", partial(_stream, positions, user))
+    return positions.shared("stream", partial(_stream, positions))
 
 
-def _stream(p: Positions, user: str) -> Stream:
+def _stream(p: Positions) -> Stream:
+    p.require_among_keys()
     first = p.diagonal
-    if first is not None and not 0 <= first <= p.num_keys - p.num_queries:
-        raise InputError(
-            f"{user}: the {p.num_queries} queries are not among the {p.num_keys} keys, as in self-attention"
-        )
     if first is not None and (not p.hides_tokens or _in_order(p)):
         return Stream(None, None, first, p.valid)
     keys, ranks = order_of(p)[:2]

@@ -89,6 +89,7 @@ class SelectiveAttention(Encoding):
                 "selective_attention looks at the tokens between a key and its query: pass causal positions"
             )
         positions.require_counted()
+        positions.require_among_keys()
         dtype = torch.promote_types(q.dtype, torch.float32)
         queries = positions.gate(self.known_as, 1, self.head_dim).to(dtype)
         tokens = positions.shared("tokens as queries", partial(_as_queries, positions))

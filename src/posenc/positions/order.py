@@ -59,14 +59,18 @@ def _numbered(of_keys: Tensor, of_queries: Tensor) -> tuple[Tensor, Tensor]:
 
 def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """The sum over a token and those before it in its document, of queries and of keys, (batch, heads, num_queries or num_keys,
-    width), in float64; sums of different documents have no common start. x: (batch or 1, heads, num_keys, width), of the keys."""
+    width), in float64; sums of different documents have no common start. x: (batch or 1, heads, num_keys, width), of the keys.
+
+    Raises:
+        InputError: queries that are not among the keys.
+    """
+    positions.require_among_keys()
     x = x.double()
     if positions.valid is not None:
         x = x.masked_fill(~positions.valid[:, None, :, None], 0.0)
-    diagonal = positions.diagonal
-    if diagonal is not None and positions.k_document is None:
+    if positions.diagonal is not None and positions.k_document is None:
         sums = x.cumsum(2)
-        return sums[:, :, diagonal : diagonal + positions.num_queries], sums
+        return positions.of_queries(sums), sums
     order = order_of(positions)
     sums = at(x, order.keys).cumsum(2)
     return at(sums, order.at), at(sums, order.rank)

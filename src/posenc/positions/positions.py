@@ -762,13 +762,44 @@ class Positions:
         return gate
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens."""
+        """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens.
+
+        Raises:
+            InputError: what `require_among_keys` refuses.
+        """
+        self.require_among_keys()
         if self.q_order is self.k_order:
             return x
         if self.diagonal is not None:
             return x[:, :, self.diagonal : self.diagonal + self.num_queries]
-        slots = (self.q_order - self.k_order[:, :1])[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
+        slots = self._slots()[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
         return x.gather(2, slots)
+
+    def _slots(self) -> Tensor:
+        """Which key each query is, (batch or 1, num_queries), where keys lie in their order."""
+        return self.q_order - self.k_order[:, :1]
+
+    def require_among_keys(self) -> None:
+        """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone.
+
+        Raises:
+            InputError: a query's place in the order is before the first key's or after the last one's.
+        """
+        if self.q_order is self.k_order:
+            return
+        if self.diagonal is not None:
+            fits = 0 <= self.diagonal <= self.num_keys - self.num_queries
+        elif torch.compiler.is_compiling() or self.q_order.is_meta:
+            return
+        else:
+            fits = self.shared(
+                "among keys", lambda: bool(((self._slots() >= 0) & (self._slots() < self.num_keys)).all())
+            )
+        if not fits:
+            raise InputError(
+                f"the {self.num_queries} queries are not among the {self.num_keys} keys, whose tokens the gates are of: pass "
+                "positions of self-attention, with the queries' own keys"
+            )
 
     def at(self, branch: Branch | None) -> "Positions":
         """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
@@ -787,10 +818,12 @@ class Positions:
         parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "k_placed", "valid", "prefix")}
         parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
         blocks = tuple(each.select(lambda x: x, lambda x: x[:, first:end]) for each in self.blocks)
-        return replace(self, **parts, blocks=blocks, full_keys=self, gates=()).with_known(
-            start=None if self.start is None else (self.start[0], self.start[1] + first),
-            diagonal=None if self.diagonal is None else self.diagonal - first,
-        )
+        start, span = self.start, self.span
+        if start is not None:
+            start = start[0], start[1] + first
+            span = start[0] - start[1] - (end - first) + 1, start[0] - start[1] + self.num_queries - 1
+        diagonal = None if self.diagonal is None else self.diagonal - first
+        return replace(self, **parts, blocks=blocks, full_keys=self, gates=()).with_known(start, diagonal, span)
 
     def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
