@@ -12,12 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 
+from posenc import frequencies
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.models import attention_factor, attention_layers, rotary_parts, unwrap
+from posenc.pretrained.models import (
+    Rope,
+    attention_factor,
+    attention_layers,
+    rotary_parts,
+    stated_rope,
+    tables_of,
+    unwrap,
+)
 from posenc.pretrained.parameters import rope_parameters_by_type
 
 PROBE = 24
@@ -204,17 +213,35 @@ class Probe:
             tables[kind] = FrequencyTable(new.inv_freq, new.attention_factor, parameters)
         return tables
 
+    def tables_at(self, length: int) -> dict[str, FrequencyTable]:
+        """The frequencies by layer type for a text of a length, by the configuration where they depend on it."""
+        tables = self.tables()
+        if self.attachment is not None and self.attachment.design.rotations:
+            return tables
+        for kind, table in tables.items():
+            if table.parameters.get("rope_type") in ("dynamic", "longrope"):
+                rope = self.stated(table)
+                made = frequencies.create(rope.at(length), rope.rotary_dim, base=rope.rope_theta)
+                inv_freq = made.inv_freq.to(table.inv_freq.device)
+                tables[kind] = FrequencyTable(inv_freq, made.attention_factor, table.parameters)
+        return tables
+
+    def stated(self, table: FrequencyTable) -> Rope:
+        """The rotation that the configuration states for a layer type.
+
+        Raises:
+            InputError: an unknown rope_type, or numbers that this model type does not take.
+        """
+        return stated_rope(table.parameters, self.config, table.rotary_dim, self.head_dim, self.family)
+
     def tables_in(self, rotary: nn.Module) -> dict[str, FrequencyTable]:
         """The frequencies in a rotary module of transformers, by layer type; those of short inputs where they depend on the
         length of the text."""
         tables = {}
         for kind, parameters in self.parameters.items():
             prefix = "" if kind == ALL_LAYERS else f"{kind}_"
-            moving = parameters.get("rope_type") in ("dynamic", "longrope")
-            buffer = getattr(rotary, f"{prefix}{'original_' if moving else ''}inv_freq", None)
-            if buffer is not None:
-                factor = attention_factor(rotary, prefix, parameters)
-                tables[kind] = FrequencyTable(buffer.detach(), factor, parameters)
+            for buffer in tables_of(rotary, prefix, parameters)[:1]:
+                tables[kind] = FrequencyTable(buffer, attention_factor(rotary, prefix, parameters), parameters)
         return tables
 
     def ids(self, batch: int = 1, length: int = PROBE) -> Tensor:

@@ -91,7 +91,6 @@ def multimodal(probe: Probe) -> Evidence:
     """M-RoPE: text alone, the axis by which each pair turns, and the positions of an image that is not square."""
     for parameters in probe.parameters.values():
         if sections := parameters.get("mrope_section"):
-            yield from _another_prompt(probe)
             yield from _axes(probe, list(sections), bool(parameters.get("mrope_interleaved")))
             yield from _image_positions(probe)
 
@@ -109,13 +108,14 @@ def positions_of_text(probe: Probe) -> Evidence:
         yield from differ(probe, "text_positions_differ", text, probe.logits(ids, position_ids=passed), plain)
 
 
-def _another_prompt(probe: Probe) -> Evidence:
-    """Text has the same numbers on all axes, whatever prompt came before it."""
-    ids = probe.ids()
+def counted_on(probe: Probe) -> Evidence:
+    """A text in two calls has the positions of one, whatever prompt came before it."""
+    sections = any(parameters.get("mrope_section") for parameters in probe.parameters.values())
+    name, ids = "positions_of_another_prompt" if sections else "text_positions_differ", probe.ids()
     cache = getattr(probe.model(ids[:, : PROBE // 2], use_cache=True), cache_name())
     rest = probe.model(ids[:, PROBE // 2 :], **{cache_name(): cache}, use_cache=True).logits.float()
     text = "text in two calls with a cache, without position_ids, has other logits than in one"
-    yield from differ(probe, "positions_of_another_prompt", text, rest, probe.logits(ids)[:, PROBE // 2 :])
+    yield from differ(probe, name, text, rest, probe.logits(ids)[:, PROBE // 2 :])
 
 
 def _axes(probe: Probe, sections: list[int], interleaved: bool) -> Evidence:
