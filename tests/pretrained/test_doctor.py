@@ -606,8 +606,12 @@ def test_the_model_is_left_as_it_was(extended):
 
 def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch):
     rotary = llama.model.rotary_emb
-    monkeypatch.setattr(type(llama), "forward", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(llama), "forward", stopped)
+    with pytest.raises(KeyboardInterrupt):
         doctor(llama.train())
     assert llama.model.rotary_emb is rotary
     assert llama.training

@@ -569,6 +569,61 @@ def test_pairs_with_frequency_0_are_not_counted_as_rotated():
     assert reading.turning == 2 * sum(each > 0 for each in reading.inv_freq.tolist())
 
 
+DEFAULT, STRETCHED = (
+    {"rope_type": "default", "rope_theta": 1e4},
+    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
+)
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"rope_parameters": DEFAULT, "rope_scaling": LINEAR}, "rope_type='linear'"),
+        ({"rope_parameters": DEFAULT, "rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type='linear'"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            "rope_type='linear'",
+        ),
+        ({"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 8.0}}, "factor=8.0"),
+        ({"rope_parameters": DEFAULT, "rope_theta": 5e5}, "rope_theta=500000.0 and"),
+        ({"rope_parameters": STRETCHED | {ORIGINAL: 32}, ORIGINAL: 64}, f"{ORIGINAL}=64 and"),
+        (
+            {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.25},
+            "factor=0.25 and",
+        ),
+    ],
+)
+def test_a_number_that_is_stated_twice(fields, why):
+    (sentence,) = ConfigFile("config.json", LLAMA | fields).contradictions()
+    assert why in sentence
+    with pytest.raises(InputError, match="programs read different ones; remove one"):
+        read(LLAMA | fields)
+
+
+def test_numbers_that_are_stated_twice_and_agree():
+    yarn = STRETCHED | {ORIGINAL: 16}
+    for fields in (
+        {"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 1e4},
+        {"rope_parameters": yarn, ORIGINAL: 16},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 16}},
+    ):
+        assert not list(ConfigFile("config.json", LLAMA | fields).contradictions())
+
+
+def test_an_original_length_beside_the_table_is_that_of_the_findings():
+    """transformers moves it into the table when it makes the module."""
+    fields = LLAMA | {"rope_parameters": STRETCHED, ORIGINAL: LLAMA["max_position_embeddings"] // 4}
+    assert read(fields).findings == ()
+
+
+@pytest.mark.parametrize("kind", [["llama"], {"a": 1}, 3, True])
+def test_a_model_type_that_is_no_name(kind):
+    with pytest.raises(InputError, match=r"model_type=.* must be the name of a model type"):
+        ConfigFile("config.json", LLAMA | {"model_type": kind})
+
+
 @pytest.mark.parametrize(
     ("fields", "why", "measured"),
     [

@@ -32,6 +32,8 @@ WINDOWS_ALONE = ("cohere2_moe", "flint", "kolibri1")
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
+BESIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
+"""Fields that may stand in a table and beside it."""
 
 
 class ConfigFile:
@@ -64,6 +66,8 @@ class ConfigFile:
             for key in (*TABLES, *(path[0] for path in PARTS)):
                 if not isinstance(fields.get(key), Mapping | None):
                     raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
+            if not isinstance(kind := fields.get("model_type"), str | None):
+                raise InputError(f"{name}: model_type={shown(kind)}: must be the name of a model type of transformers")
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
@@ -95,6 +99,8 @@ class ConfigFile:
                     if isinstance(made, Mapping):  # Mistral 3 leaves it as it is where the file has no vision part
                         inner = {key: value for key, value in made.items() if key != "model_type"}
                         made = CONFIG_MAPPING[made["model_type"]](**inner)
+                    if getattr(made, "rope_parameters", None):
+                        made.standardize_rope_params()  # as the rotary module does, which then sees fields beside the table
                     return made
                 except Exception as error:  # transformers raises errors of many types here
                     raise InputError(f"transformers refuses it: {described(error)}") from error
@@ -147,19 +153,28 @@ class ConfigFile:
             one, other = table.get("rope_type"), table.get("type")
             if one and other and one != other and {one, other} not in ({"su", "longrope"}, {"mrope", "default"}):
                 yield f"{key} has rope_type={one!r} and type={other!r}: remove one of them"
-            theta = table.get("rope_theta")
-            if theta is not None and self.raw.get("rope_theta") not in (None, theta):
-                yield (
-                    f"rope_theta={self.raw['rope_theta']} and {key}.rope_theta={theta}: programs read different ones; remove one"
-                )
+            for name in BESIDE:
+                inner, outer = table.get(name), self.raw.get(name)
+                if inner is not None and outer not in (None, inner):
+                    yield f"{name}={outer} and {key}.{name}={inner}: programs read different ones; remove one"
         if len(tables) == 2:
-            parameters, scaling = tables.values()
-            for key in scaling.keys() & parameters.keys():
-                if scaling[key] != parameters[key]:
+            parameters, scaling = (self._typed(table) for table in tables.values())
+            for name in sorted(scaling.keys() & parameters.keys()):
+                if scaling[name] != parameters[name]:
                     yield (
-                        f"rope_parameters.{key}={parameters[key]!r} and rope_scaling.{key}={scaling[key]!r}: programs read "
+                        f"rope_parameters.{name}={parameters[name]!r} and rope_scaling.{name}={scaling[name]!r}: programs read "
                         "different ones; remove one"
                     )
+
+    @staticmethod
+    def _typed(table: Mapping[str, Any]) -> dict[str, Any]:
+        """A table with its rope_type, of which "type" is the older name; one by layer type as it is."""
+        if any(isinstance(each, Mapping) for each in table.values()):
+            return dict(table)
+        kind = {"su": "longrope", "mrope": "default"}
+        given = table.get("rope_type", table.get("type", "default"))
+        rest = {key: value for key, value in table.items() if key != "type"}
+        return rest | {"rope_type": kind.get(given, given) if isinstance(given, str) else given}
 
     def tables(self) -> Iterator[dict[str, Any]]:
         """The file's tables of the rotation with the base that may stand beside them, or the base alone. "mrope" is "default"."""
