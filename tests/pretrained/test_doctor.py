@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface
 
 import posenc
@@ -683,3 +684,28 @@ def test_a_model_that_cannot_run_says_what_it_raised():
     assert "RuntimeError: The size of tensor a" in finding.evidence
     with pytest.raises(InputError, match=r"model: none of its layers has attention \(linear_attention\)"):
         doctor(small_model("qwen3_next", layer_types=["linear_attention"] * 2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "base", "wrong"),
+    [
+        (torch.float32, 1e4, False),
+        (torch.bfloat16, 1e4, False),
+        (torch.float16, 1e4, False),
+        (torch.float16, 5e5, True),
+    ],
+)
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
+def test_frequencies_in_a_checkpoint_are_compared(model_type, dtype, base, wrong, tmp_path):
+    """transformers ignores them; those of plain RoPE fit a scaled model, as they did when files had them."""
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 1.0}
+    small_model(model_type, rope_parameters=linear).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = {f"layers.{n}.rotary_emb.inv_freq": (base ** (torch.arange(0, 16, 2) / -16)).to(dtype) for n in range(2)}
+    save_file(load_file(file) | stored, file, {"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert names(model) == ["stored_frequencies_differ"] * wrong
+    if wrong:
+        assert float(one(model, "stored_frequencies_differ").evidence.rpartition("=")[2]) == pytest.approx(
+            base, rel=0.01
+        )

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -602,6 +603,12 @@ def test_a_number_that_is_stated_twice(fields, why):
         read(LLAMA | fields)
 
 
+def test_a_length_that_the_file_does_not_state():
+    fields = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    (finding,) = read(fields).findings
+    assert (finding.name, finding.severity, finding.measured) == ("length_not_stated", "note", 2048)
+
+
 def test_numbers_that_are_stated_twice_and_agree():
     yarn = STRETCHED | {ORIGINAL: 16}
     for fields in (
@@ -616,6 +623,32 @@ def test_an_original_length_beside_the_table_is_that_of_the_findings():
     """transformers moves it into the table when it makes the module."""
     fields = LLAMA | {"rope_parameters": STRETCHED, ORIGINAL: LLAMA["max_position_embeddings"] // 4}
     assert read(fields).findings == ()
+
+
+ODD = [None, [], {"a": {}}, [None], "x", True, -1, 1e400, math.nan]
+BESIDE = ("head_dim", "hidden_size", "rope_theta", "partial_rotary_factor", ORIGINAL, "sliding_window", "layer_types")
+INSIDE = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    ORIGINAL,
+    "partial_rotary_factor",
+    "attention_factor",
+    "full_attention",
+)
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn"])
+def test_a_value_of_another_kind_is_refused_or_reported_and_no_traceback(kind):
+    table = DEFAULT if kind == "default" else STRETCHED | {ORIGINAL: 256}
+    odd = [LLAMA | {"rope_parameters": table, key: value} for key in BESIDE for value in ODD]
+    odd += [LLAMA | {"rope_parameters": table | {key: value}} for key in INSIDE for value in ODD]
+    answers = []
+    for fields in odd:
+        with suppress(InputError):
+            answers.append(read(fields))
+    assert len(answers) > len(odd) / 4
 
 
 @pytest.mark.parametrize("kind", [["llama"], {"a": 1}, 3, True])

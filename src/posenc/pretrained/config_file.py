@@ -68,6 +68,14 @@ class ConfigFile:
                     raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
             if not isinstance(kind := fields.get("model_type"), str | None):
                 raise InputError(f"{name}: model_type={shown(kind)}: must be the name of a model type of transformers")
+            for key in TABLES:
+                table = fields.get(key) or {}
+                for each in (table, *(inner for inner in table.values() if isinstance(inner, Mapping))):
+                    for kind in ("rope_type", "type"):
+                        if not isinstance(each.get(kind), str | None):
+                            raise InputError(
+                                f"{name}: {kind}={shown(each[kind])} in {key}: must be a name, such as 'yarn'"
+                            )
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
@@ -120,8 +128,9 @@ class ConfigFile:
 
     @cached_property
     def head_dim(self) -> int:
-        stated = self.raw.get("head_dim") or V4_HEADS.get(self.model_type)
-        return int(stated or self.number("hidden_size") // self.number("num_attention_heads"))
+        if self.raw.get("head_dim"):
+            return self.number("head_dim")
+        return V4_HEADS.get(self.model_type) or self.number("hidden_size") // self.number("num_attention_heads")
 
     @cached_property
     def length(self) -> int:

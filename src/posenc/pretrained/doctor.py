@@ -28,7 +28,7 @@ from posenc.pretrained.models import (
     tables_of,
     unwrap,
 )
-from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, differ
+from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
 from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
 from posenc.pretrained.traps import (
     compiled,
@@ -37,6 +37,7 @@ from posenc.pretrained.traps import (
     multimodal,
     not_restored,
     positions_of_text,
+    stored_frequencies,
     uninitialised,
 )
 from posenc.pretrained.vision.doctor import describe, vision_evidence
@@ -97,6 +98,7 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
         yield from () if file is None else edited(probe.config, file)
         yield from stated(probe.config, file)
         yield from not_restored(probe)
+        yield from () if file is None else stored_frequencies(probe, Path(probe.config.name_or_path))
     impossible = list(impossible_sections(probe))
     yield from impossible
     if bypassed or impossible:
@@ -204,15 +206,12 @@ def _of_the_code(probe: Probe, rebuilt: FrequencyTable, where: str) -> Evidence:
         return
     if has_frequencies(rebuilt.inv_freq, rebuilt.attention_factor, rope):
         return
-    made = rebuilt.inv_freq.double().cpu()
-    error = float((made - asked.inv_freq).abs().max()) * (probe.length - 1)
+    error = float((rebuilt.inv_freq.double().cpu() - asked.inv_freq).abs().max()) * (probe.length - 1)
     text = f"{type(probe.rotary).__name__} makes other frequencies{where} than it states: off by {error:.3g} rad at position {probe.length - 1}"
     if not math.isclose(rebuilt.attention_factor, asked.attention_factor, rel_tol=1e-6):
         text += f", attention factor {rebuilt.attention_factor:.4g} for {asked.attention_factor:.4g}"
-    if made.numel() > 1 and made.min() > 0:
-        base = float(made[1] / made[0]) ** -made.numel()
-        if torch.allclose(made, frequencies.default(2 * made.numel(), base=base).inv_freq, rtol=1e-5):
-            text += f"; they are those of rope_theta={base:.6g} without a schedule"
+    if (base := base_of(rebuilt.inv_freq)) is not None:
+        text += f"; they are those of rope_theta={base:.6g} without a schedule"
     yield "config_not_computed", text, error
 
 

@@ -132,6 +132,19 @@ class ModelDescription:
         return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])
 
 
+def base_of(inv_freq: Tensor) -> float | None:
+    """The base whose plain RoPE has these frequencies, as far as they are rounded; None: there is none."""
+    found, pairs = inv_freq.double().cpu(), inv_freq.numel()
+    if pairs < 2 or not bool((found > 0).all()):
+        return None
+    base = float(found[-1] / found[0]) ** (-pairs / (pairs - 1))
+    if not math.isfinite(base):
+        return None
+    tolerance = max(4 * torch.finfo(inv_freq.dtype).eps, 1e-5)
+    plain = frequencies.default(2 * pairs, base=base).inv_freq if base > 1 else torch.ones_like(found)
+    return base if torch.allclose(found, plain, rtol=tolerance) else None
+
+
 class Probe:
     """A transformers model with a rotary module, opened for probing even where its configuration contradicts it.
 

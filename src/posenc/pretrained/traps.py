@@ -4,19 +4,23 @@ compiled passes that compute something else."""
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc import frequencies
 from posenc.encodings.rotary_axes import MRotary
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.multimodal import RULES
+from posenc.pretrained.checked import weight_files
 from posenc.pretrained.computed import declared_scale
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import attention_layers, cache_name
-from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, differ
+from posenc.pretrained.parameters import is_number
+from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
 
 
 def uninitialised(probe: Probe, kind: str, configured: FrequencyTable) -> Evidence:
@@ -57,6 +61,48 @@ def not_restored(probe: Probe) -> Evidence:
     if left := [name for name in sorted(names) if getattr(rotary, name).isnan().any()]:
         text = f"{type(rotary).__name__}: {', '.join(left)} stay as they are allocated"
         yield "frequencies_not_restored", text, float(len(left))
+
+
+def stored_frequencies(probe: Probe, folder: Path) -> Evidence:
+    """Frequencies in a checkpoint's files, which earlier versions of transformers wrote and read, and later ones ignore; they are
+    of plain RoPE, or of the schedule."""
+    from safetensors import SafetensorError, safe_open
+
+    table = next(iter(probe.tables().values()))
+    base = table.parameters.get("rope_theta")
+    try:
+        for file in weight_files(folder):
+            with safe_open(file, "pt") as opened:
+                for name in sorted(key for key in opened.keys() if key.endswith("rotary_emb.inv_freq")):  # noqa: SIM118
+                    stored = opened.get_tensor(name)
+                    known = [table.inv_freq.double().cpu()]
+                    if is_number(base) and base > 0:
+                        known.append(frequencies.default(table.rotary_dim, base=base).inv_freq)
+                    if not any(_rounded(stored, each) for each in known):
+                        yield (
+                            "stored_frequencies_differ",
+                            f"{name} in {file.name}: {_off(stored, known[-1], probe)}",
+                            None,
+                        )
+                        return
+    except (InputError, SafetensorError, OSError):  # there are none to read
+        return
+
+
+def _rounded(stored: Tensor, known: Tensor) -> bool:
+    """Whether frequencies are others in the dtype of the former."""
+    eps = torch.finfo(stored.dtype).eps
+    tiny = torch.finfo(torch.float16).smallest_normal * eps if stored.dtype == torch.float16 else 0.0
+    return stored.shape == known.shape and torch.allclose(stored.double(), known, rtol=max(2 * eps, 1e-4), atol=tiny)
+
+
+def _off(stored: Tensor, known: Tensor, probe: Probe) -> str:
+    if stored.shape != known.shape:
+        return f"{stored.numel()} frequencies, and the configuration rotates {known.numel()} pairs"
+    error = float((stored.double() - known).abs().max()) * (probe.length - 1)
+    text = f"off by {error:.3g} rad at position {probe.length - 1}"
+    base = base_of(stored)
+    return text if base is None else f"{text}, those of rope_theta={base:.6g}"
 
 
 def softmax_scale(probe: Probe) -> Evidence:
