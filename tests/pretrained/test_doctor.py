@@ -709,3 +709,17 @@ def test_frequencies_in_a_checkpoint_are_compared(model_type, dtype, base, wrong
         assert float(one(model, "stored_frequencies_differ").evidence.rpartition("=")[2]) == pytest.approx(
             base, rel=0.01
         )
+
+
+@pytest.mark.parametrize("method", ["yarn", "ntk+log_n", "rerope:window=8"])
+def test_frequencies_that_were_overwritten_after_an_extension(method, llama, tmp_path):
+    posenc.extend(llama, method, factor=4)
+    for buffer in llama.model.rotary_emb.buffers():
+        buffer.data.div_(8)
+    one(llama, "set_after_extending")
+    for use in (lambda: posenc.to_hf(llama, tmp_path / "hf"), lambda: posenc.extend(llama, "ntk", factor=2)):
+        with pytest.raises(InputError, match=r"inv_freq .* was overwritten after posenc.extend: call posenc.restore"):
+            use()
+    assert not list(tmp_path.iterdir())
+    posenc.restore(llama)
+    assert names(llama) == []

@@ -324,10 +324,16 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
 
 
 def set_since(config: Any, change: Any) -> Iterator[str]:
-    """A sentence where rope_parameters of an extended model are not those of the extension."""
+    """A sentence where rope_parameters of an extended model, or frequencies in it, are not those of the extension."""
     made = change.design.config.get("rope_parameters")
     if made is not None and config.rope_parameters != made:
         yield f"config.rope_parameters={config.rope_parameters}: was set after posenc.extend, which changes no frequencies"
+    for rotation in dict.fromkeys(change.design.rotations.values()):
+        for name, table in rotation.tables().items():
+            now = getattr(rotation, name)
+            if not now.is_meta and not torch.equal(now.to(table), table):
+                yield f"{name} of the model's rotary module was overwritten after posenc.extend"
+                return
 
 
 def _check_set(parameters: Any, config: Any) -> None:
