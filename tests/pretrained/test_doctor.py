@@ -723,3 +723,12 @@ def test_frequencies_that_were_overwritten_after_an_extension(method, llama, tmp
     assert not list(tmp_path.iterdir())
     posenc.restore(llama)
     assert names(llama) == []
+
+
+def test_a_length_that_the_file_does_not_state(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert fields.pop("max_position_embeddings") == 64
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    finding = one(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), "length_not_stated")
+    assert (finding.severity, finding.measured) == ("note", 2048)

@@ -603,12 +603,6 @@ def test_a_number_that_is_stated_twice(fields, why):
         read(LLAMA | fields)
 
 
-def test_a_length_that_the_file_does_not_state():
-    fields = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
-    (finding,) = read(fields).findings
-    assert (finding.name, finding.severity, finding.measured) == ("length_not_stated", "note", 2048)
-
-
 def test_numbers_that_are_stated_twice_and_agree():
     yarn = STRETCHED | {ORIGINAL: 16}
     for fields in (

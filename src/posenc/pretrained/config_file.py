@@ -10,7 +10,7 @@ from typing import Any
 from posenc.errors import InputError, described, needs, on_one_line, shown
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.packaged import PACKAGED, packaged_file
-from posenc.pretrained.parameters import NO_LIMIT, impossible_sentences, is_number, unknown_type
+from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["ConfigFile", "read_config"]
@@ -68,14 +68,7 @@ class ConfigFile:
                     raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
             if not isinstance(kind := fields.get("model_type"), str | None):
                 raise InputError(f"{name}: model_type={shown(kind)}: must be the name of a model type of transformers")
-            for key in TABLES:
-                table = fields.get(key) or {}
-                for each in (table, *(inner for inner in table.values() if isinstance(inner, Mapping))):
-                    for kind in ("rope_type", "type"):
-                        if not isinstance(each.get(kind), str | None):
-                            raise InputError(
-                                f"{name}: {kind}={shown(each[kind])} in {key}: must be a name, such as 'yarn'"
-                            )
+            _check_kinds(name, fields)
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
@@ -164,7 +157,10 @@ class ConfigFile:
                 yield f"{key} has rope_type={one!r} and type={other!r}: remove one of them"
             for name in BESIDE:
                 inner, outer = table.get(name), self.raw.get(name)
-                if inner is not None and outer not in (None, inner):
+                void = outer is None and not (
+                    name == "rope_theta" and name in self.raw
+                )  # null, at which transformers 4 fails
+                if inner is not None and outer != inner and not void:
                     yield f"{name}={outer} and {key}.{name}={inner}: programs read different ones; remove one"
         if len(tables) == 2:
             parameters, scaling = (self._typed(table) for table in tables.values())
@@ -245,6 +241,26 @@ class ConfigFile:
         """rope_theta of layers with other bases; empty: one base for all."""
         stated = vars(self.hf).get("layer_rope_theta") if self.hf.model_type in OWN_BASES else None
         return tuple(dict.fromkeys(float(base) for base in stated or () if base))
+
+
+def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:
+    """Raises:
+    InputError: a text, a list or an object where a number, a name or an object is due."""
+    for key in BESIDE:
+        if isinstance(fields.get(key), list | Mapping) or (key != "rope_theta" and isinstance(fields.get(key), str)):
+            raise InputError(f"{name}: {key}={shown(fields[key])}: must be a number")
+    for key in TABLES:
+        table = fields.get(key) or {}
+        for kind in (FULL, SLIDING):
+            if not isinstance(table.get(kind), Mapping | None):
+                raise InputError(f"{name}: {kind}={shown(table[kind])} in {key}: must be an object, or left out")
+        for each in (table, *(inner for inner in table.values() if isinstance(inner, Mapping))):
+            for number in sorted(NUMBERS & each.keys()):
+                if isinstance(each[number], list | Mapping):
+                    raise InputError(f"{name}: {number}={shown(each[number])} in {key}: must be a number")
+            for kind in ("rope_type", "type"):
+                if not isinstance(each.get(kind), str | None):
+                    raise InputError(f"{name}: {kind}={shown(each[kind])} in {key}: must be a name, such as 'yarn'")
 
 
 def read_config(path: str | Path) -> ConfigFile:

@@ -29,7 +29,7 @@ from posenc.pretrained.models import (
     unwrap,
 )
 from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
-from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
+from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated, unstated
 from posenc.pretrained.traps import (
     compiled,
     counted_on,
@@ -95,7 +95,7 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
             yield "fields_contradict", text, None
         for text in () if file is None else file.beside():
             yield "scaling_beside_the_model", text, None
-        yield from () if file is None else edited(probe.config, file)
+        yield from () if file is None else (*edited(probe.config, file), *unstated(probe.config, file))
         yield from stated(probe.config, file)
         yield from not_restored(probe)
         yield from () if file is None else stored_frequencies(probe, Path(probe.config.name_or_path))

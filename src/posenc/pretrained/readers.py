@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, check_integers, described, listed, unknown
+from posenc.errors import InputError, check_integers, listed, unknown
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.families import FAMILIES, REFUSED
 from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
@@ -226,12 +226,6 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
             refused.append(ProgramRefusal(program, str(error)))
         except NotKnown as error:
             not_known.append(ProgramRefusal(program, str(error)))
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-        ) as error:  # text or a list for a number, in a field that is read here alone
-            not_known.append(ProgramRefusal(program, f"posenc's rules of it fail: {described(error)}"))
     if not (readings or findings):
         if config.model_type not in FAMILIES and not config.type_is_known:
             raise unknown("model type", config.model_type, FAMILIES, 0.7)

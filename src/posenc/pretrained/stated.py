@@ -18,7 +18,7 @@ from posenc.pretrained.parameters import (
     rope_parameters_by_type,
 )
 
-__all__ = ["edited", "impossible_numbers", "stated"]
+__all__ = ["edited", "impossible_numbers", "stated", "unstated"]
 
 ORIGINAL = "original_max_position_embeddings"
 ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
@@ -103,6 +103,15 @@ def edited(config: Any, file: ConfigFile) -> Evidence:
         yield "length_edited", f"max_position_embeddings is {length}, and {written} in {file.name}", length / written
 
 
+def unstated(config: Any, file: ConfigFile) -> Evidence:
+    """A file without max_position_embeddings, also by the name that it has in the model type."""
+    named = getattr(config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
+    if all(file.raw.get(name) is None for name in ("max_position_embeddings", named)):
+        length = config.max_position_embeddings
+        text = f"{file.name} states no max_position_embeddings; transformers takes {length} for {config.model_type}"
+        yield "length_not_stated", text, float(length)
+
+
 def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
     table = scaling.get(layer_type or "")
     return table if isinstance(table, Mapping) else scaling
@@ -157,19 +166,10 @@ def _stretch(length: int, parameters: Mapping[str, Any], missing: bool, where: s
         yield "declared_longer_than_stretched", text, length / stretched
 
 
-def _states_length(config: Any, stored: Mapping[str, Any]) -> bool:
-    """Whether a file has max_position_embeddings, also by the name that it has in the model type."""
-    named = getattr(config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
-    return stored.get("max_position_embeddings", stored.get(named)) is not None
-
-
 def _other_lengths(config: Any, file: ConfigFile | None, parameters: Mapping[str, Any]) -> Iterator[Any]:
     """Fields that state a longer length than max_position_embeddings."""
     length = int(config.max_position_embeddings)
     where = "the configuration" if file is None else file.name
-    if file is not None and file.gguf is None and file.states_language_model and not _states_length(config, file.raw):
-        text = f"{file.name} states no max_position_embeddings; transformers takes {length} for {config.model_type}"
-        yield "length_not_stated", text, float(length)
     found = [(where, *each) for each in longer_lengths(config if file is None else file.raw, length)]
     tokens = None if file is None else file.tokenizer_length
     if tokens is not None and tokens > length * (1 + STEP):
