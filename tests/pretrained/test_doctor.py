@@ -732,3 +732,27 @@ def test_a_length_that_the_file_does_not_state(llama, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     finding = one(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), "length_not_stated")
     assert (finding.severity, finding.measured) == ("note", 2048)
+
+
+@pytest.mark.parametrize("head", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"])
+def test_a_model_without_logits_of_the_next_token(head, llama):
+    model = getattr(transformers, head).from_config(llama.config).eval()
+    with pytest.raises(InputError, match=r"has no logits for each token, .*: pass the causal language model"):
+        doctor(model)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "deberta-v2", "xlnet"])
+def test_a_model_that_rotates_nothing_is_no_relative_of_llama(model_type):
+    sizes = {
+        "t5": {"d_model": 64, "d_kv": 16, "num_heads": 4},
+        "xlnet": {"d_model": 64, "n_head": 4, "n_layer": 1, "d_inner": 64},
+    }
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        vocab_size=97,
+        **sizes.get(model_type, {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}),
+    )
+    model = transformers.AutoModel.from_config(config)
+    for use in (doctor, lambda model: posenc.extend(model, "yarn", factor=2)):
+        with pytest.raises(InputError, match=rf"model type '{model_type}' is not supported: its positions are "):
+            use(model)

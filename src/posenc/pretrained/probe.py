@@ -153,7 +153,7 @@ class Probe:
     not compiled.
 
     Raises:
-        InputError: not a transformers model, of an unsupported type, or without weights.
+        InputError: not a transformers model, of an unsupported type, without weights, or without logits for each token.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -171,6 +171,11 @@ class Probe:
         if isinstance(model, OptimizedModule):
             self.compiled = model
         self.family, self.decoder, rotary = rotary_parts(inner)
+        if inner.get_output_embeddings() is None:
+            raise InputError(
+                f"a {type(inner).__name__} has no logits for each token, which are compared: pass the causal language model, as "
+                "AutoModelForCausalLM loads it"
+            )
         self.attachment: Attachment | None = attached(inner)
         self.rotary: nn.Module = rotary if self.attachment is None else self.attachment.structure.rotary
         self.config: Any = self.decoder.config
