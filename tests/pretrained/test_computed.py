@@ -248,6 +248,32 @@ def test_positions_that_a_rotary_module_of_any_kind_cuts_off(model_type, monkeyp
     assert {finding.name for finding in found} <= {"far_positions_differ", *before}
 
 
+@pytest.mark.parametrize("name", ["o_proj", "v_proj"])
+def test_a_layer_that_adds_nothing_is_not_judged(name):
+    """As new layers are that leave a trained model as it was."""
+    model = small_model("llama")
+    with torch.no_grad():
+        getattr(model.model.layers[1].self_attn, name).weight.zero_()
+    diagnosis = doctor(model)
+    assert diagnosis.findings == ()
+    assert diagnosis.model.computed.layers == 1
+    assert "attention of layer 1: its output is the same for all tokens" in diagnosis.model.computed.unchecked[0]
+
+
+def test_a_rotation_that_rounding_hides_is_not_called_checked(monkeypatch):
+    """Weights as they are made, in bfloat16: nothing of the rotation is seen, and the report says so."""
+    config = small_model("llama").config
+    config.initializer_range = 0.02
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    MISTAKES["nothing rotated"][0](model, monkeypatch)
+    assert one(model).name == "not_rotated"
+    model.to(torch.bfloat16)
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    diagnosis = doctor(model)
+    assert diagnosis.findings == ()
+    assert "a rotation changes its output by no more than rounding in bfloat16" in diagnosis.model.computed.unchecked[0]
+
+
 STRETCHED = {
     "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
     "longrope": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "factor": 4.0,

@@ -756,3 +756,10 @@ def test_a_model_that_rotates_nothing_is_no_relative_of_llama(model_type):
     for use in (doctor, lambda model: posenc.extend(model, "yarn", factor=2)):
         with pytest.raises(InputError, match=rf"model type '{model_type}' is not supported: its positions are "):
             use(model)
+
+
+def test_a_length_of_no_tokens(llama):
+    llama.config.max_position_embeddings = 0
+    assert one(llama, "parameter_impossible").measured == 0
+    with pytest.raises(InputError, match=r"max_position_embeddings=0: must be at least 1"):
+        posenc.extend(llama, "yarn", factor=2)

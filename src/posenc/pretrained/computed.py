@@ -383,10 +383,22 @@ class Comparison:
         def error(formula: Formula) -> float:
             return difference(seen.repeated(formula)[:, last], seen.output[:, last])
 
+        if not seen.output[:, last].std() > 0:
+            self.unchecked.setdefault("its output is the same for all tokens, whatever it attends to", []).append(
+                seen.number
+            )
+            return
         if seen.number not in self.compared:
             self.compared.append(seen.number)
         size = error(formula)
         if size <= rounding(self.probe):
+            unrotated = replace(formula, q_turns=0, k_turns=0)
+            if mistakes is _mistakes and formula.table is not None and error(unrotated) <= rounding(self.probe):
+                dtype = str(self.probe.model.dtype).removeprefix("torch.")
+                why = (
+                    f"a rotation changes its output by no more than rounding in {dtype}, so that none would not be seen"
+                )
+                self.unchecked.setdefault(why, []).append(seen.number)
             return
         fits = min(rounding(self.probe), size / 4)
         tried = list(mistakes(formula, call, self.probe))

@@ -153,6 +153,9 @@ def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
     """`impossible` and `unknown_type` of each layer type of a configuration of transformers, as sentences; and the number. Windows
     without a key too."""
     fields = vars(config)
+    length = fields.get("max_position_embeddings")
+    if is_number(length) and not length >= 1:
+        yield f"max_position_embeddings={length}: must be at least 1", float(length)
     for name in WINDOWS:
         value = fields.get(name)
         if is_number(value) and not value >= 1 and fields.get("use_sliding_window", True):
