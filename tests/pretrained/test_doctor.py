@@ -704,6 +704,11 @@ def test_frequencies_in_a_checkpoint_are_compared(model_type, dtype, base, wrong
     stored = {f"layers.{n}.rotary_emb.inv_freq": (base ** (torch.arange(0, 16, 2) / -16)).to(dtype) for n in range(2)}
     save_file(load_file(file) | stored, file, {"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    stored |= {
+        "layers.8.rotary_emb.inv_freq": torch.ones(8, dtype=torch.int64),
+        "layers.9.rotary_emb.inv_freq": torch.ones(2, 8),
+    }
+    save_file(load_file(file) | stored, file, {"format": "pt"})  # which are no frequencies
     assert names(model) == ["stored_frequencies_differ"] * wrong
     if wrong:
         assert float(one(model, "stored_frequencies_differ").evidence.rpartition("=")[2]) == pytest.approx(

@@ -74,7 +74,11 @@ def stored_frequencies(probe: Probe, folder: Path) -> Evidence:
         for file in weight_files(folder):
             with safe_open(file, "pt") as opened:
                 for name in sorted(key for key in opened.keys() if key.endswith("rotary_emb.inv_freq")):  # noqa: SIM118
+                    if len(opened.get_slice(name).get_shape()) != 1:
+                        continue
                     stored = opened.get_tensor(name)
+                    if not stored.is_floating_point():
+                        continue
                     known = [table.inv_freq.double().cpu()]
                     if is_number(base) and base > 0:
                         known.append(frequencies.default(table.rotary_dim, base=base).inv_freq)
