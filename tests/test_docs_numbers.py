@@ -612,6 +612,7 @@ def diagnosis():
     yield f"In a pass of {probe.PROBE} tokens"
     yield f"to {100 * probe.ROUNDING:g} % of its spread in float32 and {100 * probe.ROUNDING_LAYER:.0f} % in half precision"
     yield f"up to {computed.LONGEST_WINDOW} keys"
+    yield f"the last positions of the model's length (of the first {computed.FARTHEST}) by {probe.PROBE} tokens there"
     yield f"windows and chunks above {computed.LONGEST_WINDOW} tokens"
     yield f"are tested with {probe.PROBE} random tokens"
     shannon = 2.14 * torch.log(torch.tensor(2.0))

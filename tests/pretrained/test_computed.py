@@ -1,5 +1,6 @@
 """doctor compares what each attention layer computes with the formula that the configuration declares, and names the mistake."""
 
+import copy
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,10 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import posenc
+from posenc.errors import InputError
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.models import attention_layers, decoder_of
+from posenc.pretrained.models import attention_layers, cache_name, decoder_of
 from references.small_models import HEALTHY, one_in_three, small_model
 
 COMPRESSED = {"deepseek_v4": [1, 2]}
@@ -101,9 +103,40 @@ def attention_with(**named):
     return lambda model, _: attending(model, "mistaken", partial(attend, **named))
 
 
+def base_in_the_code(model, monkeypatch):
+    """A rotary module that does not read rope_theta."""
+    kind = type(model.model.rotary_emb)
+    original = kind.compute_default_rope_parameters
+
+    def fixed(config, *given, **named):
+        config = copy.deepcopy(config)
+        config.rope_parameters["rope_theta"] = 5e5
+        return original(config, *given, **named)
+
+    monkeypatch.setattr(kind, "compute_default_rope_parameters", staticmethod(fixed))
+    model.model.rotary_emb = kind(model.config)
+
+
+def counted_from_one(model, _):
+    """Without position_ids, what follows a cache is one position too far."""
+    plain = model.model.forward
+
+    def forward(input_ids, position_ids=None, **named):
+        cache = named.get(cache_name())
+        if position_ids is None and cache is not None and (past := cache.get_seq_length()):
+            position_ids = torch.arange(past + 1, past + 1 + input_ids.shape[1])[None]
+        return plain(input_ids=input_ids, position_ids=position_ids, **named)
+
+    model.model.forward = forward
+
+
+def at_other_positions(change):
+    return edited(TURN + "forward", lambda f: lambda x, position_ids: f(x, change(position_ids)))
+
+
 ROTATE, TURN = "apply_rotary_pos_emb", "model.rotary_emb."
 GROWN = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
-MISTAKES = {  # 21 in a Llama; those of other types are below
+MISTAKES = {  # 25 in a Llama; those of other types are below
     "nothing rotated": (patched(ROTATE, lambda f, q, k, *_, **__: (q, k)), "not_rotated"),
     "rotated twice": (patched(ROTATE, lambda f, q, k, c, s: f(*f(q, k, c, s), c, s)), "rotated_twice"),
     "keys not rotated": (patched(ROTATE, lambda f, q, k, c, s: (f(q, k, c, s)[0], k)), "rotated_alone"),
@@ -132,9 +165,11 @@ MISTAKES = {  # 21 in a Llama; those of other types are below
         edited(TURN + "forward", lambda f: lambda *given, **named: (f(*given, **named)[0], -f(*given, **named)[1])),
         "rotated_backwards",
     ),
-    "twice the positions": (
-        edited(TURN + "forward", lambda f: lambda x, position_ids: f(x, 2 * position_ids)), "rotated_twice",
-    ),
+    "twice the positions": (at_other_positions(lambda at: 2 * at), "rotated_twice"),
+    "positions cut off": (at_other_positions(lambda at: at.clamp(max=30)), "far_positions_differ"),
+    "positions rounded": (at_other_positions(lambda at: torch.where(at < 32, at, at // 8 * 8)), "far_positions_differ"),
+    "a base in the code": (base_in_the_code, "config_not_computed"),
+    "a cache that is counted from one": (counted_from_one, "text_positions_differ"),
 }  # fmt: skip
 
 
@@ -190,6 +225,118 @@ def test_a_model_that_does_not_predict_english(demo):
     finally:
         with torch.no_grad():
             gate.weight.copy_(before)
+
+
+# ------------------------------------------------------------------------------------------ far positions, moving frequencies
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["gemma3_text", "gpt_neox", "deepseek_v2", "cohere2", "falcon", "qwen2_vl_text", "gpt_oss", "llama4_text"],
+)
+def test_positions_that_a_rotary_module_of_any_kind_cuts_off(model_type, monkeypatch):
+    model = small_model(model_type)
+    kind = type(decoder_of(model).rotary_emb)
+    original, before = kind.forward, [finding.name for finding in doctor(model).findings]
+
+    def cut_off(self, x, position_ids, *rest, **named):
+        return original(self, x, position_ids.clamp(max=50), *rest, **named)
+
+    monkeypatch.setattr(kind, "forward", cut_off)
+    found = doctor(model).findings
+    assert "far_positions_differ" in [finding.name for finding in found]
+    assert {finding.name for finding in found} <= {"far_positions_differ", *before}
+
+
+@pytest.mark.parametrize("name", ["o_proj", "v_proj"])
+def test_a_layer_that_adds_nothing_is_not_judged(name):
+    """As new layers are that leave a trained model as it was."""
+    model = small_model("llama")
+    with torch.no_grad():
+        getattr(model.model.layers[1].self_attn, name).weight.zero_()
+    diagnosis = doctor(model)
+    assert diagnosis.findings == ()
+    assert diagnosis.model.computed.layers == 1
+    assert "attention of layer 1: its output is the same for all tokens" in diagnosis.model.computed.unchecked[0]
+
+
+def test_a_rotation_that_rounding_hides_is_not_called_checked(monkeypatch):
+    """Weights as they are made, in bfloat16: nothing of the rotation is seen, and the report says so."""
+    config = small_model("llama").config
+    config.initializer_range = 0.02
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    MISTAKES["nothing rotated"][0](model, monkeypatch)
+    assert one(model).name == "not_rotated"
+    model.to(torch.bfloat16)
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    diagnosis = doctor(model)
+    assert diagnosis.findings == ()
+    assert "a rotation changes its output by no more than rounding in bfloat16" in diagnosis.model.computed.unchecked[0]
+
+
+STRETCHED = {
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "factor": 4.0,
+                 "long_factor": [1.0 + pair for pair in range(8)], "original_max_position_embeddings": 30},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "qwen2", "cohere2"])
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_a_window_beyond_the_length_where_frequencies_move(kind, model_type):
+    model = small_model(model_type, sliding_window=130, max_position_embeddings=120, rope_parameters=STRETCHED[kind])
+    assert one(model).name == "cache_differs"
+    assert doctor(model).model.computed.windows == (130,)
+
+
+@pytest.mark.parametrize("window", [8, 16, 40])
+@pytest.mark.parametrize("model_type", ["mistral", "qwen2", "llama4_text"])
+def test_a_window_that_no_layer_heeds(model_type, window):
+    field = "attention_chunk_size" if model_type == "llama4_text" else "sliding_window"
+    model = small_model(model_type, **{field: window})
+
+    def all_before(*given, mask_function, **named):
+        mask_function = transformers.masking_utils.causal_mask_function
+        return transformers.masking_utils.sdpa_mask(*given, mask_function=mask_function, **named)
+
+    AttentionInterface.register("unlimited", transformers.integrations.sdpa_attention.sdpa_attention_forward)
+    AttentionMaskInterface.register("unlimited", all_before)
+    decoder_of(model).config._attn_implementation = "unlimited"
+    (finding,) = (each for each in doctor(model).findings if each.severity == "wrong")
+    assert finding.name == "window_differs"
+    assert f"the {'chunks' if field != 'sliding_window' else 'window'} of {window} " in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, *STRETCHED.values(), {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}]
+)
+@pytest.mark.parametrize("buffer", ["inv_freq", "original_inv_freq"])
+def test_a_table_that_was_overwritten_is_taken_by_nobody(buffer, parameters, tmp_path):
+    """But where the module never reads it."""
+    model = small_model("llama", **{"rope_parameters": parameters} if parameters else {})
+    kind = model.config.rope_parameters["rope_type"]
+    ids = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        getattr(model.model.rotary_emb, buffer).data.div_(8)
+        found = [finding.name for finding in doctor(model).findings]
+        before = model(ids).logits
+        if buffer == (
+            "original_inv_freq" if kind in ("default", "linear") else "inv_freq" if kind == "longrope" else ""
+        ):
+            assert "config_not_applied" not in found  # longrope's module fills it anew at each pass
+            posenc.to_hf(model, tmp_path / "saved")
+            plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+            assert torch.allclose(plain(ids).logits, before, atol=1e-4)
+            return
+    assert found[0] == "config_not_applied"
+    for use in (
+        lambda: posenc.extend(model, "ntk", factor=4),
+        lambda: posenc.to_hf(model, tmp_path / "hf"),
+        lambda: posenc.to_gguf(model, tmp_path / "it.gguf"),
+    ):
+        with pytest.raises(InputError, match=r"inverse frequencies are not those"):
+            use()
+    assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------------------------------ the rotation

@@ -256,3 +256,12 @@ def test_refusals(tmp_path, llama, tokenizer):
     with pytest.raises(InputError, match="cannot express the position map rerope"):
         to_gguf(llama, file)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_a_dynamic_model_says_where_it_ends(tmp_path):
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    model = small_model("llama", rope_parameters=dynamic)
+    said = "beyond 64 tokens dynamic turns pairs more slowly"
+    assert said in str(posenc.to_gguf(model, tmp_path / "loaded.gguf"))
+    posenc.extend(model, "yarn", factor=2)
+    assert said not in str(posenc.to_gguf(model, tmp_path / "extended.gguf"))

@@ -182,7 +182,7 @@ def test_refusals() -> None:
         model_structure(nn.Linear(2, 2))
     model = small_model("llama")
     model.config.rope_parameters = THETA | {"rope_type": "linear", "factor": 4.0}
-    with pytest.raises(InputError, match=r"changed after loading, which does nothing"):
+    with pytest.raises(InputError, match=r"changed after loading; reload"):
         model_structure(model)
     model.config.rope_parameters = THETA | {"rope_type": "mrope"}
     with pytest.raises(InputError, match=r"unknown rope_type 'mrope'"):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -567,6 +568,87 @@ def test_pairs_with_frequency_0_are_not_counted_as_rotated():
     (reading,) = (each for each in read(fields).readings if each.layers == "full_attention")
     assert (reading.rotary_dim, reading.turning) == (512, 128)
     assert reading.turning == 2 * sum(each > 0 for each in reading.inv_freq.tolist())
+
+
+DEFAULT, STRETCHED = (
+    {"rope_type": "default", "rope_theta": 1e4},
+    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
+)
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"rope_parameters": DEFAULT, "rope_scaling": LINEAR}, "rope_type='linear'"),
+        ({"rope_parameters": DEFAULT, "rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type='linear'"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            "rope_type='linear'",
+        ),
+        ({"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 8.0}}, "factor=8.0"),
+        ({"rope_parameters": DEFAULT, "rope_theta": 5e5}, "rope_theta=500000.0 and"),
+        ({"rope_parameters": STRETCHED | {ORIGINAL: 32}, ORIGINAL: 64}, f"{ORIGINAL}=64 and"),
+        (
+            {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.25},
+            "factor=0.25 and",
+        ),
+    ],
+)
+def test_a_number_that_is_stated_twice(fields, why):
+    (sentence,) = ConfigFile("config.json", LLAMA | fields).contradictions()
+    assert why in sentence
+    with pytest.raises(InputError, match="programs read different ones; remove one"):
+        read(LLAMA | fields)
+
+
+def test_numbers_that_are_stated_twice_and_agree():
+    yarn = STRETCHED | {ORIGINAL: 16}
+    for fields in (
+        {"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 1e4},
+        {"rope_parameters": yarn, ORIGINAL: 16},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 16}},
+    ):
+        assert not list(ConfigFile("config.json", LLAMA | fields).contradictions())
+
+
+def test_an_original_length_beside_the_table_is_that_of_the_findings():
+    """transformers moves it into the table when it makes the module."""
+    fields = LLAMA | {"rope_parameters": STRETCHED, ORIGINAL: LLAMA["max_position_embeddings"] // 4}
+    assert read(fields).findings == ()
+
+
+ODD = [None, [], {"a": {}}, [None], "x", True, -1, 1e400, math.nan]
+BESIDE = ("head_dim", "hidden_size", "rope_theta", "partial_rotary_factor", ORIGINAL, "sliding_window", "layer_types")
+INSIDE = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    ORIGINAL,
+    "partial_rotary_factor",
+    "attention_factor",
+    "full_attention",
+)
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn"])
+def test_a_value_of_another_kind_is_refused_or_reported_and_no_traceback(kind):
+    table = DEFAULT if kind == "default" else STRETCHED | {ORIGINAL: 256}
+    odd = [LLAMA | {"rope_parameters": table, key: value} for key in BESIDE for value in ODD]
+    odd += [LLAMA | {"rope_parameters": table | {key: value}} for key in INSIDE for value in ODD]
+    answers = []
+    for fields in odd:
+        with suppress(InputError):
+            answers.append(read(fields))
+    assert len(answers) > len(odd) / 4
+
+
+@pytest.mark.parametrize("kind", [["llama"], {"a": 1}, 3, True])
+def test_a_model_type_that_is_no_name(kind):
+    with pytest.raises(InputError, match=r"model_type=.* must be the name of a model type"):
+        ConfigFile("config.json", LLAMA | {"model_type": kind})
 
 
 @pytest.mark.parametrize(

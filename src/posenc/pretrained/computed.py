@@ -24,13 +24,15 @@ from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import Layer, attention_layers
-from posenc.pretrained.probe import PROBE, Computation, FrequencyTable, Probe, difference, rounding
+from posenc.pretrained.probe import PROBE, ROUNDING_LAYER, Computation, FrequencyTable, Probe, difference, rounding
 
 NAME = "doctor"
 """The attention implementation in transformers while a layer is repeated."""
 _FUNCTION = "_posenc_doctor"
 LONGEST_WINDOW = 4096
 """Keys of a sliding window up to which a text is read that leaves it."""
+FARTHEST = 2**16
+"""Positions up to which far ones are compared: there float32 rounds angles by 0.002 rad."""
 BACKWARDS = ("nanochat",)
 """Model types that turn their pairs the other way round."""
 SHARED = ("deepseek_v4",)
@@ -67,6 +69,8 @@ class Formula:
     """Times that keys are"""
     v_turns: int = 0
     """Times that values are, which no other family rotates"""
+    start: int = 0
+    """The position of the first token"""
     ahead: int = 0
     """Tokens by which queries are too far"""
     rolled: bool = False
@@ -79,7 +83,7 @@ class Formula:
     def __call__(self, call: AttentionCall) -> Tensor:
         """The output of attention, (batch, heads, queries, head_dim)."""
         count, device = call.query.shape[2], call.query.device
-        at = torch.arange(count, device=device)
+        at = torch.arange(self.start, self.start + count, device=device)
         at = at.roll(1) if self.rolled else at
         q_norm, k_norm = (None, None) if self.norms is None else self.norms
         q = self.turned(call.query, at + self.ahead, self.q_turns, q_norm)
@@ -128,6 +132,8 @@ class Seen:
     given: tuple[Any, ...]
     named: dict[str, Any]
     output: Tensor
+    start: int = 0
+    """The position of the first token"""
 
     def repeated(self, function: Callable[[AttentionCall], Tensor], flipped: bool = False) -> Tensor:
         """The layer's output with a function in place of its attention, which gets queries and keys that are not rotated."""
@@ -187,12 +193,12 @@ def _unrotated(tables: Any) -> Any:
 
 
 @contextmanager
-def _capturing(layers: dict[int, Layer], seen: list[Seen], last: int | None = None) -> Iterator[None]:
-    """Note the calls of attention layers. last: the number of the one after which the pass ends."""
+def _capturing(layers: dict[int, Layer], seen: list[Seen], last: int | None = None, start: int = 0) -> Iterator[None]:
+    """Note the calls of attention layers. last: the number of the one after which the pass ends. start: the first position."""
 
     def note(number: int, layer: Layer) -> Callable[..., None]:
         def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            seen.append(Seen(number, layer, given, named, _first(output).clone()))
+            seen.append(Seen(number, layer, given, named, _first(output).clone(), start))
             if number == last:
                 raise _CapturedError
 
@@ -227,9 +233,11 @@ def declared_scale(probe: Probe, layer: Layer) -> float:
     return scale
 
 
-def declared(probe: Probe, number: int, layer: Layer) -> Formula:
-    """The formula of a layer, by the configuration; its frequencies are those in the model, which are compared elsewhere."""
-    config, tables = probe.config, probe.tables()
+def declared(probe: Probe, number: int, layer: Layer, tokens: int = PROBE, start: int = 0) -> Formula:
+    """The formula of a layer, by the configuration; its frequencies are those in the model, which are compared elsewhere, and those
+    for another length where that changes them. start: the position of the first token."""
+    config, short = probe.config, start + tokens <= PROBE
+    tables = probe.tables() if short else probe.tables_at(start + tokens)
     listed = getattr(config, "no_rope_layers", None)
     rotates = bool(listed[number]) if listed else layer.rotates
     sinks: Tensor | None = getattr(layer.module, "sinks", None)
@@ -247,14 +255,20 @@ def declared(probe: Probe, number: int, layer: Layer) -> Formula:
         chunk=layer.window if chunked else None,
         norms=None if any(norm is None for norm in norms) else (norms[0].weight, norms[1].weight),
         back=config.model_type in SHARED,
+        start=start,
         q_turns=turns,
         k_turns=turns,
     )
 
 
-def temperatures(probe: Probe, layer: Layer, query: Tensor) -> Tensor:
-    """What multiplies the query of each position by the configuration, in Llama 4's layers without rotation."""
-    config, at = probe.config, torch.arange(query.shape[2], device=query.device)[:, None]
+def temperatures(probe: Probe, layer: Layer, query: Tensor, start: int = 0) -> Tensor:
+    """What multiplies the query of each position by the configuration: in Llama 4's layers without rotation, and in Ministral 3
+    and Mistral 4."""
+    config, at = probe.config, torch.arange(start, start + query.shape[2], device=query.device)[:, None]
+    parameters = probe.parameters[_kind(layer, probe.parameters)]
+    if beta := parameters.get("llama_4_scaling_beta"):
+        scaled: Tensor = 1 + beta * (at / parameters["original_max_position_embeddings"]).floor().log1p()
+        return scaled
     if layer.rotates or not getattr(config, "attn_temperature_tuning", False):
         return torch.ones_like(at)
     return 1 + config.attn_scale * ((at + 1) / config.floor_scale).floor().log1p()
@@ -291,8 +305,9 @@ class Comparison:
     unchecked: dict[str, list[int]] = field(default_factory=dict)
     found: dict[str, tuple[Mistake, dict[int, float]]] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """All layers with a short text, and if nothing is found, windows with longer ones."""
+    def run(self, far: bool = True) -> None:
+        """All layers with a short text, and if nothing is found, windows with longer ones; far: and the last positions, for which
+        the frequencies in the model must be those of its configuration."""
         probe, family = self.probe, self.probe.family
         numbers = [
             at for at, each in enumerate(getattr(probe.decoder, family.stack)) if hasattr(each, family.attention)
@@ -309,13 +324,36 @@ class Comparison:
             self._layer(each, _mistakes)
         if not self.found:
             self._windows({at: layers[at] for at in self.compared})
+        if far and not self.found:
+            self._far({at: layers[at] for at in self.compared})
 
-    def _calls(self, layers: dict[int, Layer], tokens: int, last: int | None) -> list[Seen]:
+    def _calls(self, layers: dict[int, Layer], tokens: int, last: int | None, start: int = 0) -> list[Seen]:
         seen: list[Seen] = []
         ids = self.probe.ids(length=tokens)
-        with self.probe.with_rotary(), _capturing(layers, seen, last):
-            self.probe.logits(ids, position_ids=torch.arange(tokens, device=ids.device)[None])
+        with self.probe.with_rotary(), _capturing(layers, seen, last, start):
+            self.probe.logits(ids, position_ids=torch.arange(start, start + tokens, device=ids.device)[None])
         return seen
+
+    def _far(self, layers: dict[int, Layer]) -> None:
+        """The last positions of the model's length, as far as the first layer of each kind that rotates."""
+        kinds: dict[str, int] = {}
+        for at, layer in layers.items():
+            if declared(self.probe, at, layer).table is not None:
+                kinds.setdefault(layer.layer_type, at)
+        start = min(self.probe.length, FARTHEST) - PROBE
+        if not kinds or start <= 0:
+            return
+        chosen = {at: layers[at] for at in kinds.values()}
+        for each in self._calls(chosen, PROBE, max(chosen), start):
+            if isinstance(self._captured(each), str):
+                continue
+            formula = declared(self.probe, each.number, each.layer, start=start)
+            size = difference(each.repeated(formula), each.output)
+            if not size <= ROUNDING_LAYER:
+                where = f"tokens at positions {start} to {start + PROBE - 1} are attended to in another way"
+                self.found.setdefault(where, (Mistake("far_positions_differ", where, formula), {}))[1][each.number] = (
+                    size
+                )
 
     def _windows(self, layers: dict[int, Layer]) -> None:
         """A text that leaves the window, as far as the first layer of each kind."""
@@ -339,15 +377,28 @@ class Comparison:
         if isinstance(call, str):
             self.unchecked.setdefault(call, []).append(seen.number)
             return
-        formula, last = declared(self.probe, seen.number, seen.layer), slice(-PROBE, None)
+        formula = declared(self.probe, seen.number, seen.layer, seen.output.shape[1], seen.start)
+        last = slice(-PROBE, None)
 
         def error(formula: Formula) -> float:
             return difference(seen.repeated(formula)[:, last], seen.output[:, last])
 
+        if not seen.output[:, last].std() > 0:
+            self.unchecked.setdefault("its output is the same for all tokens, whatever it attends to", []).append(
+                seen.number
+            )
+            return
         if seen.number not in self.compared:
             self.compared.append(seen.number)
         size = error(formula)
         if size <= rounding(self.probe):
+            unrotated = replace(formula, q_turns=0, k_turns=0)
+            if mistakes is _mistakes and formula.table is not None and error(unrotated) <= rounding(self.probe):
+                dtype = str(self.probe.model.dtype).removeprefix("torch.")
+                why = (
+                    f"a rotation changes its output by no more than rounding in {dtype}, so that none would not be seen"
+                )
+                self.unchecked.setdefault(why, []).append(seen.number)
             return
         fits = min(rounding(self.probe), size / 4)
         tried = list(mistakes(formula, call, self.probe))
@@ -384,7 +435,7 @@ class Comparison:
         other, call = calls
         # a layer with the keys of another has none to flip
         shared = bool(getattr(seen.layer.module, "is_kv_shared_layer", False))
-        factors = temperatures(self.probe, seen.layer, call.query)
+        factors = temperatures(self.probe, seen.layer, call.query, seen.start)
         pairs = [(other.query / factors, call.query / factors)] + ([] if shared else [(other.key, call.key)])
         if any(difference(one.flip(2), two) > rounding(self.probe) for one, two in pairs):
             return "positions change its queries or keys before their rotation"
@@ -419,6 +470,7 @@ def _mistakes(formula: Formula, call: AttentionCall, probe: Probe) -> Iterator[M
     if 1 < call.key.shape[1] < call.query.shape[1]:
         text = "query heads share keys and values in turn (0, 1, 0, 1), not in groups (0, 0, 1, 1)"
         yield Mistake("heads_mixed", text, replace(formula, dealt=True))
+    yield from _unlimited(formula)
     yield from (_windowed(formula, window) for window in range(1, call.query.shape[2]))
 
 
@@ -469,13 +521,17 @@ def _rotated(formula: Formula, probe: Probe) -> Iterator[Mistake]:
 
 def _window_mistakes(formula: Formula, *_: object, window: int) -> Iterator[Mistake]:
     """What a text shows that leaves a window, this layer's or another's."""
+    yield from _unlimited(formula)
+    yield from (_windowed(formula, other) for other in (window, window - 1, window + 1, window // 2))
+
+
+def _unlimited(formula: Formula) -> Iterator[Mistake]:
     if formula.window is not None:
-        text = f"the window of {window} keys is not applied"
+        text = f"the window of {formula.window} keys is not applied"
         yield Mistake("window_differs", text, replace(formula, window=None))
     if formula.chunk is not None:
-        text = f"the chunks of {window} tokens are not applied"
+        text = f"the chunks of {formula.chunk} tokens are not applied"
         yield Mistake("window_differs", text, replace(formula, chunk=None))
-    yield from (_windowed(formula, other) for other in (window, window - 1, window + 1, window // 2))
 
 
 def _windowed(formula: Formula, window: int) -> Mistake:

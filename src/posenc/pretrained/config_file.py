@@ -10,7 +10,7 @@ from typing import Any
 from posenc.errors import InputError, described, needs, on_one_line, shown
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.packaged import PACKAGED, packaged_file
-from posenc.pretrained.parameters import NO_LIMIT, impossible_sentences, is_number, unknown_type
+from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["ConfigFile", "read_config"]
@@ -32,6 +32,8 @@ WINDOWS_ALONE = ("cohere2_moe", "flint", "kolibri1")
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
+BESIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
+"""Fields that may stand in a table and beside it."""
 
 
 class ConfigFile:
@@ -64,6 +66,9 @@ class ConfigFile:
             for key in (*TABLES, *(path[0] for path in PARTS)):
                 if not isinstance(fields.get(key), Mapping | None):
                     raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
+            if not isinstance(kind := fields.get("model_type"), str | None):
+                raise InputError(f"{name}: model_type={shown(kind)}: must be the name of a model type of transformers")
+            _check_kinds(name, fields)
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
@@ -95,6 +100,8 @@ class ConfigFile:
                     if isinstance(made, Mapping):  # Mistral 3 leaves it as it is where the file has no vision part
                         inner = {key: value for key, value in made.items() if key != "model_type"}
                         made = CONFIG_MAPPING[made["model_type"]](**inner)
+                    if getattr(made, "rope_parameters", None):
+                        made.standardize_rope_params()  # as the rotary module does, which then sees fields beside the table
                     return made
                 except Exception as error:  # transformers raises errors of many types here
                     raise InputError(f"transformers refuses it: {described(error)}") from error
@@ -114,8 +121,9 @@ class ConfigFile:
 
     @cached_property
     def head_dim(self) -> int:
-        stated = self.raw.get("head_dim") or V4_HEADS.get(self.model_type)
-        return int(stated or self.number("hidden_size") // self.number("num_attention_heads"))
+        if self.raw.get("head_dim"):
+            return self.number("head_dim")
+        return V4_HEADS.get(self.model_type) or self.number("hidden_size") // self.number("num_attention_heads")
 
     @cached_property
     def length(self) -> int:
@@ -147,19 +155,31 @@ class ConfigFile:
             one, other = table.get("rope_type"), table.get("type")
             if one and other and one != other and {one, other} not in ({"su", "longrope"}, {"mrope", "default"}):
                 yield f"{key} has rope_type={one!r} and type={other!r}: remove one of them"
-            theta = table.get("rope_theta")
-            if theta is not None and self.raw.get("rope_theta") not in (None, theta):
-                yield (
-                    f"rope_theta={self.raw['rope_theta']} and {key}.rope_theta={theta}: programs read different ones; remove one"
-                )
+            for name in BESIDE:
+                inner, outer = table.get(name), self.raw.get(name)
+                void = outer is None and not (
+                    name == "rope_theta" and name in self.raw
+                )  # null, at which transformers 4 fails
+                if inner is not None and outer != inner and not void:
+                    yield f"{name}={outer} and {key}.{name}={inner}: programs read different ones; remove one"
         if len(tables) == 2:
-            parameters, scaling = tables.values()
-            for key in scaling.keys() & parameters.keys():
-                if scaling[key] != parameters[key]:
+            parameters, scaling = (self._typed(table) for table in tables.values())
+            for name in sorted(scaling.keys() & parameters.keys()):
+                if scaling[name] != parameters[name]:
                     yield (
-                        f"rope_parameters.{key}={parameters[key]!r} and rope_scaling.{key}={scaling[key]!r}: programs read "
+                        f"rope_parameters.{name}={parameters[name]!r} and rope_scaling.{name}={scaling[name]!r}: programs read "
                         "different ones; remove one"
                     )
+
+    @staticmethod
+    def _typed(table: Mapping[str, Any]) -> dict[str, Any]:
+        """A table with its rope_type, of which "type" is the older name; one by layer type as it is."""
+        if any(isinstance(each, Mapping) for each in table.values()):
+            return dict(table)
+        kind = {"su": "longrope", "mrope": "default"}
+        given = table.get("rope_type", table.get("type", "default"))
+        rest = {key: value for key, value in table.items() if key != "type"}
+        return rest | {"rope_type": kind.get(given, given) if isinstance(given, str) else given}
 
     def tables(self) -> Iterator[dict[str, Any]]:
         """The file's tables of the rotation with the base that may stand beside them, or the base alone. "mrope" is "default"."""
@@ -221,6 +241,26 @@ class ConfigFile:
         """rope_theta of layers with other bases; empty: one base for all."""
         stated = vars(self.hf).get("layer_rope_theta") if self.hf.model_type in OWN_BASES else None
         return tuple(dict.fromkeys(float(base) for base in stated or () if base))
+
+
+def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:
+    """Raises:
+    InputError: a text, a list or an object where a number, a name or an object is due."""
+    for key in BESIDE:
+        if isinstance(fields.get(key), list | Mapping) or (key != "rope_theta" and isinstance(fields.get(key), str)):
+            raise InputError(f"{name}: {key}={shown(fields[key])}: must be a number")
+    for key in TABLES:
+        table = fields.get(key) or {}
+        for kind in (FULL, SLIDING):
+            if not isinstance(table.get(kind), Mapping | None):
+                raise InputError(f"{name}: {kind}={shown(table[kind])} in {key}: must be an object, or left out")
+        for each in (table, *(inner for inner in table.values() if isinstance(inner, Mapping))):
+            for number in sorted(NUMBERS & each.keys()):
+                if isinstance(each[number], list | Mapping):
+                    raise InputError(f"{name}: {number}={shown(each[number])} in {key}: must be a number")
+            for kind in ("rope_type", "type"):
+                if not isinstance(each.get(kind), str | None):
+                    raise InputError(f"{name}: {kind}={shown(each[kind])} in {key}: must be a name, such as 'yarn'")
 
 
 def read_config(path: str | Path) -> ConfigFile:

@@ -2,6 +2,7 @@
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.errors import InputError, on_one_line
+from posenc.errors import InputError, described, on_one_line
 from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.adapters import apart
 from posenc.pretrained.attach import NAME, RotaryModule
@@ -18,15 +19,25 @@ from posenc.pretrained.computed import Comparison
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import cache_name, check_model, set_after_loading, set_since, unwrap
-from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
-from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
+from posenc.pretrained.models import (
+    cache_name,
+    check_model,
+    has_frequencies,
+    set_after_loading,
+    set_since,
+    tables_of,
+    unwrap,
+)
+from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
+from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated, unstated
 from posenc.pretrained.traps import (
     compiled,
+    counted_on,
     impossible_sections,
     multimodal,
     not_restored,
     positions_of_text,
+    stored_frequencies,
     uninitialised,
 )
 from posenc.pretrained.vision.doctor import describe, vision_evidence
@@ -84,20 +95,27 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
             yield "fields_contradict", text, None
         for text in () if file is None else file.beside():
             yield "scaling_beside_the_model", text, None
-        yield from () if file is None else edited(probe.config, file)
+        yield from () if file is None else (*edited(probe.config, file), *unstated(probe.config, file))
         yield from stated(probe.config, file)
         yield from not_restored(probe)
+        yield from () if file is None else stored_frequencies(probe, Path(probe.config.name_or_path))
     impossible = list(impossible_sections(probe))
     yield from impossible
     if bypassed or impossible:
         return
-    if not torch.isfinite(probe.logits(probe.ids())).all():
+    try:
+        logits = probe.logits(probe.ids())
+    except Exception as error:  # whatever the model's code raises
+        if not differences:
+            yield "does_not_run", f"{PROBE} random tokens: {described(error)}", None
+        return
+    if not torch.isfinite(logits).all():
         yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
         return
     if not_causal := list(_future(probe)):
         yield from not_causal
         return
-    comparison.run()
+    comparison.run(far=not differences)
     if comparison.found:
         yield from comparison.evidence()
         return
@@ -134,8 +152,14 @@ def configuration(probe: Probe) -> Evidence:
         if garbage := list(uninitialised(probe, kind, table)):
             yield from garbage
             continue
-        yield from _compared(probe, current[kind], table, rebuilt, probe.where(kind))
-        yield from _ignored(probe, current[kind], probe.where(kind))
+        prefix = "" if kind == ALL_LAYERS else f"{kind}_"
+        for buffer in tables_of(probe.rotary, prefix, table.parameters):
+            found = list(_compared(probe, replace(current[kind], inv_freq=buffer), table, rebuilt, probe.where(kind)))
+            if found:
+                yield from found
+                break
+        ignored = list(_ignored(probe, current[kind], probe.where(kind)))
+        yield from ignored or _of_the_code(probe, table, probe.where(kind))
 
 
 def _compared(
@@ -157,12 +181,38 @@ def _compared(
     if any(torch.equal(ours, x.to(ours.device)) for x in rounded):
         yield "frequencies_rounded", f"frequencies{where} are in half precision: phases are off by {phase}", error
         return
-    text, before = f"frequencies{where} differ from the configuration's by {phase}", probe.logits(probe.ids())
-    with probe.with_rotary(rebuilt):
-        change = float((probe.logits(probe.ids()) - before).abs().max())
+    text, change = f"frequencies{where} differ from the configuration's by {phase}", _moved(probe, rebuilt)
     if math.isfinite(change):
         text, error = f"{text}; with these, {PROBE} tokens' logits change by up to {change:.3g}", change
     yield "config_not_applied", text, error
+
+
+def _moved(probe: Probe, rotary: nn.Module) -> float:
+    """By how much another rotary module moves the logits; NaN: there are none to compare."""
+    try:
+        before = probe.logits(probe.ids())
+        with probe.with_rotary(rotary):
+            return float((probe.logits(probe.ids()) - before).abs().max())
+    except RuntimeError:  # sizes that do not fit
+        return math.nan
+
+
+def _of_the_code(probe: Probe, rebuilt: FrequencyTable, where: str) -> Evidence:
+    """What the module's code makes of the configuration, against what the configuration states."""
+    try:
+        rope = probe.stated(rebuilt)
+        asked = rope.frequencies()
+    except InputError:  # numbers of which there are other findings
+        return
+    if has_frequencies(rebuilt.inv_freq, rebuilt.attention_factor, rope):
+        return
+    error = float((rebuilt.inv_freq.double().cpu() - asked.inv_freq).abs().max()) * (probe.length - 1)
+    text = f"{type(probe.rotary).__name__} makes other frequencies{where} than it states: off by {error:.3g} rad at position {probe.length - 1}"
+    if not math.isclose(rebuilt.attention_factor, asked.attention_factor, rel_tol=1e-6):
+        text += f", attention factor {rebuilt.attention_factor:.4g} for {asked.attention_factor:.4g}"
+    if (base := base_of(rebuilt.inv_freq)) is not None:
+        text += f"; they are those of rope_theta={base:.6g} without a schedule"
+    yield "config_not_computed", text, error
 
 
 def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
@@ -246,7 +296,8 @@ def _cache(probe: Probe) -> Evidence:
                 cache = getattr(output, cache_name())
                 parts.append(output.logits.float())
         at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
-        yield from differ(probe, "cache_differs", f"decoding {at} moves the logits", torch.cat(parts, 1), full)
+        found = list(differ(probe, "cache_differs", f"decoding {at} moves the logits", torch.cat(parts, 1), full))
+        yield from found or (() if start else counted_on(probe))
 
 
 def _padding(probe: Probe) -> Evidence:

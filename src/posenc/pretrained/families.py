@@ -90,6 +90,12 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("inkling_text", "inkling2_text"), "its positions are biases of the distance, which it has learned"
     ),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"),
+        "its positions are biases of the distance, T5's, which it has learned",
+    ),
+    **dict.fromkeys(("deberta", "deberta-v2"), "its positions are relative, by a learned table of distances"),
+    "xlnet": "its positions are relative, by sinusoids of the distance, which end nowhere",
     **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
     "recurrent_gemma": "its rotary modules refuse every rope_type but default",
 }

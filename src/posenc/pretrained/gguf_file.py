@@ -101,6 +101,10 @@ def to_gguf(
         command += (
             f" (for inputs of at most {original} tokens -c {original}: beyond it the long factors count for every text)"
         )
+    if method is None and structure.rope.schedule["name"] == "dynamic":
+        command += (
+            f" (for no longer inputs: beyond {length} tokens dynamic turns pairs more slowly, and the file does not)"
+        )
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
 
 

@@ -289,9 +289,19 @@ def check_model(model: Any) -> None:
 
 
 def attention_layers(decoder: Any, family: Family) -> tuple[Layer, ...]:
-    """The layers of a decoder that have attention; some families have others between them."""
+    """The layers of a decoder that have attention; some families have others between them.
+
+    Raises:
+        InputError: none has.
+    """
     numbered = enumerate(getattr(decoder, family.stack))
-    return tuple(_layer(each, family, decoder.config, at) for at, each in numbered if hasattr(each, family.attention))
+    layers = tuple(_layer(each, family, decoder.config, at) for at, each in numbered if hasattr(each, family.attention))
+    if not layers:
+        kinds = ", ".join(dict.fromkeys(getattr(decoder.config, "layer_types", None) or ())) or "no layers"
+        raise InputError(
+            f"none of its layers has attention ({kinds}), and nothing else has positions", argument="model"
+        )
+    return layers
 
 
 def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
@@ -314,10 +324,16 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
 
 
 def set_since(config: Any, change: Any) -> Iterator[str]:
-    """A sentence where rope_parameters of an extended model are not those of the extension."""
+    """A sentence where rope_parameters of an extended model, or frequencies in it, are not those of the extension."""
     made = change.design.config.get("rope_parameters")
     if made is not None and config.rope_parameters != made:
         yield f"config.rope_parameters={config.rope_parameters}: was set after posenc.extend, which changes no frequencies"
+    for rotation in dict.fromkeys(change.design.rotations.values()):
+        for name, table in rotation.tables().items():
+            now = getattr(rotation, name)
+            if not now.is_meta and not torch.equal(now.to(table), table):
+                yield f"{name} of the model's rotary module was overwritten after posenc.extend"
+                return
 
 
 def _check_set(parameters: Any, config: Any) -> None:
@@ -345,8 +361,41 @@ def set_after_loading(parameters: Any) -> Iterator[str]:
 def _rope(
     rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix: str, head_dim: int, family: Family
 ) -> Rope:
-    """The rotation that config.rope_parameters states, after a check that the module computes with it."""
-    buffer: Tensor = getattr(rotary, f"{prefix}original_inv_freq")  # a stateful schedule moves inv_freq itself
+    """The rotation that config.rope_parameters states, after a check that the module computes with it.
+
+    Raises:
+        InputError: it computes with other frequencies.
+    """
+    buffers = tables_of(rotary, prefix, parameters)
+    rope = stated_rope(parameters, config, 2 * buffers[0].numel(), head_dim, family)
+    factor = attention_factor(rotary, prefix, parameters)
+    if not all(buffer.is_meta or has_frequencies(buffer, factor, rope) for buffer in buffers):
+        raise InputError(
+            f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
+            "configuration or the table was changed after loading; reload the model, and posenc.doctor(model) says what differs"
+        )
+    return rope
+
+
+def tables_of(rotary: nn.Module, prefix: str, parameters: Mapping[str, Any]) -> list[Tensor]:
+    """The frequencies by which a rotary module of transformers turns short inputs: first those of the next pass, then, where a
+    schedule follows the length of the text, those to which it goes back after a long one. Empty: it has none.
+
+    prefix: of its buffers' names."""
+    now, first = (getattr(rotary, f"{prefix}{name}", None) for name in ("inv_freq", "original_inv_freq"))
+    kind = parameters.get("rope_type")
+    reached = getattr(rotary, f"{prefix}max_seq_len_cached", getattr(rotary, "max_seq_len_cached", 0))
+    grown = kind == "dynamic" and reached > getattr(rotary, "original_max_seq_len", reached)
+    chosen = [first] if kind == "longrope" or grown else [now, first] if kind == "dynamic" else [now]
+    return [buffer.detach() for buffer in chosen if buffer is not None]
+
+
+def stated_rope(parameters: Mapping[str, Any], config: Any, width: int, head_dim: int, family: Family) -> Rope:
+    """The rotation that rope_parameters state. width: rotated channels of a head.
+
+    Raises:
+        InputError: an unknown rope_type, or numbers that this model type does not take.
+    """
     length = int(config.max_position_embeddings)
     original = int(parameters.get("original_max_position_embeddings") or stretched_length(config, parameters) or length)
     schedule, beyond = schedule_of(parameters, original, length), None
@@ -356,16 +405,10 @@ def _rope(
             raise InputError(f"must be 1 beside rope_type {schedule['name']!r}", short_mscale=short, long_mscale=beyond)
         if "attention_factor" in ROPE_PARAMETERS[schedule["name"]]:
             schedule |= {"attention_factor": short}
-    base, width = float(parameters["rope_theta"]), 2 * buffer.numel()
+    base = float(parameters["rope_theta"])
     if schedule["name"] == "dynamic" and parameters.get("alpha"):  # HunYuan's name for another base
         base, schedule = base * parameters["alpha"] ** (width / (width - 2)), {"name": "default"}
-    rope = Rope(base, width, schedule, original, head_dim, family.layout, family.latent, beyond)
-    if not buffer.is_meta and not _has_frequencies(buffer, attention_factor(rotary, prefix, parameters), rope):
-        raise InputError(
-            f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
-            "configuration was changed after loading, which does nothing; reload the model with it"
-        )
-    return rope
+    return Rope(base, width, schedule, original, head_dim, family.layout, family.latent, beyond)
 
 
 def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) -> float:
@@ -436,7 +479,7 @@ def schedule_of(parameters: Mapping[str, Any], original: int, length: int) -> di
     return {"name": kind} | options | stated
 
 
-def _has_frequencies(buffer: Tensor, scaling: float, rope: Rope) -> bool:
+def has_frequencies(buffer: Tensor, scaling: float, rope: Rope) -> bool:
     """Whether the frequencies in a model are those of its configuration."""
     stated, actual = rope.frequencies(), buffer.detach().double().cpu()
     tolerance = max(4 * torch.finfo(buffer.dtype).eps, 1e-6)  # a model cast to bfloat16 has rounded frequencies

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, shown, unknown
 
 __all__ = [
     "NEEDED",
@@ -62,6 +62,8 @@ LARGEST = 2.0**24
 """Of a factor: the distance up to which positions are distinct in float32."""
 POSITIVE = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor",
             "attn_factor", "alpha", "short_mscale", "long_mscale", "original_max_position_embeddings")  # fmt: skip
+NUMBERS = frozenset(POSITIVE) | {"partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"}
+"""Keys that hold no list and no object."""
 RISING = ("low_freq_factor", "high_freq_factor", 1.0, 4.0), ("beta_slow", "beta_fast", 1.0, 32.0)
 """A key whose number is not above that of another, and what both are where they are not stated."""
 
@@ -90,7 +92,11 @@ def impossible(parameters: Mapping[str, Any], pairs: int | None = None) -> Itera
             must = "must be a number above 0" if key == "rope_theta" else f"rope_type {kind!r} needs it"
             yield f"{key}={parameters.get(key)}", must, None
     for key, value in parameters.items():
-        if value is None or key in ("rope_type", "type") or isinstance(value, list | tuple | Mapping):
+        if value is None or key in ("rope_type", "type"):
+            continue
+        if isinstance(value, list | tuple | Mapping):
+            if key in NUMBERS:
+                yield f"{key}={shown(value)}", "must be a number", None
             continue
         if isinstance(value, bool) and key not in POSITIVE:
             continue
@@ -147,6 +153,9 @@ def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
     """`impossible` and `unknown_type` of each layer type of a configuration of transformers, as sentences; and the number. Windows
     without a key too."""
     fields = vars(config)
+    length = fields.get("max_position_embeddings")
+    if is_number(length) and not length >= 1:
+        yield f"max_position_embeddings={length}: must be at least 1", float(length)
     for name in WINDOWS:
         value = fields.get(name)
         if is_number(value) and not value >= 1 and fields.get("use_sliding_window", True):

@@ -12,12 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 
+from posenc import frequencies
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.models import attention_factor, attention_layers, rotary_parts, unwrap
+from posenc.pretrained.models import (
+    Rope,
+    attention_factor,
+    attention_layers,
+    rotary_parts,
+    stated_rope,
+    tables_of,
+    unwrap,
+)
 from posenc.pretrained.parameters import rope_parameters_by_type
 
 PROBE = 24
@@ -123,6 +132,19 @@ class ModelDescription:
         return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])
 
 
+def base_of(inv_freq: Tensor) -> float | None:
+    """The base whose plain RoPE has these frequencies, as far as they are rounded; None: there is none."""
+    found, pairs = inv_freq.double().cpu(), inv_freq.numel()
+    if pairs < 2 or not bool((found > 0).all()):
+        return None
+    base = float(found[-1] / found[0]) ** (-pairs / (pairs - 1))
+    if not math.isfinite(base):
+        return None
+    tolerance = max(4 * torch.finfo(inv_freq.dtype).eps, 1e-5)
+    plain = frequencies.default(2 * pairs, base=base).inv_freq if base > 1 else torch.ones_like(found)
+    return base if torch.allclose(found, plain, rtol=tolerance) else None
+
+
 class Probe:
     """A transformers model with a rotary module, opened for probing even where its configuration contradicts it.
 
@@ -131,7 +153,7 @@ class Probe:
     not compiled.
 
     Raises:
-        InputError: not a transformers model, of an unsupported type, or without weights.
+        InputError: not a transformers model, of an unsupported type, without weights, or without logits for each token.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -149,6 +171,11 @@ class Probe:
         if isinstance(model, OptimizedModule):
             self.compiled = model
         self.family, self.decoder, rotary = rotary_parts(inner)
+        if inner.get_output_embeddings() is None:
+            raise InputError(
+                f"a {type(inner).__name__} has no logits for each token, which are compared: pass the causal language model, as "
+                "AutoModelForCausalLM loads it"
+            )
         self.attachment: Attachment | None = attached(inner)
         self.rotary: nn.Module = rotary if self.attachment is None else self.attachment.structure.rotary
         self.config: Any = self.decoder.config
@@ -204,17 +231,35 @@ class Probe:
             tables[kind] = FrequencyTable(new.inv_freq, new.attention_factor, parameters)
         return tables
 
+    def tables_at(self, length: int) -> dict[str, FrequencyTable]:
+        """The frequencies by layer type for a text of a length, by the configuration where they depend on it."""
+        tables = self.tables()
+        if self.attachment is not None and self.attachment.design.rotations:
+            return tables
+        for kind, table in tables.items():
+            if table.parameters.get("rope_type") in ("dynamic", "longrope"):
+                rope = self.stated(table)
+                made = frequencies.create(rope.at(length), rope.rotary_dim, base=rope.rope_theta)
+                inv_freq = made.inv_freq.to(table.inv_freq.device)
+                tables[kind] = FrequencyTable(inv_freq, made.attention_factor, table.parameters)
+        return tables
+
+    def stated(self, table: FrequencyTable) -> Rope:
+        """The rotation that the configuration states for a layer type.
+
+        Raises:
+            InputError: an unknown rope_type, or numbers that this model type does not take.
+        """
+        return stated_rope(table.parameters, self.config, table.rotary_dim, self.head_dim, self.family)
+
     def tables_in(self, rotary: nn.Module) -> dict[str, FrequencyTable]:
         """The frequencies in a rotary module of transformers, by layer type; those of short inputs where they depend on the
         length of the text."""
         tables = {}
         for kind, parameters in self.parameters.items():
             prefix = "" if kind == ALL_LAYERS else f"{kind}_"
-            moving = parameters.get("rope_type") in ("dynamic", "longrope")
-            buffer = getattr(rotary, f"{prefix}{'original_' if moving else ''}inv_freq", None)
-            if buffer is not None:
-                factor = attention_factor(rotary, prefix, parameters)
-                tables[kind] = FrequencyTable(buffer.detach(), factor, parameters)
+            for buffer in tables_of(rotary, prefix, parameters)[:1]:
+                tables[kind] = FrequencyTable(buffer, attention_factor(rotary, prefix, parameters), parameters)
         return tables
 
     def ids(self, batch: int = 1, length: int = PROBE) -> Tensor:

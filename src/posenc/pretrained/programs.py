@@ -600,7 +600,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}
     )  # transformers 4 completes what is read
     table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or usual)
-    inner = dict(table.get(FULL) or table)
+    inner = {key: value for key, value in (table.get(FULL) or table).items() if value is not None}
     if FULL not in table and SLIDING not in table:
         for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
             if raw.get(key) is not None:

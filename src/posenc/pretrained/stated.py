@@ -18,7 +18,7 @@ from posenc.pretrained.parameters import (
     rope_parameters_by_type,
 )
 
-__all__ = ["edited", "impossible_numbers", "stated"]
+__all__ = ["edited", "impossible_numbers", "stated", "unstated"]
 
 ORIGINAL = "original_max_position_embeddings"
 ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
@@ -101,6 +101,15 @@ def edited(config: Any, file: ConfigFile) -> Evidence:
     stretched = any(each.get("rope_type") not in (None, "default", "llama3") for each in tables)
     if is_number(length) and is_number(written) and written < length and not stretched:
         yield "length_edited", f"max_position_embeddings is {length}, and {written} in {file.name}", length / written
+
+
+def unstated(config: Any, file: ConfigFile) -> Evidence:
+    """A file without max_position_embeddings, also by the name that it has in the model type."""
+    named = getattr(config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
+    if all(file.raw.get(name) is None for name in ("max_position_embeddings", named)):
+        length = config.max_position_embeddings
+        text = f"{file.name} states no max_position_embeddings; transformers takes {length} for {config.model_type}"
+        yield "length_not_stated", text, float(length)
 
 
 def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:

@@ -4,19 +4,23 @@ compiled passes that compute something else."""
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc import frequencies
 from posenc.encodings.rotary_axes import MRotary
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.multimodal import RULES
+from posenc.pretrained.checked import weight_files
 from posenc.pretrained.computed import declared_scale
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import attention_layers, cache_name
-from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, differ
+from posenc.pretrained.parameters import is_number
+from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
 
 
 def uninitialised(probe: Probe, kind: str, configured: FrequencyTable) -> Evidence:
@@ -59,6 +63,52 @@ def not_restored(probe: Probe) -> Evidence:
         yield "frequencies_not_restored", text, float(len(left))
 
 
+def stored_frequencies(probe: Probe, folder: Path) -> Evidence:
+    """Frequencies in a checkpoint's files, which earlier versions of transformers wrote and read, and later ones ignore; they are
+    of plain RoPE, or of the schedule."""
+    from safetensors import SafetensorError, safe_open
+
+    table = next(iter(probe.tables().values()))
+    base = table.parameters.get("rope_theta")
+    try:
+        for file in weight_files(folder):
+            with safe_open(file, "pt") as opened:
+                for name in sorted(key for key in opened.keys() if key.endswith("rotary_emb.inv_freq")):  # noqa: SIM118
+                    if len(opened.get_slice(name).get_shape()) != 1:
+                        continue
+                    stored = opened.get_tensor(name)
+                    if not stored.is_floating_point():
+                        continue
+                    known = [table.inv_freq.double().cpu()]
+                    if is_number(base) and base > 0:
+                        known.append(frequencies.default(table.rotary_dim, base=base).inv_freq)
+                    if not any(_rounded(stored, each) for each in known):
+                        yield (
+                            "stored_frequencies_differ",
+                            f"{name} in {file.name}: {_off(stored, known[-1], probe)}",
+                            None,
+                        )
+                        return
+    except (InputError, SafetensorError, OSError):  # there are none to read
+        return
+
+
+def _rounded(stored: Tensor, known: Tensor) -> bool:
+    """Whether frequencies are others in the dtype of the former."""
+    eps = torch.finfo(stored.dtype).eps
+    tiny = torch.finfo(torch.float16).smallest_normal * eps if stored.dtype == torch.float16 else 0.0
+    return stored.shape == known.shape and torch.allclose(stored.double(), known, rtol=max(2 * eps, 1e-4), atol=tiny)
+
+
+def _off(stored: Tensor, known: Tensor, probe: Probe) -> str:
+    if stored.shape != known.shape:
+        return f"{stored.numel()} frequencies, and the configuration rotates {known.numel()} pairs"
+    error = float((stored.double() - known).abs().max()) * (probe.length - 1)
+    text = f"off by {error:.3g} rad at position {probe.length - 1}"
+    base = base_of(stored)
+    return text if base is None else f"{text}, those of rope_theta={base:.6g}"
+
+
 def softmax_scale(probe: Probe) -> Evidence:
     """The factors that layers state for their scores, where no attention is computed."""
     layers = attention_layers(probe.decoder, probe.family)
@@ -91,7 +141,6 @@ def multimodal(probe: Probe) -> Evidence:
     """M-RoPE: text alone, the axis by which each pair turns, and the positions of an image that is not square."""
     for parameters in probe.parameters.values():
         if sections := parameters.get("mrope_section"):
-            yield from _another_prompt(probe)
             yield from _axes(probe, list(sections), bool(parameters.get("mrope_interleaved")))
             yield from _image_positions(probe)
 
@@ -109,13 +158,14 @@ def positions_of_text(probe: Probe) -> Evidence:
         yield from differ(probe, "text_positions_differ", text, probe.logits(ids, position_ids=passed), plain)
 
 
-def _another_prompt(probe: Probe) -> Evidence:
-    """Text has the same numbers on all axes, whatever prompt came before it."""
-    ids = probe.ids()
+def counted_on(probe: Probe) -> Evidence:
+    """A text in two calls has the positions of one, whatever prompt came before it."""
+    sections = any(parameters.get("mrope_section") for parameters in probe.parameters.values())
+    name, ids = "positions_of_another_prompt" if sections else "text_positions_differ", probe.ids()
     cache = getattr(probe.model(ids[:, : PROBE // 2], use_cache=True), cache_name())
     rest = probe.model(ids[:, PROBE // 2 :], **{cache_name(): cache}, use_cache=True).logits.float()
     text = "text in two calls with a cache, without position_ids, has other logits than in one"
-    yield from differ(probe, "positions_of_another_prompt", text, rest, probe.logits(ids)[:, PROBE // 2 :])
+    yield from differ(probe, name, text, rest, probe.logits(ids)[:, PROBE // 2 :])
 
 
 def _axes(probe: Probe, sections: list[int], interleaved: bool) -> Evidence:
