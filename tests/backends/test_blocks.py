@@ -198,3 +198,15 @@ def test_sinks_are_exported_for_any_length(name):
     exported = torch.export.export(host, (torch.randn(2, 9, 32),), dynamic_shapes=({1: length},)).module()
     x = torch.randn(2, 15, 32)
     assert torch.allclose(exported(x), host(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "dense"), [(1, True), (24, False)])
+def test_many_small_rectangles_take_a_dense_mask(size, dense):
+    """Each is a call of the operator, of a few scores."""
+    blocks = 96 // size
+    table = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(0)) < 0.5
+    q, k, v = torch.randn(3, 1, H, 96, D, dtype=torch.float64)
+    encoding, positions = create("alibi", num_heads=H), Positions.arange(96).with_blocks(size, table)
+    assert ("many small rectangles" in explain(q, k, v, encoding, positions, backend="sdpa").reason) == dense
+    out, expected = (attention(q, k, v, encoding, positions, backend=each) for each in ("sdpa", "reference"))
+    torch.testing.assert_close(out, expected)

@@ -39,6 +39,8 @@ COLUMNS = 1024
 """Keys of a tile, where the softmax is known already: with ROWS, what stays in a core's second-level cache."""
 CELLS = 2**18
 """Scores of a block of heads, 1 MiB in float32; a tile of one head may be larger."""
+FEW, RECTANGLE = 2**9, 2**12
+"""Rectangles that are always visited one by one, and how many scores of a dense mask take as long as one more: a call of the kernel."""
 NEGLIGIBLE = 40.0
 """A weight below e^-40 of its row's largest is beyond what float32 can see, 2^-24, even 10^10 times."""
 NUMBERS = len(EVERYTHING.numbers()) + 1
@@ -54,6 +56,9 @@ def obstacle(problem: Problem) -> Refused | None:
     visible = segments(positions)
     if visible is None:
         return Refused("what is visible is not made of rectangles", _in_rectangles(positions))
+    more = len(visible) - FEW
+    if more > 0 and problem.values is None and problem.q.shape[:3].numel() * problem.k.shape[2] < more * RECTANGLE:
+        return Refused("what is visible is made of many small rectangles")
     if problem.branches and positions.window is not None:
         return Refused("a window beside a position map")
     if problem.branches and not visible.regular:

@@ -32,6 +32,9 @@ class Segments:
     regular: bool
     overlapping: bool = False
 
+    def __len__(self) -> int:
+        return len(self.table) // WIDTH
+
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return (tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH))
 
