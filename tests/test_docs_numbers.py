@@ -610,7 +610,11 @@ def conformance():
 
 def diagnosis():
     yield f"In a pass of {probe.PROBE} tokens"
-    yield f"to {100 * probe.ROUNDING:g} % of its spread in float32 and {100 * probe.ROUNDING_LAYER:.0f} % in half precision"
+    exact, half, rounded = (100 * x for x in (probe.ROUNDING, probe.ROUNDING_LAYER, probe.ROUNDING_WIDENED))
+    yield (
+        f"to {exact:g} % of its spread. In half precision it must agree to {half:.0f} %, and that of a copy of the layer in "
+        f"float32 to {exact:g} %, or to {rounded:.0f} % where cos and sin stay rounded"
+    )
     yield f"up to {computed.LONGEST_WINDOW} keys"
     yield f"the last positions of the model's length (of the first {computed.FARTHEST}) by {probe.PROBE} tokens there"
     yield f"windows and chunks above {computed.LONGEST_WINDOW} tokens"

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import posenc
+from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from references import gguf_files
 from references.commands import run
@@ -19,7 +20,7 @@ WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in
 
 def machine(monkeypatch, slow):
     """Replace the measurement of the machine: slow or fast in half precision."""
-    monkeypatch.setattr(LOAD, "slower_than_float32", lambda dtype, device="cpu": slow and dtype in LOAD.HALF)
+    monkeypatch.setattr(LOAD, "slower_than_float32", lambda dtype, device="cpu": slow and dtype in HALF)
     monkeypatch.setattr(LOAD, "fastest_dtype", lambda device="cpu": torch.float32 if slow else torch.bfloat16)
 
 

@@ -7,6 +7,7 @@ from threading import Thread
 
 import torch
 
+HALF = torch.bfloat16, torch.float16
 ROWS, WIDTH, REPEATS = 128, 512, 5
 SLOWER = 3.0
 """Times as long as in float32 that count as slower. With instructions for a dtype products took 0.4 to 1.3 times as long (Intel Xeon,

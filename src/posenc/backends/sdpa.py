@@ -12,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, attend_again, lower, obstacle, run
-from posenc.backends.precision import slower_than_float32
+from posenc.backends.precision import HALF, slower_than_float32
 from posenc.backends.problem import Attend, Costs, Plan, Problem
 from posenc.backends.reference import Reference
 from posenc.bias import Score, dense_sum, sum_by_rows
@@ -118,7 +118,7 @@ class SDPA:
 def _slow_in_half(problem: Problem) -> bool:
     """Whether a processor without instructions for q's dtype does better by way of float32."""
     q = problem.q
-    if q.device.type != "cpu" or q.dtype not in (torch.bfloat16, torch.float16):
+    if q.device.type != "cpu" or q.dtype not in HALF:
         return False
     if q.shape[2] == 1 and q.dtype == torch.float16:
         return False  # the kernel converts its keys: 0.4 to 1.0 of the time by way of float32 copies (AVX2; bfloat16 1.1 to 1.8)
@@ -463,7 +463,7 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
 
 def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
     """The dtype SDPA wants: on the CPU a half-precision q takes a float32 mask, which keeps large biases exact."""
-    keep = q.dtype in (torch.bfloat16, torch.float16) and q.device.type == "cpu"
+    keep = q.dtype in HALF and q.device.type == "cpu"
     dtype = torch.float32 if keep else q.dtype
     return mask if mask.dtype == dtype else mask.to(dtype)
 

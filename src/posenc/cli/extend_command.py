@@ -128,11 +128,12 @@ class Extend(WithModel, WithOutput):
         )
 
     def run(self) -> int:
+        from posenc.backends.precision import HALF
         from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.pretrained.export import to_hf
         from posenc.pretrained.finetune import Checkpoint, prepared
         from posenc.pretrained.gguf_file import check_file, to_gguf
-        from posenc.pretrained.load import AUTO, HALF, STEPS_LOST, chosen_because, widen
+        from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
 

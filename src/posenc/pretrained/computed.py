@@ -6,6 +6,7 @@ they rotate, whatever the family does to them first, and with our attention in p
 one, known mistakes are tried until one gives that output.
 """
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,17 +15,27 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from posenc.attention import attention
+from posenc.backends.precision import HALF
 from posenc.functional import Layout, rotary
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import Layer, attention_layers
-from posenc.pretrained.probe import PROBE, ROUNDING_LAYER, Computation, FrequencyTable, Probe, difference, rounding
+from posenc.pretrained.probe import (
+    PROBE,
+    ROUNDING,
+    ROUNDING_LAYER,
+    ROUNDING_WIDENED,
+    Computation,
+    FrequencyTable,
+    Probe,
+    difference,
+)
 
 NAME = "doctor"
 """The attention implementation in transformers while a layer is repeated."""
@@ -134,6 +145,27 @@ class Seen:
     output: Tensor
     start: int = 0
     """The position of the first token"""
+    wide: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By id, what the rotary module made in half precision, and the same in float32"""
+    widened: bool = False
+    """Whether this is in float32, with cos and sin in half precision"""
+
+    @property
+    def rounding(self) -> float:
+        """The largest difference of its output that is rounding."""
+        if self.output.dtype in HALF:
+            return ROUNDING_LAYER
+        return ROUNDING_WIDENED if self.widened else ROUNDING
+
+    def in_float32(self) -> "Seen":
+        """The call of a copy of the layer in float32, with the same numbers."""
+        layer = replace(self.layer, module=copy.deepcopy(self.layer.module).float())
+        given, named = _in_float32(self.given, self.wide), _in_float32(self.named, self.wide)
+        tables = [*_tensors(named["position_embeddings"])]
+        rounded = any(torch.equal(x, x.to(self.output.dtype).to(x.dtype)) for x in tables)
+        return Seen(
+            self.number, layer, given, named, _first(layer.module(*given, **named)), self.start, widened=rounded
+        )
 
     def repeated(self, function: Callable[[AttentionCall], Tensor], flipped: bool = False) -> Tensor:
         """The layer's output with a function in place of its attention, which gets queries and keys that are not rotated."""
@@ -183,6 +215,23 @@ def _first(output: Any) -> Tensor:
     return first
 
 
+def _in_float32(x: Any, wide: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
+    """Arguments of a layer, the tensors in half precision among them in float32. wide: see `Seen`."""
+    if isinstance(x, Tensor):
+        return x if x.dtype not in HALF else wide[id(x)][1] if id(x) in wide else x.float()
+    if isinstance(x, tuple | list):
+        return type(x)(_in_float32(each, wide) for each in x)
+    return {name: _in_float32(each, wide) for name, each in x.items()} if isinstance(x, dict) else x
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """Those in nested tuples and mappings."""
+    if isinstance(x, Tensor):
+        yield x
+    for each in x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ():
+        yield from _tensors(each)
+
+
 def _unrotated(tables: Any) -> Any:
     if isinstance(tables, Mapping):  # by layer type
         return {kind: _unrotated(each) for kind, each in tables.items()}
@@ -193,18 +242,29 @@ def _unrotated(tables: Any) -> Any:
 
 
 @contextmanager
-def _capturing(layers: dict[int, Layer], seen: list[Seen], last: int | None = None, start: int = 0) -> Iterator[None]:
-    """Note the calls of attention layers. last: the number of the one after which the pass ends. start: the first position."""
+def _capturing(
+    layers: dict[int, Layer], seen: list[Seen], rotary: nn.Module, last: int | None = None, start: int = 0
+) -> Iterator[None]:
+    """Note the calls of attention layers. rotary: what makes their cos and sin. last: the number of the layer after which the pass
+    ends. start: the first position."""
+    wide: dict[int, tuple[Tensor, Tensor]] = {}
 
     def note(number: int, layer: Layer) -> Callable[..., None]:
         def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            seen.append(Seen(number, layer, given, named, _first(output).clone(), start))
+            seen.append(Seen(number, layer, given, named, _first(output).clone(), start, wide))
             if number == last:
                 raise _CapturedError
 
         return hook
 
+    def widen(module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        made = [*_tensors(output)]
+        if any(x.dtype in HALF for x in made):
+            again = _tensors(module.forward(*_in_float32(given, {}), **_in_float32(named, {})))
+            wide.update((id(x), (x, y)) for x, y in zip(made, again, strict=True))
+
     hooks = [layer.module.register_forward_hook(note(at, layer), with_kwargs=True) for at, layer in layers.items()]
+    hooks.append(rotary.register_forward_hook(widen, with_kwargs=True))
     try:
         yield
     except _CapturedError:
@@ -320,8 +380,7 @@ class Comparison:
         seen = self._calls(layers, PROBE, None)
         if missing := sorted({*numbers} - {each.number for each in seen}):
             self.unchecked["a pass does not call it"] = missing
-        for each in seen:
-            self._layer(each, _mistakes)
+        self._layers(seen, _mistakes)
         if not self.found:
             self._windows({at: layers[at] for at in self.compared})
         if far and not self.found:
@@ -330,7 +389,7 @@ class Comparison:
     def _calls(self, layers: dict[int, Layer], tokens: int, last: int | None, start: int = 0) -> list[Seen]:
         seen: list[Seen] = []
         ids = self.probe.ids(length=tokens)
-        with self.probe.with_rotary(), _capturing(layers, seen, last, start):
+        with self.probe.with_rotary(), _capturing(layers, seen, self.probe.decoder.rotary_emb, last, start):
             self.probe.logits(ids, position_ids=torch.arange(start, start + tokens, device=ids.device)[None])
         return seen
 
@@ -368,15 +427,48 @@ class Comparison:
                 self.unchecked[f"its {what}, more than {LONGEST_WINDOW}"] = within
             else:
                 chosen = {at: layers[at] for (_, its), at in kinds.items() if its in (None, window)}
-                for each in self._calls(chosen, window + PROBE, max(chosen)):
-                    self._layer(each, partial(_window_mistakes, window=window))
+                self._layers(self._calls(chosen, window + PROBE, max(chosen)), partial(_window_mistakes, window=window))
                 self.windows.append(window)
 
-    def _layer(self, seen: Seen, mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]) -> None:
+    def _layers(
+        self, calls: list[Seen], mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]
+    ) -> None:
+        """In the model's dtype, and where that is half precision and nothing is found, in float32."""
+        if any(each.output.dtype in HALF for each in calls):
+            agreed = [each for each in calls if self._agrees(each, mistakes)]
+            if self.found:
+                return
+            calls = [
+                self._in_float32(each) for each in agreed
+            ]  # all of them first: some layers have the keys of others
+        for each in calls:
+            if self._agrees(each, mistakes) and mistakes is _mistakes:
+                self._note_hidden(each)
+
+    def _in_float32(self, seen: Seen) -> Seen:
+        """The call in float32, or as it is, which is noted."""
+        try:
+            return seen.in_float32()
+        except Exception as error:  # whatever the layer's code raises
+            dtype = str(seen.output.dtype).removeprefix("torch.")
+            why = f"compared in {dtype} alone, to {ROUNDING_LAYER:.0%}: in float32 it ends in {type(error).__name__}"
+            self.unchecked.setdefault(why, []).append(seen.number)
+            return seen
+
+    def _note_hidden(self, seen: Seen) -> None:
+        """Note a layer in which no rotation at all would not be seen."""
+        formula = declared(self.probe, seen.number, seen.layer, seen.output.shape[1], seen.start)
+        unrotated = seen.repeated(replace(formula, q_turns=0, k_turns=0))
+        if formula.table is not None and difference(unrotated, seen.output) <= seen.rounding:
+            why = "a rotation changes its output by no more than rounding, so that none would not be seen"
+            self.unchecked.setdefault(why, []).append(seen.number)
+
+    def _agrees(self, seen: Seen, mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]) -> bool:
+        """Whether the output is that of the formula. Notes a mistake, or why it is not known."""
         call = self._captured(seen)
         if isinstance(call, str):
             self.unchecked.setdefault(call, []).append(seen.number)
-            return
+            return False
         formula = declared(self.probe, seen.number, seen.layer, seen.output.shape[1], seen.start)
         last = slice(-PROBE, None)
 
@@ -387,20 +479,13 @@ class Comparison:
             self.unchecked.setdefault("its output is the same for all tokens, whatever it attends to", []).append(
                 seen.number
             )
-            return
+            return False
         if seen.number not in self.compared:
             self.compared.append(seen.number)
         size = error(formula)
-        if size <= rounding(self.probe):
-            unrotated = replace(formula, q_turns=0, k_turns=0)
-            if mistakes is _mistakes and formula.table is not None and error(unrotated) <= rounding(self.probe):
-                dtype = str(self.probe.model.dtype).removeprefix("torch.")
-                why = (
-                    f"a rotation changes its output by no more than rounding in {dtype}, so that none would not be seen"
-                )
-                self.unchecked.setdefault(why, []).append(seen.number)
-            return
-        fits = min(rounding(self.probe), size / 4)
+        if size <= seen.rounding:
+            return True
+        fits = min(seen.rounding, size / 4)
         tried = list(mistakes(formula, call, self.probe))
         likely = [mistake for mistake in tried if mistake.text in self.found] or tried
         best = min(likely, key=lambda mistake: error(mistake.formula))
@@ -411,6 +496,7 @@ class Comparison:
         if error(best.formula) > fits:
             best = Mistake("attention_differs", "the difference is none that is known here", formula)
         self.found.setdefault(best.text, (best, {}))[1][seen.number] = size
+        return False
 
     def _captured(self, seen: Seen) -> AttentionCall | str:
         """The call of the attention function with queries and keys that are not rotated; or why there is none."""
@@ -437,7 +523,7 @@ class Comparison:
         shared = bool(getattr(seen.layer.module, "is_kv_shared_layer", False))
         factors = temperatures(self.probe, seen.layer, call.query, seen.start)
         pairs = [(other.query / factors, call.query / factors)] + ([] if shared else [(other.key, call.key)])
-        if any(difference(one.flip(2), two) > rounding(self.probe) for one, two in pairs):
+        if any(difference(one.flip(2), two) > seen.rounding for one, two in pairs):
             return "positions change its queries or keys before their rotation"
         return call
 

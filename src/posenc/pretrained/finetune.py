@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from posenc.backends.precision import HALF
 from posenc.encodings.augment import skipped_positions
 from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
 from posenc.pretrained.attach import attached
@@ -228,7 +229,7 @@ def _train(
 def _behaviour(model: nn.Module, loss: Tensor, norm: Tensor) -> dict[str, float]:
     """Of a first step, by which its program is known, see `disagreement`."""
     found = {"loss of the first step": loss.item(), "norm of its gradient": norm.item()}
-    half = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
+    half = any(weight.dtype in HALF for weight in model.parameters())
     return found | ({"tolerance": HALF_TOLERANCE} if half else {})
 
 

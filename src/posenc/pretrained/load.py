@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.backends.precision import fastest_dtype, slower_than_float32
+from posenc.backends.precision import HALF, fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.adapters import (
@@ -61,7 +61,6 @@ from posenc.pretrained.vision.models import PAIRED
 AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 """What a model may be loaded in, by name; and "auto"."""
-HALF = torch.bfloat16, torch.float16
 SLOWER, STEPS_LOST = "in which this machine is slower", "in which small steps of a training are lost"
 """Why a model is made float32, as the end of a sentence on its former dtype."""
 

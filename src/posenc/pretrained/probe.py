@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 
 from posenc import frequencies
+from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
@@ -31,8 +32,9 @@ from posenc.pretrained.parameters import rope_parameters_by_type
 
 PROBE = 24
 """Tokens of a probe."""
-ROUNDING, ROUNDING_HALF, ROUNDING_LAYER = 1e-3, 0.2, 0.05
-"""Differences that count, as a share of the spread: in float32, of logits in half precision, and of one layer's attention in it."""
+ROUNDING, ROUNDING_HALF, ROUNDING_LAYER, ROUNDING_WIDENED = 1e-3, 0.2, 0.05, 0.02
+"""Differences that count, as a share of the spread: in float32, of logits in half precision, of one layer's attention in it, and of
+that in float32 with cos and sin in half precision."""
 ALL_LAYERS = "all layers"
 
 
@@ -307,13 +309,8 @@ def difference(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).square().mean().sqrt() / expected.std())
 
 
-def rounding(probe: Probe) -> float:
-    """The largest difference of one layer's output that is rounding."""
-    return ROUNDING_LAYER if probe.model.dtype in (torch.bfloat16, torch.float16) else ROUNDING
-
-
 def differ(probe: Probe, name: str, text: str, actual: Tensor, expected: Tensor) -> Evidence:
     """A finding where logits differ by more than rounding."""
     ratio = difference(actual, expected)
-    if ratio > (ROUNDING_HALF if probe.model.dtype in (torch.bfloat16, torch.float16) else ROUNDING):
+    if ratio > (ROUNDING_HALF if probe.model.dtype in HALF else ROUNDING):
         yield name, f"{text}, by {ratio:.3g} of their spread (root mean square)", ratio

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
 from posenc.lab.evals.attention import attention_profile
@@ -232,7 +233,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         Tokens at the places of a long text show a change of what a method does to long distances, at the price of a short text.
         How many keys a token sees is not what it is in a long text: a change of log-n scaling alone is not noticed.
         """
-        half = unwrap(self.model).dtype in (torch.bfloat16, torch.float16)
+        half = unwrap(self.model).dtype in HALF
         numbers: dict[str, float] = {"tolerance": HALF_TOLERANCE} if half else {}
         with self.under(cell.method, cell.length), evaluating(self.model), torch.no_grad():
             sample = self._short(cell.task)
