@@ -615,6 +615,7 @@ def diagnosis():
         f"to {exact:g} % of its spread. In half precision it must agree to {half:.0f} %, and that of a copy of the layer in "
         f"float32 to {exact:g} %, or to {rounded:.0f} % where cos and sin stay rounded"
     )
+    yield f"from {exact:g} % of their spread on it is a finding, in half precision from {100 * probe.ROUNDING_HALF:.0f} % on"
     yield f"up to {computed.LONGEST_WINDOW} keys"
     yield f"the last positions of the model's length (of the first {computed.FARTHEST}) by {probe.PROBE} tokens there"
     yield f"windows and chunks above {computed.LONGEST_WINDOW} tokens"

@@ -705,6 +705,14 @@ def test_a_small_mistake_in_half_precision(model_type, dtype):
     assert finding.measured == pytest.approx(1.02, rel=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_report_says_how_finely_logits_were_compared(dtype):
+    is_there = "compared to 20% of the spread of the logits, since the model is in" in str(
+        doctor(in_half_precision(small_model("llama"), dtype))
+    )
+    assert is_there == (dtype != torch.float32)
+
+
 def test_a_layer_that_does_not_run_in_float32_is_named():
     model = in_half_precision(small_model("llama"), torch.bfloat16)
     layer = layers_of(model)[1].module

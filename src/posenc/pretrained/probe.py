@@ -131,7 +131,14 @@ class ModelDescription:
                 f"{f'the window of {rotation.tokens}' if window else self.length} tokens",
                 f"  the rule of thumb for rope_theta (base bound) holds {met}",
             ]
-        return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])
+        if self.computed is not None:
+            lines.append(str(self.computed))
+            if self.dtype in [str(dtype).removeprefix("torch.") for dtype in HALF]:
+                lines.append(
+                    f"caches, padding and packing: compared to {ROUNDING_HALF:.0%} of the spread of the logits, since the model is in "
+                    f"{self.dtype}; in float32 to {ROUNDING:.1%}"
+                )
+        return "\n".join(lines)
 
 
 def base_of(inv_freq: Tensor) -> float | None:
