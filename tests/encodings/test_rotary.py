@@ -158,6 +158,29 @@ def test_another_schedule_changes_only_the_frequencies(encoding):
     assert_close(getattr(other, table) * 4, getattr(encoding, table), **EXACT)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in posenc.ENCODINGS if hasattr(posenc.ENCODINGS[name], "with_schedule")]
+)
+def test_another_schedule_leaves_what_was_learned_and_the_heads(name):
+    encoding = posenc.create(name, head_dim=12, num_heads=4, num_layers=2).to(torch.bfloat16).eval()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter).requires_grad_(False)
+    part = encoding.heads(slice(2, 4), num_heads=4)
+    for before in (encoding, part):
+        other = before.with_schedule("linear", factor=2.0)
+        want, got = before.state_dict(), other.state_dict()
+        assert want.keys() == got.keys()
+        assert all(
+            torch.equal(want[at], got[at]) and want[at].dtype == got[at].dtype for at, _ in before.named_parameters()
+        )
+        assert not any(x.requires_grad for x in other.parameters())
+        assert not other.training
+        if before is part:
+            assert other.spec() == encoding.with_schedule("linear", factor=2.0).heads(slice(2, 4), num_heads=4).spec()
+            with pytest.raises(InputError, match="query heads 2 to 3"):
+                posenc.attention(*torch.randn(3, 1, 4, 5, 12), other)
+
+
 # ---------------------------------------------------------------- latent attention
 
 

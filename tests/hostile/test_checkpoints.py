@@ -176,6 +176,18 @@ def test_shards_that_an_index_names_are_loaded(model):
     assert posenc.load(model)[0].config.model_type == "llama"
 
 
+@pytest.mark.parametrize("size", [None, 0, 4, 100, 2000, -5])
+def test_a_file_that_is_missing_or_cut_off_is_named_with_what_to_do(model, size):
+    complete, shard = model / "model.safetensors", model / "one.safetensors"
+    if size is not None:
+        shard.write_bytes(complete.read_bytes()[:size])
+    first, *others = checked.shapes_in([complete])
+    complete.rename(model / "two.safetensors")
+    index = dict.fromkeys(others, "two.safetensors") | {first: "one.safetensors"}
+    (model / checked.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    refused(model, r"one\.safetensors: (is missing.*get the files that are|its \d+ bytes are no.*get the file again)")
+
+
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
 @pytest.mark.parametrize("value", ["org/kernel", "flash_attention_2", "paged|org/kernel", {"": "org/kernel"}])
 def test_the_attention_of_a_configuration_is_not_followed(model, key, value, monkeypatch):

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 import posenc
 from hostile.test_checkpoints import little_memory
-from posenc import InputError, Positions
+from posenc import InputError, Positions, Randomized
+from posenc.conformance.fixtures import DECODER, MAX_POSITIONS, EncodingUnderTest, named
 
 
 def dense(positions: Positions) -> list[list[list[bool]]]:
@@ -113,7 +114,7 @@ def test_cross_takes_queries_and_keys_from_two_positions():
 
 def test_a_document_in_pieces_counts_on():
     p = Positions.packed(document_ids=torch.tensor([[3, 3, 1, 1, 3, 1], [0, 1, 0, 1, -1, -1]]))
-    assert p.q.tolist() == [[0, 1, 0, 1, 2, 2], [0, 0, 1, 1, 0, 1]]
+    assert p.q.tolist() == [[0, 1, 0, 1, 2, 2], [0, 0, 1, 1, 0, 0]]
 
 
 def test_positions_are_stored_exactly():
@@ -353,6 +354,20 @@ def test_slots_that_no_document_fills_are_never_read(name):
     assert_close(out[:, :, :5], want, rtol=0, atol=1e-12)
     assert_close(out[:, :, 5:], torch.zeros_like(out[:, :, 5:]))
     assert torch.equal(static.mask()[..., :5, :5], Positions.packed([3, 2], causal=True).mask())
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_padding_of_a_packed_row_takes_no_row_of_a_table_and_no_block(name):
+    tested = EncodingUnderTest(named(name))
+    model, ids = tested.model(DECODER), torch.arange(MAX_POSITIONS + 9)[None] % 5
+    static = Positions.packed([3, 4], slots=ids.shape[1], causal=True)
+    both = (static, Positions.packed([3, 4], causal=True))
+    both = tuple(p.with_blocks(2, torch.ones(2, 2, dtype=torch.bool)) for p in both)
+    for training in (True, False) if isinstance(model.encoding, Randomized | posenc.PoSE) else (False,):
+        model.train(training)
+        got, want = (model(ids[:, : p.num_keys], p) for p in both)
+        if not training:
+            assert_close(got[:, :7], want)
 
 
 def test_fewer_slots_than_tokens_are_refused():

@@ -534,3 +534,27 @@ def test_a_window_that_no_distance_leaves_is_noted(window, noted):
     notes = posenc.extend(model, "yarn", factor=4).notes
     assert any(note.startswith(f"no query sees more than {window} keys") for note in notes) is noted
     assert not any("no query sees" in note for note in posenc.extend(small_model("gemma2"), "yarn", factor=4).notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "original", "length", "trained", "noted"),
+    [
+        ("yarn", 4.0, 16, 64, 64, ""),
+        ("yarn", 4.0, 64, 64, 64, "factor=4 of yarn and original_max_position_embeddings=64 make 256 tokens, and the model is for 64"),
+        ("yarn", 4.0, 16, 256, 256, "factor=4 of yarn and original_max_position_embeddings=16 make 64 tokens, and the model is for 256"),
+        ("yarn", 4.0, 256, 64, 256, "factor=4 of yarn and original_max_position_embeddings=256 make 1024 tokens, and the model is for 256"),
+        ("default", None, 256, 64, 256, ""),
+    ],
+)  # fmt: skip
+def test_lengths_that_contradict_are_noted_and_the_longer_one_counts(kind, factor, original, length, trained, noted):
+    table = {"rope_type": kind, "rope_theta": 1e4, "factor": factor, "original_max_position_embeddings": original}
+    model = small_model("llama", rope_parameters=table, max_position_embeddings=length)
+    report = posenc.extend(model, "yarn", target_length=1024)
+    again = posenc.extend(model, "linear", target_length=1024)
+    for each in (report, again):
+        assert (each.trained_length, each.original_length) == (trained, original)
+        notes = [note.partition(":")[0] for note in each.notes if note.startswith("factor=")]
+        assert notes == [noted] * bool(noted)
+    if original > length:
+        with pytest.raises(InputError, match="the model reads 256 tokens already"):
+            posenc.extend(model, "yarn", target_length=128)

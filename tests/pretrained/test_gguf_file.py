@@ -252,6 +252,9 @@ def test_refusals(tmp_path, llama, tokenizer):
         to_gguf(small_model("smollm3"), file)
     with pytest.raises(InputError, match="its model is WordLevel"):
         to_gguf(llama, file, tokenizer)
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    with pytest.raises(InputError, match=r"it has no merges.*leave it out"):
+        to_gguf(llama, file, transformers.PreTrainedTokenizerFast(tokenizer_object=letters))
     posenc.extend(llama, "rerope", factor=4, window=16)
     with pytest.raises(InputError, match="cannot express the position map rerope"):
         to_gguf(llama, file)

@@ -181,7 +181,8 @@ def test_every_scaling_of_a_gguf_file_is_read_as_llama_cpp_does(llama, tmp_path)
 
 def rewritten(source, target, without):
     """A GGUF file without a key or a tensor."""
-    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(target, "phi3")
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in ("general.architecture", without):
             inner = field.types[-1] if len(field.types) > 1 else None
@@ -194,6 +195,14 @@ def rewritten(source, target, without):
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def test_a_gguf_file_whose_tokenizer_has_neither_merges_nor_scores_is_refused(llama, tmp_path):
+    gguf_files.write(tmp_path / "one.gguf", llama, WORDS)
+    (key,) = {"tokenizer.ggml.merges", "tokenizer.ggml.scores"} & gguf.GGUFReader(tmp_path / "one.gguf").fields.keys()
+    path = rewritten(tmp_path / "one.gguf", tmp_path / "two.gguf", key)
+    with pytest.raises(InputError, match=r"has neither merges nor scores: write the file anew"):
+        load(path)
 
 
 def test_lists_by_the_length_of_the_text(tmp_path):

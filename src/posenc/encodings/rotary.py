@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
@@ -390,7 +390,12 @@ class XPos(Rotary):
 
 
 def remade(encoding: EncodingT, **changes: Any) -> EncodingT:
-    """The same encoding with other values for some of its arguments."""
+    """The same encoding with other values for some of its arguments, on which the shape of no parameter depends; what was learned
+    is copied."""
     arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
-    other = type(encoding)(**arguments | changes)
-    return other.to(next(encoding.buffers()).device)
+    other, part = type(encoding)(**arguments | changes).to(next(encoding.buffers()).device), encoding._part
+    for name, learned in encoding.named_parameters():
+        setattr(other, name, nn.Parameter(learned.detach().clone(), learned.requires_grad))
+    if part is not None:
+        vars(other)["_part"] = part._replace(arguments=part.arguments | changes)
+    return other.train(encoding.training)

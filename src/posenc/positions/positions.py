@@ -315,8 +315,8 @@ class Positions:
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
         (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or
-        (batch, n), where negative ids mark padding. slots: of a sequence of static length, of which the documents fill the
-        first; the others are padding, whatever they hold.
+        (batch, n), where negative ids mark padding, at position 0. slots: of a sequence of static length, of which the documents
+        fill the first; the others are padding, whatever they hold.
 
         Raises:
             InputError: none or several of the three given, lengths that are not positive, fewer slots than tokens, or more than 2^27.
@@ -328,8 +328,9 @@ class Positions:
             check_tokens(slots, slots=slots)
             documents = torch.nn.functional.pad(documents, (0, slots - documents.shape[1]), value=-1)
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
-        valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
-        return cls._of_tokens(index_in_document(documents), None, causal, valid, documents, span=(-last, last))
+        valid, last, ids = documents >= 0 if padded else None, documents.shape[1] - 1, index_in_document(documents)
+        ids = ids if valid is None else ids * valid  # padding may be longer than any document, and than a table
+        return cls._of_tokens(ids, None, causal, valid, documents, span=(-last, last))
 
     @classmethod
     def prefix_lm(
@@ -593,7 +594,7 @@ class Positions:
     def with_window(self, before: int | None, after: int | None = 0) -> "Positions":
         """The same tokens, each of which sees at most `before` tokens before it and `after` tokens after it, and itself; None:
         no limit on that side (FlashAttention's window_size=(before, after)). transformers' sliding_window=w is
-        with_window(w - 1). Tokens are counted by their order. Causal queries see nothing after themselves whatever `after`
+        with_window(w - 1). Tokens are counted by their order, padding and other documents between them too. Causal queries see nothing after themselves whatever `after`
         says; the window restricts what a prefix sees, too.
 
         Raises:
@@ -633,7 +634,9 @@ class Positions:
             return self._with(blocks=(*self.blocks, blocks), full_keys=full)
         if self.full_keys is not None:
             raise InputError("blocks are for all keys of a sequence: call with_blocks before keys")
-        blocks = VisibleBlocks(table, *(index.clamp(min=0) // size for index in self._from_first()))
+        valid, from_first = (self.q_valid, self.valid), self._from_first()
+        numbers = [at if tokens is None else at * tokens for at, tokens in zip(from_first, valid, strict=True)]
+        blocks = VisibleBlocks(table, *(index.clamp(min=0) // size for index in numbers))
         if table is not None:
             blocks = blocks._replace(table=(table if table.dim() == 3 else table[None]).to(self.q.device))
             self._check_blocks(blocks, size)

@@ -98,20 +98,29 @@ def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor in safetensors, by name, from their headers.
 
     Raises:
-        InputError: a weight in float8 or in integers, which is one only with the scales of its quantisation.
+        InputError: a file that is missing or cut off; a weight in float8 or in integers, which is one only with the scales of its
+            quantisation.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                tensor = opened.get_slice(name)
-                shapes[name], kind = tuple(tensor.get_shape()), str(tensor.get_dtype())
-                if name.endswith(("weight", ".bias")) and QUANTISED.match(kind):
-                    raise InputError(
-                        f"{file}: {name} is in {kind}, quantised: take the model in float32, bfloat16 or float16, or as a GGUF file"
-                    )
+        if not file.exists():
+            raise InputError(f"{file}: is missing, and has weights of the model: get the files that are missing")
+        try:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    tensor = opened.get_slice(name)
+                    shapes[name], kind = tuple(tensor.get_shape()), str(tensor.get_dtype())
+                    if name.endswith(("weight", ".bias")) and QUANTISED.match(kind):
+                        raise InputError(
+                            f"{file}: {name} is in {kind}, quantised: take the model in float32, bfloat16 or float16, or as a GGUF file"
+                        )
+        except SafetensorError as error:
+            size = file.stat().st_size
+            raise InputError(
+                f"{file}: its {size} bytes are no complete safetensors ({error}): get the file again"
+            ) from error
     return shapes
 
 

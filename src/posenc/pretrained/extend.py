@@ -444,6 +444,14 @@ def _notes(
             "trained to the longer one, set max_position_embeddings to it"
         )
     name = structure.rope.schedule["name"]
+    if name in ("yarn", "longrope"):
+        times, original, loaded = structure.rope.schedule["factor"], structure.trained_length, structure.loaded_length
+        if not 1 / (1 + STEP) < times * original / loaded < 1 + STEP:
+            yield (
+                f"factor={times:g} of {name} and original_max_position_embeddings={original} make {round(times * original)} tokens, and "
+                f"the model is for {loaded}: lengths count from {original}; if a number is wrong, correct it before extending "
+                "(posenc.doctor(model) names the causes)"
+            )
     if structure.rope.scaled and (name == "linear" or chosen.schedule is None):
         yield f"the model as loaded is scaled by {name}, which stays"
     elif structure.rope.scaled:

@@ -345,7 +345,8 @@ def _vocabulary(tokenizer: Any, size: int, pre: str | None) -> dict[str, Any]:
     """Model, tokens, types, merges or scores, and special ids of a fast tokenizer.
 
     Raises:
-        InputError: no fast tokenizer, one that is not byte-pair encoding, or a pre-tokenizer that is not recognised.
+        InputError: no fast tokenizer, one that is not byte-pair encoding or has no merges, or a pre-tokenizer that is not
+            recognised.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -360,6 +361,10 @@ def _vocabulary(tokenizer: Any, size: int, pre: str | None) -> dict[str, Any]:
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
     added = tokenizer.added_tokens_decoder
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in data["model"]["merges"]]
+    if not merges:
+        raise InputError(
+            "it has no merges, without which nothing reads one from GGUF", "leave it out", argument="tokenizer"
+        )
     found: dict[str, Any] = {"tokens": [], "types": [], "merges": merges}
     byte_fallback = bool(data["model"].get("byte_fallback"))
     for number in range(size):

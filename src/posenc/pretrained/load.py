@@ -539,7 +539,12 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more; of the
         # architectures in MORE it refuses the file
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
-        tokenizer = None if _has_numbers_for_tokens(reader) else kind.from_pretrained(path.parent, **file)
+        numbers = _has_numbers_for_tokens(reader)
+        if not numbers and not {"tokenizer.ggml.merges", "tokenizer.ggml.scores"} & reader.fields.keys():
+            raise InputError(
+                f"{path}: its tokenizer has neither merges nor scores: write the file anew from the model's folder"
+            )
+        tokenizer = None if numbers else kind.from_pretrained(path.parent, **file)
         shapes = {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()}
         check_model(str(path), empty, shapes)
         check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))

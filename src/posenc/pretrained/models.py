@@ -102,7 +102,8 @@ class ModelStructure:
     model: the transformers model, without a PEFT wrapper. decoder: its stack of layers, which has `rotary`, the module
     that makes cos and sin. rotaries: all modules with such a rotary_emb; DeepSeek-V4's compressors are some. layers: those
     with attention. ropes: layer type -> rotation; several types may share one object. rope_per_type: the rotary
-    module is called once per layer type (Gemma 3). loaded_length: config.max_position_embeddings as loaded.
+    module is called once per layer type (Gemma 3). loaded_length: config.max_position_embeddings as loaded, or a longer length
+    that the schedule states.
     """
 
     model: nn.Module = field(repr=False)
@@ -221,7 +222,13 @@ def model_structure(model: nn.Module) -> ModelStructure:
         head_dim=layers[0].head_dim,
         num_heads=heads,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or (1 if shared else heads)),
-        loaded_length=max([int(config.max_position_embeddings), *(stretched_length(config, p) or 0 for p in tables)]),
+        loaded_length=max(
+            [
+                int(config.max_position_embeddings),
+                *(stretched_length(config, p) or 0 for p in tables),
+                *(each.original_length for each in ropes.values()),
+            ]
+        ),
     )
 
 
