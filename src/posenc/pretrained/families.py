@@ -95,7 +95,7 @@ REFUSED: dict[str, str] = {
         "its positions are biases of the distance, T5's, which it has learned",
     ),
     **dict.fromkeys(("deberta", "deberta-v2"), "its positions are relative, by a learned table of distances"),
-    "xlnet": "its positions are relative, by sinusoids of the distance, which end nowhere",
+    "xlnet": "its positions are relative, by sinusoids of the distance, which no length limits",
     **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
     "recurrent_gemma": "its rotary modules refuse every rope_type but default",
 }
