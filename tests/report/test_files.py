@@ -51,6 +51,18 @@ def bench_results():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("measured", ["posenc", "other & co", ""])
+def test_a_benchmark_of_one_kind_of_candidates_has_its_figure(measured):
+    results = bench_results()
+    for trial in results["trials"]:
+        for row in trial["rows"]:
+            if row["name"] not in ("plain SDPA", measured):
+                row |= {"status": "not installed", "ratio": None, "seconds": None, "bytes": None}
+    made = bench.files(results)
+    assert {*NAMES} <= made.keys()
+    assert made["figure.png"].startswith(b"\x89PNG")
+
+
 def test_a_comparison_writes_its_tables_and_its_figure(folder):
     results = json.loads((folder / "results.json").read_text())
     assert {*NAMES} <= {path.name for path in folder.iterdir()}
