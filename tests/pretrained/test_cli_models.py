@@ -312,8 +312,14 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         (["extend", "MODEL"], "posenc extend: error: --method: is required"),
         (["extend", "MODEL", "--method", "fit", "--factor", "2"], "--method fit: give --text FILE"),
         (["extend", "MODEL", "--method", "fit", "--factor", "9", "--text", "TEXT"], "text has 400 tokens: "),
-        (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--text", "LATIN"], "latin.txt: not text in UTF-8; give a"),
-        (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--finetune", "LATIN"], "latin.txt: not text in UTF-8"),
+        (
+            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--text", "LATIN"],
+            "latin.txt: not text in UTF-8; give a",
+        ),
+        (
+            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--finetune", "LATIN"],
+            "latin.txt: not text in UTF-8",
+        ),
         (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
         (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
         (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "give one of them"),
