@@ -99,6 +99,9 @@ def test_every_base_that_is_tried_above_the_safe_one_serves(length, pairs):
     def holds(base):
         return longest_length(base, 2 * pairs, limit=length) is None
 
+    if safe is None:
+        assert not holds(8 * smallest)
+        return
     bases = [8 * smallest / 1.01**n for n in range(int(math.log(8 * smallest / safe) / math.log(1.01)) + 1)]
     assert all(map(holds, bases))
     assert safe == smallest or not holds(safe / 1.01)
@@ -113,6 +116,13 @@ def test_the_smallest_base_is_no_safe_one():
         assert longest_length(base, 128) < 2048
     found = base_bound([256], 64, step=0.01)
     assert f"from {found.safe[0]:.3g} on every base up to" in found.sentences()[0] or found.safe == found.bases
+
+
+def test_where_the_largest_base_that_is_tried_fails_none_is_called_safe():
+    found = base_bound([512], 16)
+    assert found.safe == (None,)
+    assert longest_length(8 * found.bases[0], 16) < 512
+    assert "fail, up to the largest that was tried, 4.51e+05: which serve is not known" in found.sentences()[0]
 
 
 def test_base_bound_and_its_models():

@@ -327,6 +327,35 @@ def test_untrained_variants_in_words(tiny, ntk, outcome):
     assert outcome in line
 
 
+def test_of_equal_encodings_few_comparisons_call_one_behind(tiny):
+    """Each of many pairs differs by chance in 5 of 100: a sentence accounts for how many it is about."""
+    settings = replace(tiny, factors=(1, 2), windows=24)
+    draws, false = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        cells = {}
+        for encoding in range(8):
+            for seed in range(4):
+                at = 2 + 0.05 * torch.randn(24, generator=draws) + 0.02 * torch.randn(1, generator=draws)
+                name = f"rope:rope_theta={encoding + 2}"
+                scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, [[1.0]] * 24, 10.0)]
+                scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, [[1.0]] * 24, 10.0))
+                cells[Run(name, seed, settings, "")] = RunRecord({}, scores, [2.0], 10, 1, 1.0, 10.0, 100)
+        words = ranking(settings, cells).answer()
+        undecided = words[0].partition("; undecided: ")[2]
+        false += undecided.count("rope:") < 7
+    assert false <= 4
+
+
+def test_a_text_that_repeats_itself(tiny):
+    settings = replace(tiny, windows=6)
+    with pytest.raises(InputError, match="all 6 test passages of 32 bytes are the same"):
+        settings.check_data(data.corpus(b"a" * 9000, "one value"))
+    corpus = data.corpus(b"ab" * 4500, "two values")
+    settings.check_data(corpus)
+    assert settings.different_passages(corpus) == 2
+    assert any("only 2 of the 6 test passages differ" in note for note in settings.limits([], corpus))
+
+
 def test_differences_are_of_common_seeds(tiny):
     ranked = made_up(tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4))
     a, r = ranked.variants

@@ -279,6 +279,15 @@ def test_pace_estimates_the_time_left_from_a_few_ticks():
     assert pace.left() == pytest.approx(30)
 
 
+def test_jobs_that_have_only_said_what_they_do_show_no_pace():
+    now = [100.0]
+    pace = Pace(120, clock=lambda: now[0])
+    for _ in range(20):
+        pace.tick("benchmark", 0)
+        now[0] += 2
+        assert pace.left() is None
+
+
 def test_the_display_says_how_long_it_takes_and_what_is_done(tmp_path, capsys):
     assert times(22, 190.4) == "elapsed 0:22, about 3:10 left"
     assert times(4000, None) == "elapsed 1:06:40"

@@ -312,6 +312,14 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         (["extend", "MODEL"], "posenc extend: error: --method: is required"),
         (["extend", "MODEL", "--method", "fit", "--factor", "2"], "--method fit: give --text FILE"),
         (["extend", "MODEL", "--method", "fit", "--factor", "9", "--text", "TEXT"], "text has 400 tokens: "),
+        (
+            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--text", "LATIN"],
+            "latin.txt: not text in UTF-8; give a",
+        ),
+        (
+            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--finetune", "LATIN"],
+            "latin.txt: not text in UTF-8",
+        ),
         (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
         (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
         (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "give one of them"),
@@ -341,10 +349,13 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
 def test_a_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
     empty = folder.parent / "empty.txt"
     empty.touch()
+    latin = folder.parent / "latin.txt"
+    latin.write_bytes("café ".encode("latin-1") * 200)
     places = {
         "MODEL": str(folder),
         "MODEL/config.json": str(folder / "config.json"),
         "EMPTY": str(empty),
+        "LATIN": str(latin),
         "TEXT": str(folder.parent / "text.txt"),
     }
     code, out, err = run(capsys, *(places.get(argument, argument) for argument in arguments))

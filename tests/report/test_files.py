@@ -15,7 +15,10 @@ from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import InProcess
 from posenc.lab.table import Table, as_csv, latex
 from posenc.report import bench, evaluate
+from posenc.report import compare as compare_report
 from posenc.report.compare import columns, files, settings_of
+from posenc.report.drawn import drawn, plots_of
+from posenc.report.figures import plain
 from posenc.report.plots import _figures_of
 from report.eval_results import results as eval_results
 
@@ -51,6 +54,18 @@ def bench_results():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("measured", ["posenc", "other & co", ""])
+def test_a_benchmark_of_one_kind_of_candidates_has_its_figure(measured):
+    results = bench_results()
+    for trial in results["trials"]:
+        for row in trial["rows"]:
+            if row["name"] not in ("plain SDPA", measured):
+                row |= {"status": "not installed", "ratio": None, "seconds": None, "bytes": None}
+    made = bench.files(results)
+    assert {*NAMES} <= made.keys()
+    assert made["figure.png"].startswith(b"\x89PNG")
+
+
 def test_a_comparison_writes_its_tables_and_its_figure(folder):
     results = json.loads((folder / "results.json").read_text())
     assert {*NAMES} <= {path.name for path in folder.iterdir()}
@@ -70,6 +85,26 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
     assert tex.count(r"\\") == 1 + len(rows)
     assert (folder / "figure.svg").read_text().startswith("<?xml")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_point_of_a_figure_lies_within_its_axes(folder):
+    compared = json.loads((folder / "results.json").read_text())
+    count = 0
+    for panels in (
+        compare_report.figures_of(compared),
+        evaluate.figures_of(eval_results()),
+        bench.figures_of(bench_results()),
+    ):
+        for figure in (plain(figure) for each in plots_of(panels) for figure in each.figures.values()):
+            if figure["kind"] != "lines":
+                continue
+            ax = drawn(figure, None).axes[0]
+            (left, right), (low, high) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
+            for one in figure["series"]:
+                points = [(x, y) for x, y in zip(one["x"], one["y"], strict=True) if y is not None]
+                assert all(left <= x <= right and low <= y <= high for x, y in points), one["name"]
+                count += len(points)
+    assert count > 500
 
 
 def test_the_same_results_give_the_same_files(folder):

@@ -284,8 +284,9 @@ TRIED_UP_TO, TRIED_STEP = 8.0, 1e-2
 """`safe_base` tries bases up to so many times the smallest, each so much of it above the last."""
 
 
-def safe_base(length: int, head_dim: int, smallest: float) -> float:
+def safe_base(length: int, head_dim: int, smallest: float) -> float | None:
     """The base from which on every larger one that is tried has sum_c cos(m theta_c) >= 0 at every distance m below `length`.
+    None where the largest that is tried has not.
 
     Tried are bases a factor 1.01 apart, from 8 times the smallest down to the first that fails. smallest: the
     `smallest_base`. Seconds for 32k.
@@ -297,7 +298,7 @@ def safe_base(length: int, head_dim: int, smallest: float) -> float:
     base = smallest * TRIED_UP_TO
     while base > smallest:
         if _negative_near_the_end(rope_frequencies(head_dim, base), length) is not None:
-            return base * (1 + TRIED_STEP)
+            return None if base == smallest * TRIED_UP_TO else base * (1 + TRIED_STEP)
         base /= 1 + TRIED_STEP
     return smallest
 
@@ -317,14 +318,14 @@ def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> 
 class BaseBound(Finding):
     """Bases against lengths: the smallest of each length, and those of models.
 
-    safe: the base of each length from which on larger ones serve too, see `safe_base`.
+    safe: the base of each length from which on larger ones serve too, see `safe_base`; None: not known.
     limits: length / 0.6165, the smallest base with infinitely many pairs. longest: the longest length of each model.
     """
 
     head_dim: int
     lengths: tuple[int, ...]
     bases: tuple[float, ...]
-    safe: tuple[float, ...]
+    safe: tuple[float | None, ...]
     limits: tuple[float, ...]
     models: tuple[Model, ...]
     longest: tuple[int | None, ...]
@@ -345,7 +346,9 @@ class BaseBound(Finding):
         return sentences
 
 
-def _larger(base: float, safe: float) -> str:
+def _larger(base: float, safe: float | None) -> str:
+    if safe is None:
+        return f"but some larger ones fail, up to the largest that was tried, {base * TRIED_UP_TO:.3g}: which serve is not known"
     if safe <= base:
         return f"and every larger one up to {base * TRIED_UP_TO:.3g} that was tried serves too"
     return (

@@ -144,12 +144,18 @@ class PositionScores(Finding):
                 f"The attention score between two copies of the same token {_change(float(same[-1] - same[0]))} from "
                 f"distance {first} to {last}, mean over heads and contents. Content alone gives the scores of unrelated "
                 f"tokens a standard deviation of {self.content:.3g}.",
-                f"Of two unrelated tokens position changes the mean by up to {float(unrelated.abs().max()):.3g}; the standard "
-                f"deviation is {float(spread[-1]):.3g} at distance {last}.",
+                f"Of two unrelated tokens position changes the mean by up to {(most := float(unrelated.abs().max())):.3g}; "
+                f"{_varies(float(spread[-1]), most, last)}.",
             ]
         if not bool(visible.all()):
             sentences.append(f"{int((~visible).sum())} of {self.length} distances are hidden from all heads.")
         return sentences
+
+
+def _varies(spread: float, most: float, distance: int) -> str:
+    if spread <= 1e-12 * (1 + most):  # of float64
+        return f"at distance {distance} the change is the same for all contents"
+    return f"over contents, the change has a standard deviation of {spread:.3g} at distance {distance}"
 
 
 def _change(by: float) -> str:

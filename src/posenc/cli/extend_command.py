@@ -389,6 +389,8 @@ def _fitting(shown: Any) -> Callable[[int, int, float], None]:
 
 def _read(path: str, argument: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{argument} {path}: not text in UTF-8; give a plain text file") from None
     except OSError as error:
         raise InputError(f"{argument} {path}: {error.strerror}; give a readable text file") from None

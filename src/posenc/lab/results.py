@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc.errors import InputError, listed
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.records import LOSS, Aggregate, RunRecord, change, difference, level, share
-from posenc.lab.statistics import Estimate, estimate, fisher, found, near_best, wilson
+from posenc.lab.statistics import Estimate, chances, estimate, fisher, found, near_best, wilson
 
 CURVE_POINTS = 50
 LEARNED = 0.1
@@ -58,6 +58,21 @@ class Ranking:
         if self.criterion.higher_is_better:
             a, b = b, a
         return difference(a, b, condition, self.criterion.key)
+
+    def _apart(self, pairs: Sequence[tuple[Aggregate, Aggregate]], condition: int) -> list[bool]:
+        """Which pairs of variants differ under a condition: by the test of `posenc.lab.statistics.chances`, with Holm's correction
+        for all the pairs. On the seeds that all of them have; if there are none, by the mean over those of each."""
+        rows = list(dict.fromkeys(variant for pair in pairs for variant in pair))
+        if not rows:
+            return []
+        seeds, key = sorted(set[int].intersection(*(set(variant.scores) for variant in rows))), self.criterion.key
+        if seeds:
+            values = torch.stack([variant.values(condition, seeds, key) for variant in rows])
+        else:
+            values = torch.stack([v.values(condition, sorted(v.scores), key).mean(0) for v in rows])
+        at = {variant: index for index, variant in enumerate(rows)}
+        of_rows = chances(values, jumps=self.jumps)
+        return [bool(each) for each in found(torch.stack([of_rows[at[a], at[b]] for a, b in pairs]))]
 
     def best(self, condition: int, variants: Sequence[Aggregate]) -> Aggregate:
         """The best of some variants under a condition."""
@@ -235,7 +250,9 @@ class Ranking:
 
     def _first(self, condition: int, variants: Sequence[Aggregate], opening: str) -> str:
         best, m = self.best(condition, variants), self.criterion
-        ties = [v.name for v in variants if v is not best and self.behind(v, best, condition).low <= 0]
+        pairs = list(combinations(variants, 2))  # any of them might have been the best
+        apart = dict(zip(pairs, self._apart(pairs, condition), strict=True))
+        ties = [v.name for v in variants if v is not best and not (apart.get((v, best)) or apart.get((best, v)))]
         value = m.value(self.level(best, condition).mean)
         unit = "" if m.higher_is_better else f" nats per {self.settings.unit}"
         tied = f"; undecided: {listed(ties)}" if ties else "; all others are measurably behind"
@@ -274,9 +291,10 @@ class Ranking:
     def _without_training(self, condition: int) -> str:
         """The variants without training against the same weights as trained."""
         outcomes: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-        for variant, model in self._untrained():
-            e = self.behind(variant, model, condition)
-            outcome = "better" if e.high < 0 else "worse" if e.low > 0 else "undecided"
+        pairs = self._untrained()
+        for (variant, model), apart in zip(pairs, self._apart(pairs, condition), strict=True):
+            worse = self.behind(variant, model, condition).mean > 0
+            outcome = ("worse" if worse else "better") if apart else "undecided"
             by = self.criterion.difference(difference(variant, model, condition, self.criterion.key))
             outcomes[outcome].append(f"{variant.name} ({by})")
         parts = [f"{outcome}: {listed(names)}" for outcome, names in outcomes.items() if names]
@@ -303,6 +321,11 @@ class Ranking:
             "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )
+        if len(self.variants) > 1:
+            notes.append(
+                "Which differ from the best, or from the same weights as trained, is by t-tests with Holm's correction for all the "
+                "pairs compared in a sentence. Each interval and each verdict is of one variant: about 1 in 20 misses."
+            )
         if len({seed for variant in self.variants for seed in variant.scores}) == 1:
             notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")
         return notes

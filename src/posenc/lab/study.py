@@ -255,10 +255,11 @@ class Pace:
 
     def left(self) -> float | None:
         """Seconds until all is done, at the pace so far; None: it is too early."""
-        if self._start is None or len(self._counted) < self.LEAST_TICKS:
+        counted = sum(self._counted)  # 0 where jobs have only said what they do
+        if self._start is None or not counted or len(self._counted) < self.LEAST_TICKS:
             return None
         seconds = self.clock() - self._start
-        return None if seconds < self.LEAST_SECONDS else seconds * (self.total - self.done) / sum(self._counted)
+        return None if seconds < self.LEAST_SECONDS else seconds * (self.total - self.done) / counted
 
 
 def run(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons of text: the next token, tested past the training length."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -165,12 +166,24 @@ class Settings(OverLengths):
                 "give smaller windows, length or factors, or a longer text",
                 data=corpus.name,
             )
+        if self.different_passages(corpus) == 1:
+            raise InputError(
+                f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so they say nothing of other texts",
+                "give a text that does not repeat itself",
+                data=corpus.name,
+            )
         if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
             raise InputError(
                 f"no document of {corpus.name} has two {self.unit}s, so there is nothing to predict",
                 "packed=False joins documents",
                 packed=True,
             )
+
+    def different_passages(self, corpus: Corpus) -> int:
+        """How many of the test passages, with what is before their targets at the longest length, differ from each other."""
+        tokens, before = corpus.test.tokens, torch.arange(-self.longest, 1)
+        ends = window_ends(corpus.test, self)
+        return len({hashlib.sha256(tokens[end + before].numpy().tobytes()).digest() for end in ends})
 
     def draw(self, part: Text | Tensor, generator: torch.Generator) -> TextBatch:
         return draw(part, self, generator)
@@ -309,6 +322,11 @@ class Settings(OverLengths):
             notes.append(
                 f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
                 "documents, which the training sequences never do."
+            )
+        if (different := self.different_passages(corpus)) < self.windows:
+            notes.append(
+                f"The text repeats itself: only {different} of the {self.windows} test passages differ from each other, but the "
+                "intervals count them all, and are too narrow."
             )
         if self.tokenizer != "bytes":
             notes.append(

@@ -112,10 +112,14 @@ def _lines(figure: Figure, ax: "Axes") -> None:
         if "left" in one:
             ax.hlines(y, one["left"], one["right"], color=colour, alpha=0.55, linewidth=1.2)
         ax.plot(x, y, **options)
+        ax.update_datalim(
+            [(at, value) for at, value in zip(x, y, strict=True) if value == value]
+        )  # beside its points, a line sets no limits
         if one.get("points") and one.get("label"):
             ax.annotate(one["name"], (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
         else:
             named.append(one["name"])
+    ax.autoscale_view()
     if len(named) > 1:
         ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     ax.spines[["top", "right"]].set_visible(False)

@@ -31,8 +31,9 @@ Style = Mapping[str, Any]
 
 
 def lines(series: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **options: Any) -> Figure:
-    """Lines or points over two axes. options: marks, [{x or y, label}]; height in pixels; legend; spread, side by side."""
-    return {"kind": "lines", "series": [*series], "x": x, "y": y, **options}
+    """Lines or points over two axes; a series without points is left out. options: marks, [{x or y, label}]; height in pixels; legend;
+    spread, side by side."""
+    return {"kind": "lines", "series": [one for one in series if len(one["x"])], "x": x, "y": y, **options}
 
 
 def heat(z: Sequence[Sequence[float | None]], x: Mapping[str, Any], y: Mapping[str, Any], **options: Any) -> Figure:
@@ -70,9 +71,9 @@ def trained(at: float, label: str = "training length") -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON: numbers to five digits, those that are not finite as null, without empty lists."""
+    """As JSON: numbers to five digits, those that are not finite as null, without empty lists but that of a figure's series."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items() if item != []}
+        return {str(key): plain(item) for key, item in value.items() if item != [] or key == "series"}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, float):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError, check_sizes, check_word
-from posenc.tasks.running_text import ending, passage, scored, start_tokens
+from posenc.tasks.running_text import ending, endings, passage, passages, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 
 WINDOWS = 4
@@ -64,12 +64,22 @@ class Perplexity(Task):
         if self.protocol == "last":
             ids = ending(tokenizer, self.source, length - len(start), self.last, seed, index)
             return scored(start, ids, self.last)
-        tokens = WINDOWS * length if self.tokens is None else self.tokens
+        tokens = self._read(length)
         if tokens < length:
             raise InputError(f"cannot be fewer than the length of a window, {length}", tokens=tokens)
         ids = passage(tokenizer, self.source, tokens - len(start), seed, index)
         ids = ids[: len(ids) - (tokens - length) % self.stride]
         return scored(start, ids, len(ids), length, self.stride)
+
+    def apart(self, tokenizer: Any, length: int) -> int | None:
+        if self.protocol == "last":
+            return endings(tokenizer, self.source, self.last)
+        tokens = length if self.protocol == "full" else self._read(length)
+        return passages(tokenizer, self.source, tokens - len(start_tokens(tokenizer)))
+
+    def _read(self, length: int) -> int:
+        """Tokens of the text that windows of a length slide over."""
+        return WINDOWS * length if self.tokens is None else self.tokens
 
     def loss(self, losses: Tensor, sample: Sample) -> float:
         if self.weighting == "tokens" or sample.window is None or sample.stride is None:
@@ -107,10 +117,16 @@ class Repeated(Task):
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         start = start_tokens(tokenizer)
         tokens = length - len(start)
-        period = max(length // 4, 1) if self.period is None else self.period
+        period = self._period(length)
         if tokens < 2 * period:
             raise InputError(f"{self.text} needs at least {2 * period + len(start)} tokens", length=length)
         ids = ending(tokenizer, self.source, tokens, period, seed, index)
         if self.repeats:
             ids = ids[-period:].repeat(tokens // period + 1)[-tokens:]
         return scored(start, ids, tokens - period if self.scored == "after" else period)
+
+    def apart(self, tokenizer: Any, length: int) -> int | None:
+        return endings(tokenizer, self.source, self._period(length))
+
+    def _period(self, length: int) -> int:
+        return max(length // 4, 1) if self.period is None else self.period

@@ -118,6 +118,17 @@ def ending(tokenizer: Any, source: str, tokens: int, scored: int, seed: int, ind
     return ids[end - tokens : end]
 
 
+def passages(tokenizer: Any, source: str, tokens: int) -> int:
+    """How many passages of so many tokens `passage` cuts a text into before any two overlap."""
+    return len(_tokens(tokenizer, source)) // tokens
+
+
+def endings(tokenizer: Any, source: str, scored: int) -> int:
+    """How many of the texts of `ending` have no scored token in common."""
+    ids = _tokens(tokenizer, source)
+    return (len(ids) - len(ids) // 2) // scored
+
+
 def scored(start: list[int], ids: Tensor, tokens: int, window: int | None = None, stride: int | None = None) -> Sample:
     """A text that begins with `start`, of which the last `tokens` are scored, except the first, which nothing predicts."""
     text = torch.cat((torch.tensor(start, dtype=ids.dtype), ids))

@@ -65,6 +65,14 @@ class Task(ABC):
             InputError: a length in which the task does not fit, or a depth out of range.
         """
 
+    def apart(self, tokenizer: Any, length: int) -> int | None:
+        """How many prompts of a length score nothing in common; None: as many as are asked for.
+
+        Raises:
+            InputError: a text that cannot be read.
+        """
+        return None
+
     def score(self, generated: str, sample: Sample) -> float:
         """How good a generated answer is, from 0 to 1."""
         raise NotImplementedError(f"{self.name} generates nothing")

@@ -431,6 +431,27 @@ def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
         evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
 
 
+def test_documents_that_overlap_show_no_difference(tokenizer, tmp_path):
+    """Sixteen passages of a text that has room for one are one."""
+    short, long = tmp_path / "short.txt", tmp_path / "long.txt"
+    words = [f"word{(7 * n) % 61}" for n in range(4000)]
+    long.write_text(" ".join(words))
+    tokens = len(tokenizer(long.read_text()).input_ids)
+    short.write_text(" ".join(words[: 4000 * 500 // tokens]))
+    found = {}
+    for file in (short, long):
+        results = evaluate(model(), tokenizer, tasks=[f"perplexity:source={file}"], methods=["linear:factor=64"],
+            lengths=[450], samples=16, name="small", attention=False)  # fmt: skip
+        (row,) = (row for row in results["ranking"] if row["method"] == "linear:factor=64")
+        found[file] = row["tasks"][0]["against_none"]["n"], row["tasks"][0]["verdict"], " ".join(results["limits"])
+    assert found[short][:2] == (1, "undecided")
+    assert "of the 16 documents only 1 fit into the text side by side" in found[short][2]
+    assert "Every difference at this length is undecided." in found[short][2]
+    count = min(16, tokens // 450)
+    assert found[long][0] == count
+    assert ("side by side" in found[long][2]) == (count < 16)
+
+
 def test_the_order_has_something_of_everything_early():
     assert EvaluationSettings("passkey", "yarn", 512, 0.5) == EvaluationSettings(
         ("passkey",), ("yarn",), (512,), (0.5,)

@@ -57,8 +57,10 @@ def numbers(
     done: Mapping[Cell, Measured],
     trained_length: int,
     exact: Mapping[str, int] = MappingProxyType({}),
+    fewer: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The measured part of results.json: tasks, ranking and cost. exact: as in `posenc.lab.evals.config.planned`."""
+    """The measured part of results.json: tasks, ranking and cost. exact: as in `posenc.lab.evals.config.planned`. fewer: by task and
+    length, how many of the documents have nothing in common, where these are not all."""
     longer = any(length > trained_length for length in settings.lengths)
     methods = (*settings.methods, *((TRUNCATION,) if longer else ()))
     same = {**exact, TRUNCATION: trained_length}
@@ -74,14 +76,15 @@ def numbers(
                 "generates": task.new_tokens > 0,
                 "methods": [
                     {"method": method}
-                    | _method(task, by_method[text, method], None if method == NONE else by_method[text, NONE])
+                    | _method(task, by_method[text, method], None if method == NONE else by_method[text, NONE], fewer)
                     | cost([m for c, m in done.items() if (c.task, c.method) == (text, method)])
                     for method in methods
                 ],
             }
             for text, task in tasks.items()
         ],
-        "ranking": _ranking(tasks, methods, by_method),
+        "overlapping": [{"task": text, "length": length, "apart": count} for (text, length), count in fewer.items()],
+        "ranking": _ranking(tasks, methods, by_method, fewer),
         "cost": [{"method": method, **cost([m for c, m in done.items() if c.method == method])} for method in methods],
     }
 
@@ -121,7 +124,9 @@ def cost(cells: Sequence[Measured]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------- one task under one method
 
 
-def _method(task: Task, outcomes: Outcomes, none: Outcomes | None) -> dict[str, Any]:
+def _method(
+    task: Task, outcomes: Outcomes, none: Outcomes | None, fewer: Mapping[tuple[str, int], int]
+) -> dict[str, Any]:
     cells, by_length, by_position = [], [], []
     for length in dict.fromkeys(key[0] for key in outcomes):
         here = {key: outcome for key, outcome in outcomes.items() if key[0] == length}
@@ -131,7 +136,7 @@ def _method(task: Task, outcomes: Outcomes, none: Outcomes | None) -> dict[str, 
             cells.append(
                 {"length": length, "depth": depth, "position": fmean(needles) if needles else None, **_pooled(at)}
             )
-        against = None if none is None else _differences(here, none)
+        against = None if none is None else _differences(here, none, fewer.get((task.text, length)))
         by_length.append({"length": length, **_pooled(here), "against_none": against, "middle": _middle(task, here)})
         points = _by_position(here, length)
         by_position += [{"length": length, "points": points}] if points else []
@@ -151,8 +156,9 @@ def _pooled(outcomes: Outcomes) -> dict[str, Any]:
     }
 
 
-def _differences(outcomes: Outcomes, none: Outcomes) -> dict[str, Any] | None:
-    """The paired differences to the unmodified model on the prompts that both were evaluated on; None: there are none."""
+def _differences(outcomes: Outcomes, none: Outcomes, apart: int | None) -> dict[str, Any] | None:
+    """The paired differences to the unmodified model on the prompts that both were evaluated on; None: there are none. apart: how
+    many of them have nothing in common; None: all."""
     common = [key for key in outcomes if key in none]
     if not common:
         return None
@@ -163,7 +169,8 @@ def _differences(outcomes: Outcomes, none: Outcomes) -> dict[str, Any] | None:
         return [[a - b for a, b in zip(*unit, strict=True)] for unit in both]
 
     scored = _scored(ours) and _scored(theirs)
-    count = {"n": len(_units(ours, "loss"))}
+    units = len(_units(ours, "loss"))
+    count = {"n": units if apart is None else min(units, apart)}
     return {
         "exact": asdict(change(paired("exact"))) | count,
         "score": asdict(change(paired("score"))) | count if scored else None,
@@ -255,7 +262,10 @@ def _measure(task: Task, outcomes: Outcomes) -> str:
 
 
 def _ranking(
-    tasks: Mapping[str, Task], methods: Sequence[str], by_method: Mapping[tuple[str, str], Outcomes]
+    tasks: Mapping[str, Task],
+    methods: Sequence[str],
+    by_method: Mapping[tuple[str, str], Outcomes],
+    fewer: Mapping[tuple[str, int], int],
 ) -> list[dict[str, Any]]:
     """The methods, best first: by the tasks on which they are better than the unmodified model less those on which they
     are worse, then by the mean of their shares, then by their mean loss."""
@@ -267,7 +277,8 @@ def _ranking(
             if not outcomes:
                 continue
             by = _measure(task, outcomes)
-            against = None if method == NONE else (_differences(outcomes, none) or {}).get(by)
+            apart = min((fewer[text, key[0]] for key in outcomes if (text, key[0]) in fewer), default=None)
+            against = None if method == NONE else (_differences(outcomes, none, apart) or {}).get(by)
             judged.append(
                 {"task": text, "measure": by, "value": _pooled(outcomes)[by], "against_none": against,
                  "verdict": BASE if method == NONE else _verdict(against, by)}
@@ -319,6 +330,12 @@ def limits(results: Results) -> list[str]:
     if (count := s["samples"] * s["seeds"]) < FEWEST:
         notes.append(
             f"{count} documents are too few for a verdict, which takes {FEWEST}: every difference is undecided."
+        )
+    for row in results.get("overlapping", ()):
+        few = " Every difference at this length is undecided." if row["apart"] < FEWEST <= count else ""
+        notes.append(
+            f"{spelled(row['task'])} at {row['length']} tokens: of the {count} documents only {row['apart']} fit into the text side by side. "
+            f"The others overlap these, and the intervals, which count all, are too narrow.{few}"
         )
     if not results["complete"]:
         done = results["cells"]

@@ -314,7 +314,9 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 same = [m for m in s.methods if cell.method == NONE and cell.length <= self.exact.get(m, 0)]
                 profiles |= dict.fromkeys((cell.method, *same), record)
         texts = _of_texts(done)
-        results = numbers(s, self.tasks, texts, self.trained_length, self.exact)
+        apart = {(text, n): task.apart(self.tokenizer, n) for text, task in self.tasks.items() for n in s.lengths}
+        fewer = {key: count for key, count in apart.items() if count is not None and count < s.samples * s.seeds}
+        results = numbers(s, self.tasks, texts, self.trained_length, self.exact, fewer)
         results["longer"] = comparison(self.tasks, texts, self.trained_length)
         results["question_in_front"] = question_in_front(self.tasks, texts)
         for row in results["cost"]:
