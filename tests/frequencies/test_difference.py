@@ -76,8 +76,8 @@ def test_yarn_of_the_code_and_of_the_paper():
     assert (actual.largest.pair, actual.largest.phase) == (10, pytest.approx(99.20705, rel=1e-6))
     assert actual.at == 8192
     assert actual.sentences() == [
-        "A model trained under one schedule, given tokens 52 or more apart at other angles under the other: pair 10 is then "
-        "off by 36° or more. At a distance of 8192, so are 12 of 32 pairs.",
+        "From a distance of 52 tokens on, a model trained under one schedule is given other angles under the other: pair 10 is "
+        "off by 36° there. At a distance of 8192, 10 of 32 pairs are off by 36° or more.",
         "yarn and yarn_paper differ in 12 of 32 pairs: 9 to 20.",
         "Their frequencies are furthest apart in pair 15, which turns 4.35 times in the 2048 trained positions: "
         "stretched 1.677 times under yarn, stretched 3.021 times under yarn_paper.",

@@ -114,10 +114,11 @@ class Difference:
         if large.phase <= TENTH:
             return [f"Up to a distance of {self.at:g}, every pair is at the same angle under both, to within 36°."]
         least = math.ceil(self.at * TENTH / large.phase)
-        off = sum(pair.phase > TENTH for pair in self.pairs)
+        # angles are equal again after a turn
+        off = sum(abs(math.remainder(pair.phase, math.tau)) > TENTH for pair in self.pairs)
         return [
-            f"A model trained under one schedule, given tokens {least} or more apart at other angles under the other: pair "
-            f"{large.pair} is then off by 36° or more. At a distance of {self.at:g}, so are {off} of {len(self.pairs)} pairs."
+            f"From a distance of {least} tokens on, a model trained under one schedule is given other angles under the other: pair "
+            f"{large.pair} is off by 36° there. At a distance of {self.at:g}, {off} of {len(self.pairs)} pairs are off by 36° or more."
         ]
 
     def _about_frequencies(self) -> list[str]:
