@@ -193,6 +193,7 @@ MODEL = {
     "This model takes every encoding of `posenc list`": "docs/test_guide_model.py::test_the_guides_model_trains_and_decodes_under_every_encoding",
 }
 COMPARE = {
+    "A text of equal test passages is refused": "lab/test_compare.py::test_a_text_that_repeats_itself",
     "trains the same small Transformer on the same text": "lab/test_training.py::test_every_encoding_sees_the_same_batches",
     "the same for generated tasks and images": PLAIN,
     "One seed gives every encoding the same initial weights": "test_transformer.py::test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_scale",

@@ -255,7 +255,7 @@ class Pace:
 
     def left(self) -> float | None:
         """Seconds until all is done, at the pace so far; None: it is too early."""
-        counted = sum(self._counted)  # 0 where jobs have only said what they do
+        counted = sum(self._counted)  # 0 where jobs have named only what they do
         if self._start is None or not counted or len(self._counted) < self.LEAST_TICKS:
             return None
         seconds = self.clock() - self._start

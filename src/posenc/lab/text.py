@@ -168,7 +168,7 @@ class Settings(OverLengths):
             )
         if self.different_passages(corpus) == 1:
             raise InputError(
-                f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so they say nothing of other texts",
+                f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so they tell nothing of another text",
                 "give a text that does not repeat itself",
                 data=corpus.name,
             )
