@@ -19,6 +19,7 @@ from posenc.pretrained.doctor import FrequencyTable, doctor
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.findings import FINDINGS, VISION_FINDINGS
 from posenc.pretrained.models import decoder_of
+from posenc.testing.oracles.rotations import frequencies as ladder
 from references.small_models import HEALTHY, small_model
 
 
@@ -701,7 +702,7 @@ def test_frequencies_in_a_checkpoint_are_compared(model_type, dtype, base, wrong
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 1.0}
     small_model(model_type, rope_parameters=linear).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    stored = {f"layers.{n}.rotary_emb.inv_freq": (base ** (torch.arange(0, 16, 2) / -16)).to(dtype) for n in range(2)}
+    stored = {f"layers.{n}.rotary_emb.inv_freq": ladder(16, base).to(dtype) for n in range(2)}
     save_file(load_file(file) | stored, file, {"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     stored |= {
