@@ -137,10 +137,11 @@ def copied(texts: Sequence[bytes]) -> list[float]:
 def without_copies(train: Sequence[bytes], test: Sequence[bytes]) -> list[bytes]:
     """The held-out documents in pieces, without what has a block in common with a text of the training or with an earlier piece."""
     own = [windows(text) for text in test]
-    known = _common(train, torch.cat([torch.empty(0, dtype=torch.long), *own]).unique())
+    distinct, which = torch.cat([torch.empty(0, dtype=torch.long), *own]).unique(return_inverse=True)
+    known = _common(train, distinct)
     pieces = []
-    for text, of in zip(test, own, strict=True):
-        common = torch.isin(of, known).nonzero().flatten()
+    for text, of in zip(test, which.split([len(of) for of in own]), strict=True):
+        common = known[of].nonzero().flatten()
         edges = torch.zeros(len(text) + 1, dtype=torch.long)
         edges.index_add_(0, common, torch.ones_like(common))
         edges.index_add_(0, common + BLOCK, -torch.ones_like(common))
@@ -151,7 +152,7 @@ def without_copies(train: Sequence[bytes], test: Sequence[bytes]) -> list[bytes]
             if is_fresh and end - start > BLOCK:
                 pieces.append(_characters(text[start:end]))
             start = end
-        known = torch.cat((known, of))
+        known[of] = True
     return pieces
 
 
@@ -166,18 +167,18 @@ def windows(text: bytes) -> Tensor:
 
 
 def _common(texts: Sequence[bytes], hashes: Tensor) -> Tensor:
-    """Those of some sorted hashes that documents have, too; a table of bits spares most windows the search."""
+    """Which of some sorted hashes documents have, too, (n,) bool; a table of bits spares most windows the search."""
+    found = torch.zeros(len(hashes), dtype=torch.bool)
     if not len(hashes):
-        return hashes
+        return found
     table = torch.zeros(1 << 24, dtype=torch.bool)
     table[(hashes >> 20) & (len(table) - 1)] = True
-    found = torch.zeros(len(hashes) + 1, dtype=torch.bool)
     for text in texts:
         of = windows(text)
         likely = of[table[(of >> 20) & (len(table) - 1)]]
         at = torch.searchsorted(hashes, likely).clamp(max=len(hashes) - 1)
         found[at[hashes[at] == likely]] = True
-    return hashes[found[:-1]]
+    return found
 
 
 def _characters(piece: bytes) -> bytes:
