@@ -140,11 +140,12 @@ class PositionScores(Finding):
         if not bool((self.same.nan_to_num() != 0).any() | (self.unrelated.nan_to_num() != 0).any()):
             sentences = [f"Position changes no score within {self.length} tokens."]
         else:
+            most = float(unrelated.abs().max())
             sentences = [
                 f"The attention score between two copies of the same token {_change(float(same[-1] - same[0]))} from "
                 f"distance {first} to {last}, mean over heads and contents. Content alone gives the scores of unrelated "
                 f"tokens a standard deviation of {self.content:.3g}.",
-                f"Of two unrelated tokens position changes the mean by up to {(most := float(unrelated.abs().max())):.3g}; "
+                f"Of two unrelated tokens position changes the mean by up to {most:.3g}; "
                 f"{_varies(float(spread[-1]), most, last)}.",
             ]
         if not bool(visible.all()):

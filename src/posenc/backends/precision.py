@@ -17,8 +17,8 @@ AVX-512 and AMX, twice as many processes as cores), without them 33 to 42 (the s
 def slower_than_float32(dtype: torch.dtype, device: torch.device | str = "cpu") -> bool:
     """Whether matrix products in `dtype` take SLOWER times as long as in float32 on this machine, or longer.
 
-    On a CPU it is measured, once in a process and in about 20 ms: a processor without instructions for bfloat16 or
-    float16 converts every operand. On a GPU its own capabilities tell.
+    On a CPU it is measured, once in a process: a processor without instructions for bfloat16 or float16 converts every operand. It
+    took 20 ms with them and 0.2 s without (as for SLOWER). On a GPU its own capabilities tell.
     """
     if dtype in (torch.float32, torch.float64) or not dtype.is_floating_point:
         return dtype == torch.float64

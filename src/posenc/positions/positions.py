@@ -594,8 +594,8 @@ class Positions:
     def with_window(self, before: int | None, after: int | None = 0) -> "Positions":
         """The same tokens, each of which sees at most `before` tokens before it and `after` tokens after it, and itself; None:
         no limit on that side (FlashAttention's window_size=(before, after)). transformers' sliding_window=w is
-        with_window(w - 1). Tokens are counted by their order, padding and other documents between them too. Causal queries see nothing after themselves whatever `after`
-        says; the window restricts what a prefix sees, too.
+        with_window(w - 1). Tokens are counted by their order, padding and other documents between them too. Causal queries
+        see nothing after themselves whatever `after` says; the window restricts what a prefix sees, too.
 
         Raises:
             InputError: what is neither None nor an integer of at least 0.

@@ -438,14 +438,13 @@ class Comparison:
             agreed = [each for each in calls if self._agrees(each, mistakes)]
             if self.found:
                 return
-            calls = [
-                self._in_float32(each) for each in agreed
-            ]  # all of them first: some layers have the keys of others
+            # all of them first: some layers have the keys of others
+            calls = [self._widened(each) for each in agreed]
         for each in calls:
             if self._agrees(each, mistakes) and mistakes is _mistakes:
                 self._note_hidden(each)
 
-    def _in_float32(self, seen: Seen) -> Seen:
+    def _widened(self, seen: Seen) -> Seen:
         """The call in float32, or as it is, which is noted."""
         try:
             return seen.in_float32()
