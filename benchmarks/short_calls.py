@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import posenc
 from posenc.lab.machine import cpu
 
-HEADS, HEAD_DIM, LAYERS, CLIP = 8, 32, 4, 16
+HEADS, HEAD_DIM, LAYERS, CLIP = 8, 32, 12, 16
 SIZES = ((64, 4), (64, 32), (128, 4), (128, 16), (256, 4), (512, 4))
 DECODED = (
     "none",
@@ -33,7 +33,7 @@ DECODED = (
     "rope/rope/rope/none",
 )
 CACHES, LENGTHS = ("none", "rope", "alibi", "rope+alibi"), (128, 1024, 4096)
-CACHED, STEP_LAYERS, STEP_DIM = 512, 32, 64
+CACHED, STEP_DIM = 512, 64
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -129,17 +129,19 @@ def forward(name: str, encoding: posenc.Encoding, tokens: int, batch: int, train
 
 
 def step(text: str, rounds: int) -> float:
-    """One token after CACHED - 1 cached ones, whose keys are rotated, in STEP_LAYERS layers, over PyTorch's attention alone."""
+    """One token after CACHED - 1 cached ones, whose keys are rotated, in LAYERS layers with a cache each, over PyTorch's attention
+    alone."""
     encoding = posenc.create(text, head_dim=STEP_DIM, num_heads=HEADS)
-    q, k, v = (torch.randn(1, HEADS, n, STEP_DIM) for n in (1, CACHED, CACHED))
+    q = torch.randn(1, HEADS, 1, STEP_DIM)
+    caches = [torch.randn(2, 1, HEADS, CACHED, STEP_DIM).unbind() for _ in range(LAYERS)]
 
     def ours() -> None:
         positions = posenc.Positions.arange(1, offset=CACHED - 1, causal=True)
-        for layer in range(STEP_LAYERS):
+        for layer, (k, v) in enumerate(caches):
             posenc.attention(q, k, v, encoding, positions, layer=layer, keys_rotated=True)
 
     def theirs() -> None:
-        for _ in range(STEP_LAYERS):
+        for k, v in caches:
             scaled_dot_product_attention(q, k, v)
 
     with torch.no_grad():
@@ -225,7 +227,7 @@ def main() -> None:
         "",
         "Forward:", "", *table(parts["forward"], sizes), "",
         "Forward and backward:", "", *table(parts["training"], sizes), "",
-        f"One token after {CACHED - 1} cached ones, whose keys are rotated: {STEP_LAYERS} layers, {HEADS} heads of {STEP_DIM}, "
+        f"One token after {CACHED - 1} cached ones, whose keys are rotated: {LAYERS} layers with a cache each, {HEADS} heads of {STEP_DIM}, "
         "over PyTorch's attention without positions:", "", *table(steps, ["a decoded token"]), "",
         f"One token with a `KVCache`, by the tokens in it: {LAYERS} layers, over a preallocated cache of rotated keys in PyTorch:", "",
         *table(caches, list(map(str, LENGTHS))), "",

@@ -120,7 +120,7 @@ def attention(
                     memory[key] = again
                 if isinstance(again, _Again):  # its masks are made already
                     terms = None if problem.constant else problem.bias
-                    return again.attend(problem.q, problem.k, problem.v, terms)
+                    return again.attend(problem.q, problem.k, problem.v, terms, problem.values)
             return problem.finished(plan.run())
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
@@ -188,22 +188,21 @@ def _again(
     if plan.again is None:
         return None
     turn = part.effects(positions).token_rotation(q) if part is not None and keys_rotated else None
-    rotates = part is not None and "rotate" in part.sites()
-    return _Again(plan.again(), not problem.constant, rotates, keys_rotated, turn, positions.hidden())
+    sites = () if part is None else part.sites()
+    return _Again(plan.again(), not problem.constant, sites, keys_rotated, turn, positions.hidden())
 
 
 @dataclass(frozen=True)
 class _Again:
     """A plan, and what comes before it in each layer.
 
-    attend: (q, k, v, terms) -> the output. asks: for the terms, which are None where they are constant. rotates: there is a
-    rotation; turn: the queries' alone, where it is known as a function for all layers. hidden: queries and keys that hold
-    anything, see `Positions.hidden`.
+    asks: for the terms, which are None where they are constant. sites: where the encoding acts. turn: the queries' rotation alone,
+    where it is known as a function for all layers. hidden: queries and keys that hold anything, see `Positions.hidden`.
     """
 
     attend: Attend
     asks: bool
-    rotates: bool
+    sites: Sequence[str]
     keys_rotated: bool
     turn: Callable[[Tensor], Tensor] | None
     hidden: tuple[Hidden | None, Hidden | None]
@@ -216,16 +215,18 @@ class _Again:
             q = of_queries.left_out(q)
         if of_keys is not None:
             k, v = of_keys.left_out(k), of_keys.left_out(v)
-        rotates, terms = self.rotates and self.turn is None, None
-        if encoding is not None and (self.asks or rotates):
+        rotates, adds, terms, values = self.turn is None and "rotate" in self.sites, "values" in self.sites, None, None
+        if encoding is not None and (self.asks or rotates or adds):
             effects = encoding.effects(positions, layer)
             if self.asks:
                 terms = effects.terms(q, k)
+            if adds:
+                v, values = _with_values(q, v, effects, self.keys_rotated)
             if rotates:
                 q, k = (effects.queries_rotated(q), k) if self.keys_rotated else effects.rotated(q, k)
         if self.turn is not None:
             q = self.turn(q)
-        return self.attend(q, k, v, terms)
+        return self.attend(q, k, v, terms, values)
 
 
 def _again_by_branches(problem: Problem, encoding: Encoding, positions: Positions, q: Tensor) -> Again | None:

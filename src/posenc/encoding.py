@@ -202,7 +202,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
     equal_to: ClassVar[str] = "the formula"
     """What the tests compare it with, besides the formula."""
     constant: ClassVar[bool] = False
-    """`bias` learns nothing and is the same in every layer: it is made once for all. A subclass does not inherit it."""
+    """`bias` depends on positions and parameters alone, not on queries and keys. A subclass does not inherit it."""
     rotates_last: ClassVar[bool] = False
     """In a sum, `rotate` comes after that of the others."""
     sequential: ClassVar[bool] = False
@@ -257,13 +257,20 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     @property
     def turns_and_adds(self) -> bool:
-        """Whether all that it does in attention is to rotate and to add a bias, in every layer alike but for parameters."""
-        return set(self.sites()) <= {"augment", "embed", "rotate", "bias", "scale"}
+        """Whether all that it does in attention is to rotate and to add to scores and values, in every layer alike but for
+        parameters."""
+        return set(self.sites()) <= {"augment", "embed", "rotate", "bias", "values", "scale"}
 
     @property
     def adds_constants(self) -> bool:
-        """Whether its bias is `constant`, or there is none."""
-        return self.constant or "bias" not in self.sites()
+        """Whether its bias is the same in every layer until a parameter changes, which `memory` sees; or there is none."""
+        if "bias" not in self.sites():
+            return True
+        learned = [x for x in self.parameters() if x.requires_grad]
+        made_anew = (
+            torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed() or not _few_on_cpu(learned)
+        )
+        return self.constant and self.num_layers == 1 and not (learned and made_anew)
 
     @property
     def planes(self) -> Hashable:
@@ -676,46 +683,33 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
         been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
-        learns its angles, is made in every call."""
-        memory = self.memory(positions)
-        if memory is None:
+        learns its angles, is made in every call; without gradients, where its parameters are many or on a GPU."""
+        state = self._state_at(positions)
+        if state is None:
             return make()
-        if key not in memory:
+        if key not in state.values:
             with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                memory[key] = _unless_learned(make)
-        value = memory[key]
+                state.values[key] = make() if state.copies else _unless_learned(make)
+        value = state.values[key]
         return make() if value is _LEARNED else value
 
     def memory(self, positions: Positions) -> dict[Hashable, Any] | None:
         """Values by key that depend on positions and on this encoding's tables and attributes, to read and to add to: empty
         where one of these has been set or written to since the last call. None: nothing may be remembered."""
+        state = self._state_at(positions)
+        return None if state is None else state.values
+
+    def _state_at(self, positions: Positions) -> "_State | None":
+        """What `memory` gives at these positions, with what it depends on."""
         if torch.compiler.is_compiling() or intercepted():
             return None
-        facts, tables = self._facts()
-        if any(map(Tensor.is_inference, tables)):  # these do not say when they are written to
-            return None
-        versions = list(map(_VERSION, tables))
         # by a weak reference: positions that live long keep no encoding
-        of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
-        entry = of_all.get(self)
-        if entry is None or entry[0] != versions or len(entry[1]) != len(facts) or not all(map(is_, entry[1], facts)):
-            of_all[self] = entry = versions, facts, {}
-        return entry[2]
-
-    def _facts(self) -> tuple[list[object], list[Tensor]]:
-        """What a remembered value may depend on, tensors and attributes, also of the encodings that it is made of; and the
-        tensors, which may be written to."""
-        tensors: list[Tensor] = []
-        attributes: list[object] = []
-        for part in self.modules() if self._modules else (self,):
-            for table in part._buffers.values():
-                if table is not None:
-                    tensors.append(table)
-            for parameter in part._parameters.values():  # a value of those that learn is made in every call
-                if parameter is not None and (not parameter.requires_grad or parameter.is_inference()):
-                    tensors.append(parameter)
-            attributes += vars(part).values()
-        return [*tensors, *attributes], tensors
+        learns = torch.is_grad_enabled() or transformed()
+        of_all: WeakKeyDictionary[Encoding, _State] = positions.shared((WeakKeyDictionary, learns), WeakKeyDictionary)
+        state = of_all.get(self)
+        if state is None or not state.is_of(self):
+            of_all[self] = state = _State(self, learns)
+        return state if state.tells else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -842,7 +836,62 @@ def _placed_as(x: Tensor, value: Tensor) -> Tensor:
 
 _LEARNED = object()
 _VERSION = attrgetter("_version")
-_Remembered = WeakKeyDictionary[Encoding, tuple[list[int], list[object], dict[Hashable, Any]]]
+_LEARNS = attrgetter("requires_grad")
+FEW_NUMBERS = 2**14
+"""Numbers of parameters that are compared at every call with those that a remembered value was made of: a few microseconds."""
+
+
+class _State:
+    """Values, and what they depend on: the tensors and attributes of an encoding and of those that it is made of.
+
+    copies: of the parameters that learn, whose versions do not say when something is written to their data; empty where a value that is
+    made of these is not remembered: learns, on a GPU, or where they are many. tells: whether tensors say when they are written to.
+    """
+
+    def __init__(self, encoding: Encoding, learns: bool) -> None:
+        self.parts = list(encoding.modules())[1:]  # without itself, which it must not keep alive
+        self.facts = _facts([encoding, *self.parts])
+        tensors = [x for part in (encoding, *self.parts) for x in part.buffers(recurse=False)]
+        parameters = [x for part in (encoding, *self.parts) for x in part.parameters(recurse=False)]
+        self.learned = [x for x in parameters if x.requires_grad and not x.is_inference()]
+        self.frozen = [x for x in parameters if not x.requires_grad]
+        self.tables = [*tensors, *(x for x in parameters if not x.requires_grad or x.is_inference())]
+        self.tells = not any(map(Tensor.is_inference, self.tables))
+        self.versions = list(map(_VERSION, self.tables)) if self.tells else []
+        with torch.inference_mode(False), torch.no_grad():
+            self.copies = [] if learns or not _few_on_cpu(self.learned) else [x.clone() for x in self.learned]
+        self.values: dict[Hashable, Any] = {}
+
+    def is_of(self, encoding: Encoding) -> bool:
+        """Whether nothing of an encoding has changed."""
+        facts = _facts([encoding, *self.parts])
+        if len(facts) != len(self.facts) or not all(map(is_, facts, self.facts)):
+            return False
+        if not all(map(_LEARNS, self.learned)) or any(map(_LEARNS, self.frozen)):
+            return False
+        if self.tells and self.versions != list(map(_VERSION, self.tables)):
+            return False
+        return all(map(_same_numbers, self.copies, self.learned))
+
+
+def _facts(parts: list[nn.Module]) -> list[object]:
+    facts: list[object] = []
+    for part in parts:
+        attributes = part.__dict__
+        facts += attributes.values()
+        for at in _ACT_AT_ONCE:
+            facts += attributes[at].values()
+    return facts
+
+
+def _same_numbers(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _few_on_cpu(parameters: Sequence[Tensor]) -> bool:
+    """Whether parameters are compared with copies in less time than what is made of them takes."""
+    plain = all(type(x) in (nn.Parameter, Tensor) and x.device.type == "cpu" for x in parameters)
+    return plain and sum(map(Tensor.numel, parameters)) <= FEW_NUMBERS
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import ALiBi, Encoding, Positions, Rotary, attention
-from posenc.bias import Relative
+from posenc import ENCODINGS, ALiBi, Encoding, Positions, Rotary, attention
+from posenc.bias import Relative, dense_sum
+from posenc.conformance.fixtures import DECODER, attention_inputs
+from posenc.encoding import gates_of
+from test_every_encoding import of_layers
 
 
 def places() -> Positions:
@@ -75,3 +78,47 @@ def test_what_a_subclass_learns_gets_its_gradient_and_is_made_anew() -> None:
         encoding.factor.mul_(2)
         assert torch.equal(attended(encoding, shared), attended(encoding, places()))
         assert not torch.equal(attended(encoding, shared), before)
+
+
+def shared_with(name: str, num_layers: int) -> Encoding:
+    """An encoding for three layers, of which num_layers differ, with projections of a model."""
+    encoding = of_layers(name, num_layers)
+    width, of_keys = DECODER.num_heads * DECODER.width, DECODER.kv_heads * DECODER.width
+    encoding.share([(nn.Linear(DECODER.dim, width), nn.Linear(DECODER.dim, of_keys)) for _ in range(3)])
+    return encoding
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_what_changes_in_data_alone_counts_for_a_call_without_gradients(name: str, num_layers: int) -> None:
+    """A write to `.data` changes no version."""
+    encoding, shared = shared_with(name, num_layers), Positions.arange(7, causal=True)
+    q, k, v, x = attention_inputs(DECODER, shared)
+    for size in (0.0, 0.25):
+        for parameter in encoding.parameters():
+            parameter.data += size * torch.rand_like(parameter)
+        for layer in range(num_layers):
+            results = []
+            for positions in (shared, shared, Positions.arange(7, causal=True)):
+                with torch.no_grad():
+                    gates = gates_of(encoding, x, layer)
+                    results.append(attention(q, k, v, encoding, positions, layer=layer, gates=gates or None))
+            for got in results[:2]:
+                torch.testing.assert_close(got, results[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if "bias" in cls._overridden()])
+def test_a_bias_is_constant_if_it_depends_on_positions_and_parameters_alone(name: str) -> None:
+    encoding, positions = shared_with(name, 3), Positions.arange(7, causal=True)
+    q, k, _, x = attention_inputs(DECODER, positions)
+    terms = []
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(torch.rand_like(parameter))
+        for queries, keys, features in ((q, k, x), (q.flip(2), k, x), (q, k.flip(2), x), (q, k, x.flip(1))):
+            at = positions.with_gates(gates_of(encoding, features))
+            terms.append(dense_sum(encoding.effects(at).terms(queries, keys), q.device))
+    if terms[0] is None:
+        assert name == "window"  # which has one width for all heads here
+    else:
+        assert type(encoding).constant == all(torch.equal(terms[0], other) for other in terms[1:])

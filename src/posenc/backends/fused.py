@@ -123,7 +123,7 @@ def attend_again(problem: Problem, lowered: Lowered) -> Attend:
     (kinds, numbers), scale = _described(problem, lowered), problem.scale
     with torch.inference_mode(False):  # another layer may train
         tensors = [x.clone() if x.is_inference() else x for x in lowered.tensors]
-    return lambda q, k, v, terms: attend([q, k, v, *tensors], kinds, numbers, scale, 0.0)[0]
+    return lambda q, k, v, terms, values: attend([q, k, v, *tensors], kinds, numbers, scale, 0.0)[0]
 
 
 def _branches(problem: Problem) -> Sequence[Rotated]:

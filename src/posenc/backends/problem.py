@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a backend is given, what it has to offer, and what several share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,11 @@ from posenc.bias import Modifier, Score, Values, Weights
 from posenc.functional import RunRotation
 from posenc.positions import Positions
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
+
+T = TypeVar("T")
+SHORT = 2**16
+"""Queries times keys up to which a dense mask is remembered for the layers of a pass, and is faster than the CPU's operator: 256 by
+256 tokens."""
 
 
 class Rotated(NamedTuple):
@@ -207,6 +212,13 @@ class Problem:
         return (self.sink if one_for_all else self.sink[:, :, first:end])[..., None]
 
 
+def of_pass(problem: Problem, first: int, end: int, key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` makes of the visibility of queries first .. end - 1, for all layers of a pass where these are all queries and few."""
+    positions = problem.positions
+    complete = end - first == positions.num_queries and positions.num_queries * positions.num_keys <= SHORT
+    return positions.shared(key, make) if not torch.compiler.is_compiling() and complete else make()
+
+
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of one softmax over all keys from those over parts of the keys, in the output's dtype."""
     outs, sums = zip(*parts, strict=True)
@@ -224,8 +236,8 @@ class Costs(NamedTuple):
     faster: str = ""
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Score] | None], Tensor]
-"""(q, k, v, terms) -> the output of another problem that differs in these alone, of the same shapes. q and k are rotated;
+Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Score] | None, Values | None], Tensor]
+"""(q, k, v, terms, values) -> the output of another problem that differs in these alone, of the same shapes. q and k are rotated;
 terms: those that are not `Problem.constant`, else None."""
 
 

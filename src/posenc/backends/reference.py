@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Costs, Plan, Problem, Rotated
+from posenc.backends.problem import Costs, Plan, Problem, Rotated, of_pass
 from posenc.bias import dense_sum
-from posenc.bias.structures import rows_at
+from posenc.bias.structures import rows_between, times
 from posenc.functional import blocks, transformed, unturned
-from posenc.positions.visibility import EVERYTHING
+from posenc.positions.visibility import EVERYTHING, Region
 
 NOTHING = Costs("there is nothing to compute", 0)
 
@@ -50,7 +50,7 @@ class Reference:
         complete = len(problem.branches) > 0 and all(branch.complete for branch in problem.branches)
         scores = _side_by_side(problem) if complete else _where_visible(problem, first, end)
         if bias is not None:
-            scores = scores + bias.to(scores)
+            scores = scores + bias.to(scores) if _is_traced(scores) else scores.add_(bias.to(scores))
         return problem.modified(scores, first)
 
     def weights(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
@@ -59,12 +59,13 @@ class Reference:
         scores = self.scores(problem, first, end, bias)
         if problem.weighs:
             return scores
-        # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
-        traced = _is_traced(scores) or scores.shape[-1] == 0
-        empty = (scores == -torch.inf).all(-1, keepdim=True) if traced else scores.amax(-1, keepdim=True) == -torch.inf
-        some = traced or bool(empty.any())
-        scores = scores.masked_fill(empty, 0.0) if some else scores
         weights = scores.softmax(-1)
+        # a row without any visible key, or of scores of minus infinity, has no softmax but NaN; its weights are zero
+        some = _is_traced(scores) or scores.shape[-1] == 0 or bool(weights[..., 0].isnan().any())
+        if some:
+            empty = (scores == -torch.inf).all(-1, keepdim=True)
+            scores = scores.masked_fill(empty, 0.0)
+            weights = scores.softmax(-1)
         sink = problem.sink_of(first, end)
         if sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
@@ -77,10 +78,10 @@ class Reference:
         out = _averaged(weights, problem.v)
         if problem.values is not None:
             table = problem.values.table.to(weights.dtype)
-            at = rows_at(problem.values.index, positions.q[:, first:end, None] - positions.k[:, None, :], table)
+            at = rows_between(problem.values.index, table, positions, first, end)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[-2])
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)
-            out = out + binned @ table
+            out = out + times(binned, table)
         return out.to(problem.q.dtype)
 
 
@@ -115,10 +116,19 @@ def _where_visible(problem: Problem, first: int, end: int) -> Tensor:
         if branch.region == EVERYTHING and problem.positions.all_visible:
             scores = part
             continue
-        visible = replace(problem, region=branch.region).mask(first, end)
-        scores = part.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, part, scores)
+        key, mask = ("hidden", branch.region), partial(_hidden, problem, branch.region, first, end)
+        hidden = mask() if problem.first_key else of_pass(problem, first, end, key, mask)
+        if scores is not None:
+            scores = torch.where(hidden, scores, part)
+        else:
+            scores = (part.masked_fill if _is_traced(part) else part.masked_fill_)(hidden, -torch.inf)
     assert scores is not None
     return scores
+
+
+def _hidden(problem: Problem, region: Region, first: int, end: int) -> Tensor:
+    """The pairs of queries first .. end - 1 and keys that are not visible within a region."""
+    return ~replace(problem, region=region).mask(first, end)
 
 
 def _side_by_side(problem: Problem) -> Tensor:

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, attend_again, lower, obstacle, run
 from posenc.backends.precision import HALF, slower_than_float32
-from posenc.backends.problem import Attend, Costs, Plan, Problem
+from posenc.backends.problem import SHORT, Attend, Costs, Plan, Problem, of_pass
 from posenc.backends.reference import Reference
-from posenc.bias import Score, dense_sum, sum_by_rows
+from posenc.bias import Score, Values, dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.functional import intercepted, transformed
 from posenc.positions.segments import segments
@@ -27,9 +27,6 @@ GPU_BLOCK_CELLS = 2**27
 """The same on a GPU, where each of a block's operations has to be launched: 256 MiB in half precision."""
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
-SHORT = 2**16
-"""Queries times keys up to which PyTorch's attention with a dense mask is faster than the operator, 256 by 256 tokens; under
-products with a table of distances 128 by 128."""
 REFERENCE = Reference()
 
 
@@ -107,8 +104,9 @@ class SDPA:
         blocks = _block_rows(problem) < problem.q.shape[2]
         if not blocks and dense is _dense:
             return _masked(problem, refused)
+        again = None if blocks or (problem.constant and problem.bias) else partial(_scores_again, problem)
         return Plan(
-            partial(_in_blocks if blocks else _at_once, problem, dense), partial(_dense_costs, problem, refused)
+            partial(_in_blocks if blocks else _at_once, problem, dense), partial(_dense_costs, problem, refused), again
         )
 
 
@@ -165,13 +163,13 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _plain(problem: Problem) -> Tensor:
-    return _plainly(problem)(problem.q, problem.k, problem.v, None)
+    return _plainly(problem)(problem.q, problem.k, problem.v, None, None)
 
 
 def _plainly(problem: Problem) -> Attend:
     options = _options(problem) | {"is_causal": not problem.positions.all_visible}
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, terms: object) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, terms: object, values: object) -> Tensor:
         width = v.shape[3]
         if q.shape[3] != width:
             q, k, v = _padded(q, k, v)
@@ -229,7 +227,9 @@ def _takes_formulas(problem: Problem) -> bool:
     if problem.q.shape[2] > _block_rows(problem):
         return False
     tables = problem.values is not None or not all(term.dense_if_short for term in problem.bias)
-    return _is_short(problem, SHORT // 4 if tables else SHORT)
+    return _is_short(
+        problem, SHORT // 4 if tables else SHORT
+    )  # 128 by 128 tokens under products with a table of distances
 
 
 def _is_short(problem: Problem, most: int | None = None) -> bool:
@@ -243,7 +243,8 @@ def _fused(problem: Problem) -> Plan:
         out, lse = run(problem, lowered)
         return out if problem.sink is None else problem.with_sink(out, lse)
 
-    constant = problem.constant and problem.sink is None and problem.dropout_p == 0 and not problem.branches
+    constant = problem.constant and problem.values is None and problem.sink is None
+    constant = constant and problem.dropout_p == 0 and not problem.branches
     again = partial(attend_again, problem, lowered) if constant else None
     return Plan(compute, partial(_fused_costs, problem, lowered), again)
 
@@ -343,6 +344,17 @@ def _at_once(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
     return dense(problem, 0, problem.q.shape[2], dense_sum(problem.bias, problem.q.device))
 
 
+def _scores_again(problem: Problem) -> Attend:
+    """`_at_once` by the reference for other layers."""
+    empty = problem.q.new_empty(0)
+    like = replace(problem, q=empty, k=empty, v=empty, bias=[], values=None)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: Values | None) -> Tensor:
+        return _at_once(replace(like, q=q, k=k, v=v, bias=list(terms or ()), values=values), REFERENCE.rows)
+
+    return attend
+
+
 def _in_blocks(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
     """By blocks of queries, which are computed again for the gradient."""
     rows, queries = _block_rows(problem), problem.q.shape[2]
@@ -397,13 +409,7 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
             return visible, None
         return visible | blind, blind
 
-    if (
-        torch.compiler.is_compiling()
-        or end - first < positions.num_queries
-        or positions.num_queries * positions.num_keys > SHORT
-    ):
-        return make()
-    return positions.shared("visible", make)
+    return of_pass(problem, first, end, "visible", make)
 
 
 def _masked(problem: Problem, refused: Refused) -> Plan:
@@ -423,7 +429,7 @@ def _under_mask(problem: Problem) -> Attend:
         if mask is not None and mask.is_inference():
             mask = mask.clone()
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: object) -> Tensor:
         width, here = v.shape[3], mask
         if terms:
             bias = dense_sum(terms, device)

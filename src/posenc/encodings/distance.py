@@ -42,7 +42,7 @@ class _DistanceBias(Encoding):
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(of_distance, layer=self.own_layer(layer), dtype=dtype)
         term = Relative(function, self.num_heads, positions)
-        return term.made_once(partial(self.remember, positions, ("vector", dtype))) if type(self).constant else term
+        return term.made_once(partial(self.remember, positions, ("vector", dtype))) if self.adds_constants else term
 
 
 class Bucketed(Protocol):
@@ -102,6 +102,7 @@ class T5(_DistanceBias):
     extrapolates = "yes: one bias for all far distances"
     use_when = "Take it in encoders and encoder-decoders, as T5 and MPNet do; `alibi` learns nothing."
     equal_to = "transformers' T5, MPNet"
+    constant = True
 
     num_heads: int
     _: KW_ONLY
@@ -249,6 +250,7 @@ class GridALiBi(ALiBi):
         "learned table."
     )
     equal_to = "the formula"
+    constant = True
 
     def bias(  # type: ignore[override]
         self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0
@@ -300,6 +302,7 @@ class KERPLE(_DistanceBias):
         "Take it where the decay with the distance is to be learned; `alibi` has fixed slopes, `fire` a learned "
         "function."
     )
+    constant = True
 
     num_heads: int
     _: KW_ONLY
@@ -378,6 +381,7 @@ class Sines(_DistanceBias):
     )
     extrapolates = "no: distances repeat after twice the training length"
     use_when = "Take it as the smallest learned bias, for inputs up to train_length; `t5` serves longer ones."
+    constant = True
 
     num_heads: int
     _: KW_ONLY

@@ -44,6 +44,7 @@ class FIRE(Encoding):
         "Take it where the function of the distance is to be learned and inputs grow; `kerple` depends on the "
         "distance alone and costs less memory."
     )
+    constant = True
 
     num_heads: int
     _: KW_ONLY

@@ -88,11 +88,6 @@ class Mapped(Encoding):
     def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
         return unturned if self._leaves_keys(positions) else self.encoding.key_rotation(self._moved(positions), k)
 
-    def _facts(self) -> tuple[list[object], list[Tensor]]:
-        facts, tables = super()._facts()
-        more, its_tables = self.encoding._facts()
-        return facts + more, tables + its_tables
-
     def _leaves_queries(self, positions: Positions) -> bool:
         """Whether queries of a branch stay as they are."""
         branch = positions.branch

@@ -53,6 +53,7 @@ class TUPE(ContentBias):
     untie_cls: bool = True
     beyond: str = "error"
     init_std: float = 0.02
+    constant = True
 
     def setup(self) -> None:
         check_beyond(self.beyond)
@@ -129,6 +130,7 @@ class TUPER(TUPE):
     bidirectional: bool | None = None
     num_buckets: int = 32
     max_distance: int = 128
+    constant = True
 
     def setup(self) -> None:
         super().setup()

@@ -44,6 +44,7 @@ class Window(Encoding):
     )
     shift_invariant = True
     bias_reads_keys = False
+    constant = True
 
     before: Widths = 127
     _: KW_ONLY

@@ -125,6 +125,7 @@ class WindowTable(_PatchBias):
     """Rows after those of the offsets."""
 
     default_height: ClassVar[int] = 7
+    constant = True
 
     num_heads: int
     _: KW_ONLY
@@ -243,6 +244,7 @@ class ClassWindowTable(WindowTable):
     _: KW_ONLY
     width: int = 14
     init_std: float = 0.0
+    constant = True
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
         grid = self.on_patches(q, positions)
@@ -290,6 +292,7 @@ class LogWindow(_PatchBias):
     extrapolates = "yes: the function is defined for windows of any size"
     use_when = "Take it in windows of images that grow after training, as Swin v2 does; `swin` is a table."
     equal_to = "transformers' Swin v2"
+    constant = True
 
     num_heads: int
     _: KW_ONLY
