@@ -410,7 +410,7 @@ def prepare(
             _check_keys_unread(encoding, layer)
         acts = effects.sites
         if "bias" in acts:
-            terms, constant = effects.terms(q, k), effects.adds_constants
+            terms, constant = effects.terms(q, k), encoding.at(layer)[0].adds_constants
         if "values" in acts or "rotate_values" in acts:
             v, values = _with_values(q, v, effects, keys_rotated)
         if "modify" in acts:

@@ -264,13 +264,17 @@ class Encoding(nn.Module, metaclass=_Hooked):
     @property
     def adds_constants(self) -> bool:
         """Whether its bias is the same in every layer until a parameter changes, which `memory` sees; or there is none."""
-        if "bias" not in self.sites():
-            return True
-        learned = [x for x in self.parameters() if x.requires_grad]
-        made_anew = (
-            torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed() or not _few_on_cpu(learned)
-        )
-        return self.constant and self.num_layers == 1 and not (learned and made_anew)
+        return "bias" not in self.sites() or (self.constant and self.num_layers == 1 and self._is_watched())
+
+    def _learning(self) -> list[nn.Parameter]:
+        return [x for x in self.parameters() if x.requires_grad]
+
+    def _is_watched(self) -> bool:
+        """Whether `memory` sees when a parameter changes."""
+        learned = self._learning()
+        if learned and (torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed()):
+            return False
+        return _few_on_cpu(learned)
 
     @property
     def planes(self) -> Hashable:
@@ -1198,11 +1202,6 @@ class Effects:
             terms += validated(result, q, k, origin=f"{type(part.encoding).__name__}.bias")
         return terms
 
-    @property
-    def adds_constants(self) -> bool:
-        """Whether `terms` depend on positions alone, and are the same in every layer."""
-        return all(part.encoding.adds_constants for part in self._with("bias"))
-
     def modifiers(self) -> list[Modifier]:
         """What becomes of each score, in order; the last may take the place of the softmax."""
         modifiers: list[Modifier] = []
@@ -1559,7 +1558,8 @@ class Sum(Composite):
 
     @property
     def adds_constants(self) -> bool:
-        return all(part.adds_constants for part in self)
+        learns = any(part._learning() for part in self if "bias" in part.sites())
+        return all(part.adds_constants for part in self) and (self._is_watched() or not learns)
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         for part in self:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import ENCODINGS, ALiBi, Encoding, Positions, Rotary, attention
+from posenc import ENCODINGS, ALiBi, Encoding, Positions, Rotary, attention, create
 from posenc.bias import Relative, dense_sum
 from posenc.conformance.fixtures import DECODER, attention_inputs
 from posenc.encoding import gates_of
@@ -105,6 +105,18 @@ def test_what_changes_in_data_alone_counts_for_a_call_without_gradients(name: st
                     results.append(attention(q, k, v, encoding, positions, layer=layer, gates=gates or None))
             for got in results[:2]:
                 torch.testing.assert_close(got, results[2], rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_of_a_sum_may_change_beside_a_large_table() -> None:
+    encoding = create("t5+learned:max_positions=4096", dim=16, num_heads=2)
+    shared = places()
+    with torch.no_grad():
+        before = attended(encoding, shared)
+        for parameter in encoding.parameters():
+            parameter.data += torch.rand_like(parameter)
+        after = attended(encoding, shared)
+        torch.testing.assert_close(after, attended(encoding, places()))
+        assert not torch.allclose(before, after)
 
 
 @pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if "bias" in cls._overridden()])
