@@ -222,7 +222,7 @@ def test_nothing_visible_and_no_rows_at_all(kinds):
         out = attention(q, k, v, Terms(kinds, 5, 5), p)
         assert not out.any()
         assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
-    none = [x.detach()[:0].float() for x in (q, k, v)]
+    none = [x.detach()[:0] for x in (q, k, v)]
     assert attention(*none, Terms(kinds, 5, 5), Positions.arange(5)).shape == (0, H, 5, 5)
 
 
