@@ -4,15 +4,15 @@
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.shared import check_head_dim
+from posenc.encodings.shared import check_head_dim, remade
 from posenc.errors import InputError, check_numbers, check_positive
 from posenc.functional import (
     Layout,
@@ -29,8 +29,6 @@ from posenc.functional import (
     widened,
 )
 from posenc.positions import Positions
-
-EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 
 @dataclass(eq=False, repr=False)
@@ -387,15 +385,3 @@ class XPos(Rotary):
             "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
             "cache its keys unrotated, and rotate them in each call"
         )
-
-
-def remade(encoding: EncodingT, **changes: Any) -> EncodingT:
-    """The same encoding with other values for some of its arguments, on which the shape of no parameter depends; what was learned
-    is copied."""
-    arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
-    other, part = type(encoding)(**arguments | changes).to(next(encoding.buffers()).device), encoding._part
-    for name, learned in encoding.named_parameters():
-        setattr(other, name, nn.Parameter(learned.detach().clone(), learned.requires_grad))
-    if part is not None:
-        vars(other)["_part"] = part._replace(arguments=part.arguments | changes)
-    return other.train(encoding.training)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.rotary import remade
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
+from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
 from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by several families: checks, initial parameters, projections and perceptrons per head, resized tables."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,23 @@ from torch.nn.functional import interpolate, linear
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_numbers, check_word
 from posenc.positions import Positions
+
+EncodingT = TypeVar("EncodingT", bound=Encoding)
+
+
+def remade(encoding: EncodingT, learned: Mapping[str, Tensor] | None = None, **changes: Any) -> EncodingT:
+    """The same encoding with other values for some of its arguments; what was learned is copied. learned: what parameters whose
+    shape is another one have in place of theirs, by name."""
+    arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
+    other, part = type(encoding)(**arguments | changes), encoding._part
+    for buffer in encoding.buffers():
+        other = other.to(buffer.device)
+    for name, parameter in encoding.named_parameters():
+        value = (learned or {}).get(name, parameter).detach().clone()
+        setattr(other, name, nn.Parameter(value, parameter.requires_grad))
+    if part is not None:
+        vars(other)["_part"] = part._replace(arguments=part.arguments | changes)
+    return other.train(encoding.training)
 
 
 def check_beyond(beyond: str, *more: str) -> None:

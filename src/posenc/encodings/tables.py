@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.encodings.absolute import Absolute, Learned, rows_of
-from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
-from posenc.errors import InputError, check_integers
+from posenc.encodings.shared import bicubic, check_beyond, normal_parameter, remade
+from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import unplaced_index
 
@@ -219,17 +219,8 @@ class GridTable(Absolute):
         Raises:
             InputError: a size below 1.
         """
-        other = GridTable(
-            self.dim,
-            height=height,
-            width=width,
-            prefix=self.prefix,
-            merge=self.merge,
-            init_std=self.init_std,
-            beyond=self.beyond,
-        ).to(self.table)
-        other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
-        return other
+        check_sizes(height=height, width=width)
+        return remade(self, {"table": self.at_size(height, width)}, height=height, width=width)
 
     def _unplaced_numbers(self, positions: Positions) -> Tensor:
         """Which of its document's tokens without a place each query is, counted from 0; -1: a patch."""

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
-from posenc.errors import InputError
+from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter, remade
+from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -210,12 +210,10 @@ class WindowTable(_PatchBias):
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
         to fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
-        given = {name: getattr(self, name) for name in self.arguments()} | {"height": height, "width": width}
-        other = type(self)(**given)
+        check_sizes(height=height, width=width)
         offsets = self.table.shape[1] - self.special_rows
         layers = [torch.cat((self.at_size(one[:offsets], height, width), one[offsets:])) for one in self.table.detach()]
-        other.table = nn.Parameter(torch.stack(layers))
-        return other
+        return remade(self, {"table": torch.stack(layers)}, height=height, width=width)
 
 
 @dataclass(eq=False, repr=False)
