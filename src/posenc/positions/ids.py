@@ -155,8 +155,8 @@ def index_in_document(documents: Tensor) -> Tensor:
     order = torch.arange(documents.shape[1], device=documents.device)[None]
     # sorted by document, each counts on from its first token
     together, source = documents.sort(dim=1, stable=True)
-    first = torch.ones_like(documents, dtype=torch.bool)
-    first[:, 1:] = together[:, 1:] != together[:, :-1]
+    first = together != together.roll(1, dims=1)  # slices of n - 1 would make an exported program for three tokens or more
+    first[:, 0] = True
     index = order - torch.where(first, order, 0).cummax(1).values
     return torch.empty_like(documents, dtype=torch.long).scatter_(1, source, index)
 
