@@ -371,7 +371,7 @@ def test_a_hook_that_is_set_on_an_object_acts_alone_and_in_a_sum():
         torch.testing.assert_close(attention(q, k, v, encoding, p), before)
 
 
-@pytest.mark.parametrize("text", ["rope", "shaw", "fox", "floater", "rope+alibi", "rope/none", "rope@rerope:window=3"])
+@pytest.mark.parametrize("text", ["rope", "rope+alibi", "rope@rerope:window=3"])
 def test_a_program_that_is_compiled_before_any_call_is_compiled_once(text):
     """What the first call stores must not change what the second one finds."""
     encoding = posenc.create(text, dim=16, num_heads=2, head_dim=8, num_layers=2, max_positions=16, causal=True)
