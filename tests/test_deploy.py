@@ -12,6 +12,7 @@ import torch
 
 import posenc
 from posenc import InputError, Positions, attention
+from posenc.encoding import gates_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -95,6 +96,37 @@ def test_a_decoding_step_of_padded_rows(name):
         for rows, n in ((1, 9), (4, 30)):
             step = inputs(rows, n)
             torch.testing.assert_close(program.module()(*step), model(*step))
+
+
+LAYOUTS = {
+    "ids": lambda ids: Positions.from_ids(ids, causal=True, packed=False),
+    "restarts": lambda ids: Positions.from_ids(ids, causal=True, packed=True),
+    "documents": lambda ids: Positions.packed(document_ids=ids // 4, causal=True),
+}
+"""Positions of (batch, n) integers that are an input of the program."""
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("fire", "ids"), ("swin_v2", "ids"), ("log_n", "restarts"), ("fox", "documents"), ("normalized", "documents")]
+)  # fmt: skip
+def test_a_program_for_positions_of_any_rows(name, layout):
+    class Reads(Layer):
+        def forward(self, x, ids):
+            positions = LAYOUTS[layout](ids)
+            x = self.encoding.embed(x, positions)
+            q, k, v = (each(x).unflatten(-1, (2, 8)).transpose(1, 2) for each in (self.query, self.key, self.value))
+            return attention(q, k, v, self.encoding, positions, gates=gates_of(self.encoding, x))
+
+    model = Reads(layer_of(name).encoding).eval()
+    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}
+
+    def inputs(rows, n):
+        return given(rows, n), torch.arange(n).repeat(rows, 1) % 9
+
+    with torch.no_grad():
+        program = torch.export.export(model, inputs(2, 9), dynamic_shapes=(sizes, sizes)).module()
+        for shape in ((1, 2), (3, 17)):
+            torch.testing.assert_close(program(*inputs(*shape)), model(*inputs(*shape)))
 
 
 class OnGrid(torch.nn.Module):

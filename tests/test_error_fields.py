@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.exc
 
 import posenc
 from posenc.errors import NO_VALUE, InputError, check_integers, shown
@@ -172,3 +173,18 @@ def test_reading_a_message_would_be_found():
     ):  # fmt: skip
         assert list(reads_of_messages(ast.parse(cut.format(line)))), line
     assert not list(reads_of_messages(ast.parse(cut.format("return error.argument == 'a', str(error)"))))
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda q: posenc.attention(q, q, q, None, posenc.Positions.arange(4)), "positions are for 4 queries, q has 5"),
+        (lambda q: posenc.attention(q, q, q, softcap=-1.0), "pass a positive number, such as 50.0"),
+        (lambda q: posenc.functional.rotary(q, q[0, 0], q[0, 0]), "cos has 8 columns for head_dim=8"),
+    ],
+)  # fmt: skip
+def test_a_program_without_graph_breaks_states_the_problem(call, problem):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=rf"InputError\(.{problem}"):
+        torch.compile(call, backend="eager", fullgraph=True)(torch.zeros(1, 2, 5, 8))
+    with pytest.raises(InputError, match=problem):
+        torch.compile(call, backend="eager")(torch.zeros(1, 2, 5, 8))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 
 import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
@@ -368,3 +369,16 @@ def test_a_hook_that_is_set_on_an_object_acts_alone_and_in_a_sum():
         assert "rotate_values" in encoding.sites()
         del encoding.rotate_values
         torch.testing.assert_close(attention(q, k, v, encoding, p), before)
+
+
+@pytest.mark.parametrize("text", ["rope", "rope+alibi", "rope@rerope:window=3"])
+def test_a_program_that_is_compiled_before_any_call_is_compiled_once(text):
+    """What the first call stores must not change what the second one finds."""
+    encoding = posenc.create(text, dim=16, num_heads=2, head_dim=8, num_layers=2, max_positions=16, causal=True)
+    for part in [each for each in encoding.modules() if isinstance(each, Encoding)]:
+        part.__class__ = type(type(part).__name__, (type(part),), {})  # which nothing has called yet
+    counter = torch._dynamo.testing.CompileCounter()
+    model = torch.compile(Transformer(CONFIG, encoding), fullgraph=True, dynamic=True, backend=counter)
+    for n in (6, 9, 7):
+        model(torch.arange(n)[None])
+    assert counter.frame_count == 1

@@ -116,8 +116,8 @@ def swapped(name: str, x: Tensor, why: str) -> InputError:
 
 
 class _Hooked(type):
-    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted. What they make
-    has fixed options."""
+    """The class of encoding classes: they know which hooks they override, also when one is set or deleted later. What they
+    make has fixed options."""
 
     if not TYPE_CHECKING:  # to whom, and to people, the signature is that of __init__
 
@@ -133,21 +133,21 @@ class _Hooked(type):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name != "_known_sites":
-            _forget_sites(cls)
+        if name in HOOKS:
+            _store_sites(cls)
 
     def __delattr__(cls, name: str) -> None:
         super().__delattr__(name)
-        if name != "_known_sites":
-            _forget_sites(cls)
+        if name in HOOKS:
+            _store_sites(cls)
 
 
-def _forget_sites(cls: type) -> None:
-    if "_known_sites" in vars(cls):
-        type.__delattr__(cls, "_known_sites")
-    below: list[type] = cls.__subclasses__()
-    for each in below:
-        _forget_sites(each)
+def _store_sites(cls: Any) -> None:
+    """Store which sites a class and those below it override: not at the first call, which torch.compile would trace, to
+    compile the second anew."""
+    cls._known_sites = cls._find_sites()
+    for each in cls.__subclasses__():
+        _store_sites(each)
 
 
 class _Sites:
@@ -184,7 +184,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
     Traits are attributes that a class sets; where arguments decide one, `setup` sets it on the instance.
     """
 
-    _known_sites: ClassVar[tuple[str, ...]]
+    _known_sites: ClassVar[tuple[str, ...]] = ()
     name: ClassVar[str] = ""
     """Its name in the registry and in specs; a class without a `name` goes by its class name."""
     title: ClassVar[str] = ""
@@ -291,6 +291,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        _store_sites(cls)
         if not _is_torchs(cls):
             for trait, default in {"name": "", "title": "", "constant": False}.items():
                 setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
@@ -631,8 +632,6 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     @classmethod
     def _overridden(cls) -> tuple[str, ...]:
-        if "_known_sites" not in cls.__dict__:
-            cls._known_sites = cls._find_sites()
         return cls._known_sites
 
     @classmethod
@@ -1381,7 +1380,7 @@ class Composite(Encoding):
     def _find_sites(cls) -> tuple[str, ...]:
         """The sites of a subclass's own hooks, besides those of the parts."""
         owners = {site: next(each for each in cls.__mro__ if site in vars(each)) for site in SITES}
-        return tuple(site for site in SITES if owners[site] not in (Encoding, Composite, Sum, PerLayer))
+        return tuple(site for site in SITES if owners[site].__module__ != __name__)
 
     def _sites(self) -> tuple[str, ...]:
         used = {*self._overridden(), *self._set_hooks(), *(site for part in self for site in part.sites())}

@@ -14,6 +14,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from inspect import isclass, signature
 from numbers import Integral, Real
@@ -85,17 +86,14 @@ SYNONYMS = (
 """Names of one option in posenc's encodings and in other libraries."""
 
 
-class _NoValue:
-    """The value of an argument that a message names without one."""
+class _NoValue(Enum):  # whose members torch.compile knows
+    NO_VALUE = "the value of an argument that a message names without one"
 
     def __repr__(self) -> str:
-        return "NO_VALUE"
-
-    def __reduce__(self) -> str:
-        return "NO_VALUE"
+        return self.name
 
 
-NO_VALUE = _NoValue()
+NO_VALUE = _NoValue.NO_VALUE
 
 
 class InputError(ValueError):
@@ -111,9 +109,9 @@ class InputError(ValueError):
     def __init__(
         self, problem: str, remedy: str = "", /, *, argument: str = "", value: object = NO_VALUE, **values: object
     ) -> None:
+        # without super().__init__, which Dynamo cannot trace: it would not state the problem; __new__ has stored `args`
         self.problem, self.remedy = problem, remedy
         self.values = {argument: value, **values} if argument else values
-        super().__init__(problem, remedy)
 
     @property
     def argument(self) -> str:

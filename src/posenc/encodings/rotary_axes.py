@@ -14,7 +14,7 @@ from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, re
 from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
-from posenc.positions.ids import exact
+from posenc.positions.ids import exact, numbered
 
 T = TypeVar("T")
 
@@ -487,9 +487,9 @@ def extents(coordinates: Tensor, documents: Tensor | None) -> Tensor:
     """Size of each token's own image: one more than the largest coordinate on each axis, (batch or 1, n or 1, axes)."""
     if documents is None:
         return coordinates.amax(1, keepdim=True) + 1
-    _, index = documents.unique(return_inverse=True)
+    index = numbered(documents)
     rows = max(coordinates.shape[0], index.shape[0])
     index = index[..., None].expand(rows, -1, coordinates.shape[-1])
     coordinates = coordinates.expand(rows, -1, -1)
-    largest = coordinates.new_zeros(rows, int(index.max()) + 1, coordinates.shape[-1])
+    largest = coordinates.new_zeros(coordinates.shape)
     return largest.scatter_reduce(1, index, coordinates, "amax").gather(1, index) + 1

@@ -178,8 +178,13 @@ class HeadPerceptron(nn.Module):
     def forward(self, x: Tensor, head: Tensor, layer: int) -> Tensor:
         """The numbers of broadcastable (..., inputs) x and (...) heads, in x's dtype."""
         hidden = linear(x, self.weight_in[layer].to(x), self.bias_in[layer].to(x)).relu_()  # one buffer, not three
-        # einsum keeps axes that one side alone has apart: hidden units of a grid are not repeated for every head
-        out = torch.einsum("...w,...w->...", hidden, self.weight_out[layer].to(x)[head])
+        weight = self.weight_out[layer].to(x)[head]
+        # hidden units of a grid are not repeated for every head
+        if head.dim() == 4:  # of (1, heads, 1, 1); torch.export takes einsum's program for two rows or more
+            out = weight[0, :, 0, 0] @ hidden.flatten(0, -2).mT
+            out = out.unflatten(1, hidden[:, 0].shape[:-1]).movedim(0, 1)
+        else:
+            out = torch.einsum("...w,...w->...", hidden, weight)
         return out if self.bias_out is None else out + self.bias_out[layer].to(x)[head]
 
 

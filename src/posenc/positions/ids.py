@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of the constructors, checked and as tensors: position ids, masks, indices, documents, and grids of patches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -149,15 +149,28 @@ def documents_of(
     return documents.clone()  # the caller may change theirs later
 
 
+def begins(ids: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Where tokens after the first are what `compare` says of their ids and of those before them, (batch or 1, n) bool."""
+    # without a slice of n - 1 tokens, which would make an exported program for three of them or more
+    found = compare(ids, ids.roll(1, dims=1))
+    found[:, 0] = False
+    return found
+
+
+def numbered(documents: Tensor) -> Tensor:
+    """The documents of each row as numbers from 0 on, below the row's tokens, (batch or 1, n). torch.unique, whose values a
+    program does not know the number of, would end it."""
+    together, source = documents.sort(dim=1)
+    return torch.empty_like(source).scatter_(1, source, begins(together, torch.ne).cumsum(1))
+
+
 def index_in_document(documents: Tensor) -> Tensor:
     """How many tokens of its document come before each token; documents may come in pieces. Like documents, (batch or 1,
     n)."""
     order = torch.arange(documents.shape[1], device=documents.device)[None]
     # sorted by document, each counts on from its first token
     together, source = documents.sort(dim=1, stable=True)
-    first = torch.ones_like(documents, dtype=torch.bool)
-    first[:, 1:] = together[:, 1:] != together[:, :-1]
-    index = order - torch.where(first, order, 0).cummax(1).values
+    index = order - torch.where(begins(together, torch.ne), order, 0).cummax(1).values
     return torch.empty_like(documents, dtype=torch.long).scatter_(1, source, index)
 
 
@@ -169,9 +182,8 @@ def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tens
     valid = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
     rows = max(documents.shape[0], valid.shape[0])
     documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
-    _, index = documents.unique(return_inverse=True)
-    counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
-    return counts.scatter_add_(1, index, valid.long()).gather(1, index)
+    index = numbered(documents)
+    return torch.zeros_like(index).scatter_add_(1, index, valid.long()).gather(1, index)
 
 
 def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tensor, rows: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import refuse_in_onnx
+from posenc.positions.ids import begins
 from posenc.positions.positions import Positions
 
 
@@ -51,8 +52,7 @@ def _in_order(p: Positions) -> Order:
 def _numbered(of_keys: Tensor, of_queries: Tensor) -> tuple[Tensor, Tensor]:
     """The documents of keys and queries, as numbers from 0 on."""
     ids, index = of_keys.sort(dim=1)
-    numbers = torch.zeros_like(ids)
-    numbers[:, 1:] = (ids.diff(dim=1) != 0).cumsum(1)
+    numbers = begins(ids, torch.ne).cumsum(1)
     where = torch.searchsorted(ids, of_queries.contiguous()).clamp(max=ids.shape[1] - 1)
     return torch.empty_like(numbers).scatter(1, index, numbers), numbers.gather(1, where)
 

@@ -28,6 +28,7 @@ from posenc.positions.ids import (
     as_indices,
     as_mask,
     as_positions,
+    begins,
     check_range,
     document_lengths,
     documents_of,
@@ -257,7 +258,7 @@ class Positions:
                 "multimodal, or sizes to grids",
                 packed=True,
             )
-        documents = torch.nn.functional.pad((self.k.diff(dim=1) <= 0).cumsum(1), (1, 0))
+        documents = begins(self.k, torch.le).cumsum(1)
         return replace(
             self, q_document=documents[:, self.num_keys - self.num_queries :], k_document=documents, any_order=True
         )

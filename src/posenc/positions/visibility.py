@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.functional import intercepted, transformed
+from posenc.positions.ids import numbered
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query index, key index) -> bool, FlexAttention's signature, broadcastable."""
@@ -183,7 +184,7 @@ def count_between(
     """How many valid keys of its document lie within a window around each query, (rows, num_queries), in whatever order
     they come: keys are sorted by document and order, so that two searches find those of a query. All are (rows, n)."""
     sizes = [q_order.shape[1], k_order.shape[1]]
-    _, documents = torch.cat((q_document, k_document), 1).unique(return_inverse=True)
+    documents = numbered(torch.cat((q_document, k_document), 1))
     orders = torch.cat((q_order, k_order), 1)
     orders = orders - orders.amin(1, keepdim=True)
     span = orders.amax(1, keepdim=True) + 1
