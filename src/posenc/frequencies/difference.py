@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.errors import as_json
+from posenc.errors import as_json, counted
 from posenc.frequencies.schedules import Frequencies, check_length, rope_frequencies, stretch, wavelengths
 
 SAME = 1e-12
@@ -117,7 +117,7 @@ class Difference:
         # angles are equal again after a turn
         off = sum(abs(math.remainder(pair.phase, math.tau)) > TENTH for pair in self.pairs)
         return [
-            f"From a distance of {least} tokens on, a model trained under one schedule is given other angles under the other: pair "
+            f"From a distance of {counted(least, 'token')} on, a model trained under one schedule is given other angles under the other: pair "
             f"{large.pair} is off by 36° there. At a distance of {self.at:g}, {off} of {len(self.pairs)} pairs are off by 36° or more."
         ]
 
@@ -135,8 +135,8 @@ class Difference:
         large = self.largest
         return [
             f"{first} and {second} {where}",
-            f"Their frequencies are furthest apart in pair {far.pair}, which turns {far.turns:.3g} times in the {self.length} "
-            f"trained positions: {turned} under {first}, {other} under {second}.",
+            f"Their frequencies are furthest apart in pair {far.pair}, which turns {far.turns:.3g} times in "
+            f"{counted(self.length, 'trained position')}: {turned} under {first}, {other} under {second}.",
             f"Between tokens {self.at:g} apart the largest phase difference is {large.phase:.4g} radians, "
             f"{large.phase / (2 * math.pi):.3g} turns, in pair {large.pair}.",
         ]
