@@ -19,7 +19,7 @@ TENTH = 2 * math.pi / 10
 """Radians, 36 degrees: two schedules that are further apart no longer give a pair the same position."""
 FOLDED = 3
 """Pairs beside each other that are one line of a table, where they are the same."""
-COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B against A", "radians apart"
+COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B's frequency", "radians apart"
 
 
 @dataclass(frozen=True)

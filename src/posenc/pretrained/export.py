@@ -375,7 +375,7 @@ def llama_cpp(
     stated = {"original_max_positions": parameters.get("original_max_position_embeddings")} | dict(parameters)
     scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture, stated)
     if scaling is not None:
-        return f"{room}{scaling} (on the GGUF file of the model as it was before)"
+        return f"{room}{scaling} (on a GGUF file of these weights without the extension)"
     if architecture not in DIVISORS:
         return (
             f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
@@ -391,7 +391,7 @@ def llama_cpp(
     scale = 1.0 if wanted is None else wanted.attention_factor
     key = "" if scale == 1 else f" and the key {architecture}.rope.scaling.attn_factor = {scale:.10g}"
     return (
-        "no flags express it; the GGUF file of the model as it was before needs the tensor rope_freqs.weight = the "
+        "no flags express it; a GGUF file of these weights without the extension needs the tensor rope_freqs.weight = the "
         f"long_factor list of config.json{key}, and then {room}"
     )
 

@@ -432,6 +432,7 @@ def _check(
             raise InputError(
                 f"a text has {len(text.ids)} tokens, and queries count from number {first_row} on",
                 "give longer inputs or a lower first_row",
+                first_row=first_row,
             )
         check_tokens(body.model, text.ids)
 
