@@ -136,7 +136,9 @@ class InputError(ValueError):
         stated = {name: name if value is NO_VALUE else str(value) for name, value in self.values.items()}
         left = ", ".join(with_value(name, self.values[name]) for name, text in stated.items() if text not in inside)
         problem = (left and f"{left}: ") + self.problem
-        return InputError(problem, "; ".join(filter(None, (self.remedy, remedy))), **values)
+        made = InputError(problem, "; ".join(filter(None, (self.remedy, remedy))))
+        made.values = values
+        return made
 
     def text(self, written: Callable[[str, object], str]) -> str:
         """The message, with each argument and its value as `written` gives them."""

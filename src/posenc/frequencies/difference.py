@@ -136,7 +136,7 @@ class Difference:
         return [
             f"{first} and {second} {where}",
             f"Their frequencies are furthest apart in pair {far.pair}, which turns {far.turns:.3g} times in "
-            f"{counted(self.length, 'trained position')}: {turned} under {first}, {other} under {second}.",
+            f"the {counted(self.length, 'trained position')}: {turned} under {first}, {other} under {second}.",
             f"Between tokens {self.at:g} apart the largest phase difference is {large.phase:.4g} radians, "
             f"{large.phase / (2 * math.pi):.3g} turns, in pair {large.pair}.",
         ]

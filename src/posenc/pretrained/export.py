@@ -357,7 +357,7 @@ def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
 def llama_cpp(
     structure: ModelStructure, frequencies: Mapping[str, Frequencies], length: int, parameters: Mapping[str, Any]
 ) -> str:
-    """Flags for llama.cpp on a GGUF file of the model as it was before, or what such a file must contain, or why neither
+    """Flags for llama.cpp on a GGUF file of these weights without the extension, or what such a file must contain, or why neither
     will do.
 
     frequencies: by layer type, empty if they are as before. parameters: rope_parameters of the exported configuration.
