@@ -791,7 +791,7 @@ def _range_of(encoding: Encoding, part: slice, heads: int | None, of_keys: int |
     if heads is None and (of_keys is not None or part.stop is None or min(part.start or 0, part.stop) < 0):
         given = {"heads": part} if of_keys is None else {"num_kv_heads": of_keys}
         raise InputError(
-            f"{encoding.known_as} does not know the number of query heads: pass num_heads= as well", **given
+            f"{encoding.known_as} does not know the number of query heads", "pass num_heads= as well", **given
         )
     first, end, _ = (part.start or 0, part.stop, 1) if heads is None else part.indices(heads)
     of = "" if heads is None else f" of {heads}"

@@ -128,6 +128,16 @@ class InputError(ValueError):
         """The problem and the remedy, without the argument."""
         return self.problem + (self.remedy and f"; {self.remedy}")
 
+    def about(self, remedy: str = "", /, **values: object) -> "InputError":
+        """The same mistake as one of other arguments, whose values have in them what it was raised for. remedy: another one."""
+        inside = " ".join(map(str, values.values()))
+        stated = {name: name if value is NO_VALUE else str(value) for name, value in self.values.items()}
+        left = ", ".join(with_value(name, self.values[name]) for name, text in stated.items() if text not in inside)
+        problem = (left and f"{left}: ") + self.problem
+        made = InputError(problem, "; ".join(filter(None, (self.remedy, remedy))))
+        made.values = values
+        return made
+
     def text(self, written: Callable[[str, object], str]) -> str:
         """The message, with each argument and its value as `written` gives them."""
         what = ", ".join(written(argument, value) for argument, value in self.values.items())
@@ -473,6 +483,11 @@ def located(error: BaseException) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts, in the singular for one."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def summary(documented: object) -> str:

@@ -25,7 +25,7 @@ def unknown_name(what: str, name: object, known: Iterable[str], near: Iterable[s
     if first is not None and len(names) > MANY:
         also = [each for each in others if each is not None]
         return f"unknown {what} {name!r}: did you mean {first!r}?" + (
-            f" Also like it: {', '.join(also)}" if also else ""
+            f" Also like it: {', '.join(also)}." if also else ""
         )
     hint = "" if first is None else f"did you mean {first!r}? "
     return f"unknown {what} {name!r}: {hint}" + (f"known are {', '.join(names)}" if names else "there are none")

@@ -134,7 +134,7 @@ def test_the_wavelengths_of_a_rotation():
     assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")
     assert still.to_dict()["wavelengths"].count(None) == int((still.angles == 0).sum()) == 8
-    assert still.sentences()[-1] == "8 pairs do not rotate and carry content alone."
+    assert still.sentences()[-1] == "No rotation, and content alone, in 8 pairs."
 
 
 def test_the_callers_encoding_stays_as_it_is():

@@ -134,13 +134,13 @@ def test_numbers_of_heads_are_those_that_it_was_made_for():
         (alibi, {"num_kv_heads": 3}, "num_kv_heads=3: must divide the 8 query heads"),
         (alibi, {"num_kv_heads": 0}, "num_kv_heads=0: must be at least 1"),
         (alibi.heads(slice(0, 4), num_kv_heads=4), {"num_kv_heads": 4}, "num_kv_heads=4: alibi was made for 2"),
-        (rope, {"num_kv_heads": 2}, "num_kv_heads=2: rope does not know the number of query heads: pass num_heads= as well"),
+        (rope, {"num_kv_heads": 2}, "num_kv_heads=2: rope does not know the number of query heads; pass num_heads= as well"),
         (alibi + posenc.ALiBi(4), {}, "heads=slice(0, 4, None): the parts of sum were made for 4 and 8 query heads"),
     ):  # fmt: skip
         with pytest.raises(InputError) as refusal:
             encoding.heads(slice(0, 4), **given)
         assert str(refusal.value) == message
-    with pytest.raises(InputError, match=r"rope does not know the number of query heads: pass num_heads= as well$"):
+    with pytest.raises(InputError, match=r"rope does not know the number of query heads; pass num_heads= as well$"):
         rope.heads(slice(4, None))
     assert (rope + alibi).heads(slice(4, None), num_kv_heads=2).spec()["parts"][0]["kv_heads"] == [1, 2]
     assert path.heads(slice(2, 6)).heads(slice(2, None)).spec()["kv_heads"] == [2, 3]

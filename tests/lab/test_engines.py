@@ -54,7 +54,7 @@ def test_a_dead_worker_is_named():
         ({"name": "rey"}, r"unknown engine 'rey': did you mean 'ray'"),
         (
             {"name": "local", "address": "auto"},
-            r"address='auto': is an option of engine ray, and engine is local",
+            r"address='auto': is an option of engine ray; give it with engine=ray",
         ),
         ({"name": "here", "workers": 2}, r"workers=2: is an option of engine local and ray"),
         ({"name": "local", "workers": 0}, r"workers=0: must be at least 1"),

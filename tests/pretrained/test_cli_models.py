@@ -198,7 +198,7 @@ def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
     assert code == 0
     assert "2 steps of 1 x 128 tokens on all weights" in out
     losses = posenc.finetune(extended(folder), [text.read_text(), other.read_text()], tokenizer, steps=2).losses
-    assert f"loss {losses[0]:.3f} in the first 1 steps, {losses[1]:.3f} in the last" in out
+    assert f"loss {losses[0]:.3f} in the first 1 step, {losses[1]:.3f} in the last" in out
 
 
 def test_extend_learns_stretches_from_a_text(folder, capsys, tmp_path, monkeypatch):

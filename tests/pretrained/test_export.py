@@ -284,7 +284,7 @@ def served(method, tmp_path, model_type="llama"):
 
 
 ROOM = "-c 256 --override-kv llama.context_length=int:256"
-BEFORE = " (on the GGUF file of the model as it was before)"
+BEFORE = " (on a GGUF file of these weights without the extension)"
 
 
 @pytest.mark.parametrize(

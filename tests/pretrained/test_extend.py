@@ -396,7 +396,7 @@ def test_methods_that_are_refused(method: str, options: dict[str, Any], message:
 def test_lengths_that_are_refused() -> None:
     model = small_model("llama")
     for given, message in (
-        ({}, r"depends on the new length: pass factor= or target_length="),
+        ({}, r"depends on the new length; pass factor= or target_length="),
         ({"factor": 2, "target_length": 128}, r"give one of them"),
         ({"factor": 0.5}, r"factor=0.5"),
         ({"target_length": 32}, r"target_length=32: the model reads 64 tokens already"),
@@ -477,7 +477,7 @@ def test_a_schedules_own_factor_says_how_long_texts_become():
     for method in ("abf:new_base=1e6", "resonance+log_n"):  # depend on no length
         assert posenc.extend(model, method).new_length is None
     for method in ("yarn", "yarn+resonance", "dynamic:factor=4"):
-        with pytest.raises(InputError, match=r"depends on the new length: pass factor= or target_length="):
+        with pytest.raises(InputError, match=r"depends on the new length; pass factor= or target_length="):
             posenc.extend(model, method)
 
 

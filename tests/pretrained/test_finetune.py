@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_is_refused(settings, match):
 
 def test_half_precision_and_strings_need_help():
     model = small_model("llama").to(torch.bfloat16)
-    with pytest.raises(InputError, match=r"torch.bfloat16, which loses small steps: pass lora=8"):
+    with pytest.raises(InputError, match=r"torch.bfloat16, which loses small steps; pass lora=8"):
         run(model)
     with pytest.raises(InputError, match=r"text is a string: pass the tokenizer"):
         finetune(model, "words")

@@ -173,7 +173,7 @@ def test_the_flags_that_to_hf_prints(method, tmp_path):
     model, ids = model_of("llama"), tokens(1, 60)
     to_gguf(model, tmp_path / "m.gguf", dtype="float32")
     posenc.extend(model, method, factor=4)
-    flags = posenc.to_hf(model, tmp_path / "longer").llama_cpp.partition(" (on the GGUF file")[0]
+    flags = posenc.to_hf(model, tmp_path / "longer").llama_cpp.partition(" (on a GGUF file")[0]
     assert "--rope" in flags
     found = llama_cpp.log_probabilities({tmp_path / "m.gguf": ids.tolist()}, 64, flags)[tmp_path / "m.gguf"]
     assert differs(model, ids, found) < 1e-3

@@ -16,7 +16,7 @@ from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_integers, check_sizes
+from posenc.errors import InputError, check_integers, check_sizes, counted
 from posenc.positions import Positions
 
 ROUNDING = 1e-12
@@ -102,7 +102,7 @@ class PairRotation(Finding):
             else f"Every pair that rotates completes a full rotation within {self.trained} positions of training.",
             f"Wavelengths go from {turning.min():.4g} to {turning.max():.4g} positions.",
         ]
-        return sentences + ([f"{still} pairs do not rotate and carry content alone."] if still else [])
+        return sentences + ([f"No rotation, and content alone, in {counted(still, 'pair')}."] if still else [])
 
     def to_dict(self) -> dict[str, Any]:
         wavelengths = [wave if math.isfinite(wave) else None for wave in self.wavelengths.tolist()]

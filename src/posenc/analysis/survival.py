@@ -268,7 +268,7 @@ def _afresh(model: nn.Module, seed: int) -> nn.Module:
             try:
                 return Transformer(model.config, from_spec(model.encoding.spec()))
             except InputError as error:
-                raise InputError(str(error), "pass an untrained model of the same kind", untrained=None) from None
+                raise error.about("pass an untrained model of the same kind", untrained=None) from None
         from transformers import AutoModel
 
         inner: Any = model

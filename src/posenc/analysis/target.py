@@ -194,7 +194,7 @@ class Target:
                 "only a trained model shows it, and one is trained for encodings that posenc knows by name"
             )
         if not self.steps:
-            raise InputError("only a trained model shows it, and none was trained (steps=0)")
+            raise InputError("only a trained model shows it, and none was trained")
         model, text = trained_model(self.text, self.steps, self.seed)
         return model, text.long()
 

@@ -9,6 +9,7 @@ command-line words, so that flags and files take the same values.
 import argparse
 import json
 import platform
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,11 @@ from posenc_cli.arguments import Described, How, Mistake, Setting, build, check_
 CONFIG = "config.yaml"
 MARK = "# posenc "
 """The beginning of a config.yaml that posenc wrote."""
+
+OF_FUNCTIONS = {"directory": "out", "file": "gguf", "name": "model"}
+"""Fields of commands by the arguments of functions that have other names."""
+ARGUMENT = re.compile(r"(?<![\w:.'])([a-z]\w*)=([^\s,;)]*)")
+"""An argument and its value in a remedy."""
 
 C = TypeVar("C", bound="Command")
 
@@ -148,20 +154,32 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
 
 
 def with_flags(error: InputError, command: type[Command]) -> str:
-    """A library's message about an argument, "num_layers=0: must be ...", as one about the flag, "--num-layers 0: must be
-    ...", if the command has it."""
+    """A library's message about an argument, "num_layers=0: must be ...; pass dim=8", as one about the flag, "--num-layers 0:
+    must be ...; pass --dim 8", if the command has it."""
     settings = command.settings()
 
     def written(argument: str, value: object) -> str:
-        setting = settings.get("out" if argument == "directory" else argument)  # functions for the folder of --out
-        if setting is None or setting.how.positional:
+        setting = settings.get(OF_FUNCTIONS.get(argument, argument))
+        if setting is None or (setting.how.positional and not isinstance(value, str)):
             return with_value(argument, value)
         if value is NO_VALUE:
             return setting.written
+        if setting.type is bool and str(value) in ("True", "False"):
+            return setting.written if str(value) == "True" else setting.written.replace("--", "--no-", 1)
         values = value if setting.many and isinstance(value, (tuple, list)) else [value]
-        return " ".join([setting.written, *map(_typed, values)])
+        flag = () if setting.how.positional else (setting.written,)
+        return " ".join([*flag, *map(_typed, values)])
 
-    return error.text(written)
+    def advised(match: re.Match[str]) -> str:
+        before = match.string[: match.start()]
+        named = (
+            match[1] in settings and not settings[match[1]].how.positional and before.count("(") == before.count(")")
+        )
+        return written(match[1], match[2].strip("'\"") or NO_VALUE) if named else match[0]
+
+    said = InputError(error.problem, ARGUMENT.sub(advised, error.remedy))
+    said.values = error.values
+    return said.text(written)
 
 
 def _typed(value: object) -> str:

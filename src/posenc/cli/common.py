@@ -135,13 +135,14 @@ def check_unchanged(argument: str, value: object, setting: str, expected: str | 
 
 
 def target(out: str, usual: str) -> "tuple[Folder, str]":
-    """Where --out says to write a page: a folder that can be written, and a name. usual: the name, if --out is a folder."""
+    """Where --out says to write a page: a folder that can be written, and a name. usual: the name, if --out is a folder,
+    or ends like one."""
     from posenc.lab.files import Folder
 
     if not out:
         raise InputError("--out '': name a file")
     wanted = Path(out)
-    folder, name = (wanted, usual) if wanted.is_dir() else (wanted.parent, wanted.name)
+    folder, name = (wanted, usual) if wanted.is_dir() or out.endswith(("/", os.sep)) else (wanted.parent, wanted.name)
     return Folder(folder), name
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from posenc.cli.common import WithOutput, check_limits
+from posenc.errors import counted
 from posenc_cli.arguments import How, aligned, room
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def text(difference: "Difference") -> str:
     d = difference
     rows = [COLUMNS, *d.rows()]
     head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
-    shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {d.length} positions, phases of tokens {d.at:g} apart"
+    shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {counted(d.length, 'position')}, phases of tokens {d.at:g} apart"
     return "\n".join(
         [*head, shape, "", *aligned(rows, str.rjust, room()), "", *(f"- {sentence}" for sentence in d.sentences())]
     )

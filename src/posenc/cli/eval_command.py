@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from posenc.cli.command import record
 from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, refuse_launcher, run_study
+from posenc.errors import InputError
 from posenc_cli.arguments import How
 
 
@@ -73,7 +74,7 @@ class Eval(WithModel, StudyCommand):
         return super().config() | settings | {"preset": None}
 
     def run(self) -> int:
-        from posenc.lab.evals.config import digests, settings_of
+        from posenc.lab.evals.config import digests, material, settings_of
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
         from posenc.lab.tracking import Tracking
@@ -82,7 +83,14 @@ class Eval(WithModel, StudyCommand):
 
         refuse_launcher("an evaluation", "its cells")
         settings = settings_of(self.preset, **self.given)
-        texts = digests(settings.made())  # a mistake shows before a model is loaded
+        tasks = settings.made()  # a mistake shows before a model is loaded
+        for name, task in tasks.items():
+            try:
+                material(task)
+            except InputError as error:
+                given = settings.text is not None and error.value == settings.text
+                raise (error.about(text=settings.text) if given else error.about(tasks=name)) from None
+        texts = digests(tasks)
         resolved: dict[str, Any] = {}
         if settings.text in texts:
             resolved["text_sha256"] = texts[settings.text]

@@ -132,7 +132,7 @@ class Extend(WithModel, WithOutput):
         from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.pretrained.export import to_hf
         from posenc.pretrained.finetune import Checkpoint, prepared
-        from posenc.pretrained.gguf_file import check_file, to_gguf
+        from posenc.pretrained.gguf_file import check_file, content, to_gguf
         from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
@@ -177,6 +177,8 @@ class Extend(WithModel, WithOutput):
 
         if not fits:
             report = extended()  # a mistake shows before anything is measured
+            if self.gguf is not None:
+                content(model, tokenizer)
         checkpoint: Checkpoint | None = None
         if training is not None:
             if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:

@@ -460,7 +460,7 @@ def _notes(caller: Caller, cases: Sequence[GoldenCase], results: Sequence[CaseRe
         unnamed = [name for name in caller.convention.options if name in used]
         notes.append(f"{len(skipped)} cases with {', '.join(unnamed)} were left out: the function does not name them")
     if caller.missing:
-        notes.append(f"{', '.join(caller.missing)} could not be passed: the function has no parameter for it")
+        notes.append(f"{', '.join(caller.missing)} could not be passed, for lack of a parameter")
     if count := sum(result.refusal == DECLINED for result in results):
         notes.append(f"{count} cases were left out: the function answers them with NotImplementedError")
     answered = [result for result in results if result.values is not None]

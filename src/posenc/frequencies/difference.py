@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.errors import as_json
+from posenc.errors import as_json, counted
 from posenc.frequencies.schedules import Frequencies, check_length, rope_frequencies, stretch, wavelengths
 
 SAME = 1e-12
@@ -19,7 +19,7 @@ TENTH = 2 * math.pi / 10
 """Radians, 36 degrees: two schedules that are further apart no longer give a pair the same position."""
 FOLDED = 3
 """Pairs beside each other that are one line of a table, where they are the same."""
-COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B against A", "radians apart"
+COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B's frequency", "radians apart"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Difference:
         # angles are equal again after a turn
         off = sum(abs(math.remainder(pair.phase, math.tau)) > TENTH for pair in self.pairs)
         return [
-            f"From a distance of {least} tokens on, a model trained under one schedule is given other angles under the other: pair "
+            f"From a distance of {counted(least, 'token')} on, a model trained under one schedule is given other angles under the other: pair "
             f"{large.pair} is off by 36° there. At a distance of {self.at:g}, {off} of {len(self.pairs)} pairs are off by 36° or more."
         ]
 
@@ -135,8 +135,8 @@ class Difference:
         large = self.largest
         return [
             f"{first} and {second} {where}",
-            f"Their frequencies are furthest apart in pair {far.pair}, which turns {far.turns:.3g} times in the {self.length} "
-            f"trained positions: {turned} under {first}, {other} under {second}.",
+            f"Their frequencies are furthest apart in pair {far.pair}, which turns {far.turns:.3g} times in "
+            f"the {counted(self.length, 'trained position')}: {turned} under {first}, {other} under {second}.",
             f"Between tokens {self.at:g} apart the largest phase difference is {large.phase:.4g} radians, "
             f"{large.phase / (2 * math.pi):.3g} turns, in pair {large.pair}.",
         ]

@@ -111,7 +111,9 @@ def _try(run: Run) -> None:
     settings, model = run.settings, build(run)
     parts, layers = model.encoding, settings.num_layers
     if isinstance(parts, PerLayer) and len(list(parts)) > layers:
-        raise InputError(f"names {len(list(parts))} layers, the model has {layers}: pass num_layers={len(list(parts))}")
+        raise InputError(
+            f"names {len(list(parts))} layers, the model has {layers}", f"pass num_layers={len(list(parts))}"
+        )
     for variant in settings.variants(run.encoding, model.encoding):
         for condition in settings.conditions:
             model.encoding = variant.at(condition)

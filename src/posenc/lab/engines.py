@@ -379,7 +379,10 @@ def create(name: str, **options: Any) -> Engine:
         takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
         if name not in takers:
             raise InputError(
-                f"is an option of engine {' and '.join(takers)}, and engine is {name}", argument=option, value=value
+                f"is an option of engine {' and '.join(takers)}",
+                f"give it with engine={takers[0]}",
+                argument=option,
+                value=value,
             )
     return ENGINES[name](**options)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, listed
+from posenc.errors import InputError, counted, listed
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.records import LOSS, Aggregate, RunRecord, change, difference, level, share
 from posenc.lab.statistics import Estimate, chances, estimate, fisher, found, near_best, wilson
@@ -308,7 +308,7 @@ class Ranking:
         late = [v.name for v in learned if best and self.behind(v, best, s.trained_at).mean > m.undertrained]
         if late:
             notes.append(
-                f"After {s.steps} steps these are still more than {m.undertrained} behind the best {m.key}: {listed(late)}. A "
+                f"After {counted(s.steps, 'step')} these are still more than {m.undertrained} behind the best {m.key}: {listed(late)}. A "
                 "model that has learned little has little to lose, so a flat curve is no merit there."
             )
         notes += s.limits(self.trained, self.corpus)
@@ -317,7 +317,7 @@ class Ranking:
                 "Variants without retraining would gain from fine-tuning, which usually follows and is omitted here."
             )
         notes.append(
-            f"One small model ({s.num_layers} layers, width {s.dim}), one data set, {s.steps} steps, the same learning rates "
+            f"One small model ({counted(s.num_layers, 'layer')}, width {s.dim}), one data set, {counted(s.steps, 'step')}, the same learning rates "
             "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )

@@ -559,8 +559,9 @@ class Positions:
             before, after = self.k[row, at : at + 2].tolist()
             raise InputError(
                 f"position_ids fall from {before} to {after} in row {row}: a causal token sees every earlier one, also of "
-                "another document; for packed documents pass packed=True or use Positions.packed(lengths), for padding "
-                "Positions.from_mask, for one text in another order packed=False"
+                "another document",
+                "for packed documents pass packed=True or use Positions.packed(lengths), for padding "
+                "Positions.from_mask, for one text in another order packed=False",
             )
 
     def with_prefix(self, prefix_lengths: int | Sequence[int] | Tensor) -> "Positions":

@@ -357,7 +357,7 @@ def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
 def llama_cpp(
     structure: ModelStructure, frequencies: Mapping[str, Frequencies], length: int, parameters: Mapping[str, Any]
 ) -> str:
-    """Flags for llama.cpp on a GGUF file of the model as it was before, or what such a file must contain, or why neither
+    """Flags for llama.cpp on a GGUF file of these weights without the extension, or what such a file must contain, or why neither
     will do.
 
     frequencies: by layer type, empty if they are as before. parameters: rope_parameters of the exported configuration.
@@ -375,7 +375,7 @@ def llama_cpp(
     stated = {"original_max_positions": parameters.get("original_max_position_embeddings")} | dict(parameters)
     scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture, stated)
     if scaling is not None:
-        return f"{room}{scaling} (on the GGUF file of the model as it was before)"
+        return f"{room}{scaling} (on a GGUF file of these weights without the extension)"
     if architecture not in DIVISORS:
         return (
             f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
@@ -391,7 +391,7 @@ def llama_cpp(
     scale = 1.0 if wanted is None else wanted.attention_factor
     key = "" if scale == 1 else f" and the key {architecture}.rope.scaling.attn_factor = {scale:.10g}"
     return (
-        "no flags express it; the GGUF file of the model as it was before needs the tensor rope_freqs.weight = the "
+        "no flags express it; a GGUF file of these weights without the extension needs the tensor rope_freqs.weight = the "
         f"long_factor list of config.json{key}, and then {room}"
     )
 

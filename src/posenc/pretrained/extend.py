@@ -102,9 +102,12 @@ class Extension(ChangeReport):
         lines = [f"{self.model_type} extended by {self.method}: from {self.trained_length} tokens to {new}"]
         if self.schedule is not None:
             plain = sum(abs(s - 1) < 1e-9 for s in self.stretch)
+            slowest, fastest = max(self.stretch), min(self.stretch)
             lines.append(
-                f"frequencies: {plain} of {len(self.stretch)} pairs as in plain RoPE, others up to "
-                f"{max(self.stretch):.4g} times slower; cos and sin times {self.attention_factor:.4g}"
+                f"frequencies: {plain} of {len(self.stretch)} pairs as in plain RoPE"
+                + (f", others up to {slowest:.4g} times slower" if slowest > 1 + 1e-9 else "")
+                + (f", others up to {1 / fastest:.4g} times faster" if fastest < 1 - 1e-9 else "")
+                + f"; cos and sin times {self.attention_factor:.4g}"
             )
         if self.map is not None:
             options = ", ".join(f"{key} {value}" for key, value in self.map.items() if key != "name")
@@ -207,12 +210,12 @@ def plan_fit(
     try:
         start = plan_rotary(inner, fit.start, factor, target_length, {})
     except InputError as error:
-        raise InputError(f"fit from start={fit.start!r}: {error}") from None
+        raise error.about(start=fit.start) from None
     if start.design.encodings or not start.design.rotations:
         raise InputError("is no frequency schedule", "give one, such as yarn, ntk or linear", start=fit.start)
     target = start.report.new_length
     if target is None:
-        raise InputError("fit depends on the new length: pass factor= or target_length=")
+        raise InputError("fit depends on the new length", "pass factor= or target_length=")
     if previous is not None:
         previous.detach()
     try:

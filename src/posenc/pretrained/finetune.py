@@ -19,7 +19,16 @@ from torch.nn.functional import cross_entropy
 
 from posenc.backends.precision import HALF
 from posenc.encodings.augment import skipped_positions
-from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
+from posenc.errors import (
+    InputError,
+    as_numbers,
+    check_integers,
+    check_positive,
+    check_sizes,
+    counted,
+    holds_integers,
+    needs,
+)
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
@@ -66,8 +75,9 @@ class Finetuning(ChangeReport):
         where = f", positions skipped up to {s['target_length']} (PoSE)" if s["pose"] else ""
         steps = f"{len(self.losses)}" if self.complete else f"stopped after {len(self.losses)} of {s['steps']}"
         return (
-            f"{steps} steps of {s['batch_size']} x {s['length']} tokens on {what} ({self.trained:,} numbers)"
-            f"{where}, {self.seconds:.0f} s: loss {first:.3f} in the first {tenth} steps, {last:.3f} in the last"
+            f"{steps} step{'s' * (s['steps'] != 1)} of {s['batch_size']} x {s['length']} tokens on {what} ({self.trained:,} numbers)"
+            f"{where}, {self.seconds:.0f} s: loss {first:.3f} in the first {counted(tenth, 'step')}, {last:.3f} in "
+            "the last"
         )
 
 
@@ -164,7 +174,9 @@ def prepared(
         needs("peft", "peft")
     elif half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}:
         raise InputError(
-            f"the weights are {half.pop()}, which loses small steps: pass lora=8, or model.to(torch.float32)"
+            f"the weights are {half.pop()}, which loses small steps",
+            "pass lora=8, or load it with dtype=float32",
+            argument="model",
         )
     return settings, texts
 

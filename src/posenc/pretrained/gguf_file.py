@@ -64,22 +64,11 @@ def to_gguf(
     needs("gguf", "demo")
     import gguf
 
-    check_model(model)
     check_word("dtype", dtype, TYPES)
-    if hasattr(model, "get_base_model"):
-        raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
+    structure, architecture, rope, tensors, vocabulary = content(model, tokenizer, pre)
     inner, path = unwrap(model), check_file(file)
-    structure = model_structure(inner)
-    if structure.model_type not in ARCHITECTURES:
-        raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
-    architecture = ARCHITECTURES[structure.model_type]
-    attachment = attached(inner)
-    length = int(inner.config.max_position_embeddings)
-    rope, tensors = _rotation(attachment, structure, architecture)
-    check_layers(structure, length)
+    length, attachment = int(inner.config.max_position_embeddings), attached(inner)
     method = None if attachment is None else attachment.report.method
-    size = int(structure.config.vocab_size)
-    vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
     sweep(path.parent)
     with replacing(path) as made:
         writer = gguf.GGUFWriter(made, architecture.name)
@@ -106,6 +95,23 @@ def to_gguf(
             f" (for no longer inputs: beyond {length} tokens dynamic turns pairs more slowly, and the file does not)"
         )
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
+
+
+def content(model: Any, tokenizer: Any, pre: str | None = None) -> tuple[Any, ...]:
+    """What the file of a model has besides its weights; refuses what `to_gguf` refuses of a model and its tokenizer."""
+    check_model(model)
+    if hasattr(model, "get_base_model"):
+        raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
+    inner = unwrap(model)
+    structure = model_structure(inner)
+    if structure.model_type not in ARCHITECTURES:
+        raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
+    architecture = ARCHITECTURES[structure.model_type]
+    rope, tensors = _rotation(attached(inner), structure, architecture)
+    check_layers(structure, int(inner.config.max_position_embeddings))
+    size = int(structure.config.vocab_size)
+    vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
+    return structure, architecture, rope, tensors, vocabulary
 
 
 def check_file(file: str | os.PathLike[str]) -> Path:

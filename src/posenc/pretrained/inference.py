@@ -168,11 +168,13 @@ def check_causal(model: Any) -> None:
     """Refuse a model that sees what it is to predict.
 
     Raises:
-        InputError: another second token changes the prediction at the first one.
+        InputError: another second token changes the prediction at the first one, or that is not finite.
     """
     ids = torch.tensor([[0, 0], [0, 1]], device=next(model.parameters()).device)
     with evaluating(model), torch.no_grad():
         one, other = (model(row[None]).logits[0, 0].float() for row in ids)
+    if not (one.isfinite().all() and other.isfinite().all()):
+        raise InputError(f"the logits of {type(model).__name__} are not finite", "posenc doctor looks for the cause")
     if not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
         raise InputError(
             f"{type(model).__name__} is not a causal language model: its prediction at a token depends on later tokens; "

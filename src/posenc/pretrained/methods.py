@@ -47,7 +47,7 @@ class Lengths:
     def new(self) -> int:
         """The target; an InputError where it was not given."""
         if self.target is None:
-            raise InputError("this method depends on the new length: pass factor= or target_length=")
+            raise InputError("this method depends on the new length", "pass factor= or target_length=")
         return self.target
 
     @property
@@ -392,7 +392,8 @@ def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
     given |= {key: options[key] for key in ("text", "tokenizer") if key in options}
     if given.get("text") is None:
         raise InputError(
-            "pass text=, on which the stretches are learned, as a string with its tokenizer or as token ids",
+            "learns from a text",
+            "extend the model with it first: posenc.extend(model, 'fit', factor=..., text=..., tokenizer=...)",
             argument="fit",
         )
     METHODS["fit"].check("fit", given)

@@ -1,6 +1,7 @@
 """posenc eval on the command line."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -67,10 +68,10 @@ def test_times_of_a_preset_are_run_again_from_the_settings(saved, tmp_path, caps
         (["--preset", "quik"], "unknown choice 'quik'"),
         (["--depths", "5"], "--depths 5: must be from 0"),
         (["--samples", "1"], "--samples 1: must be an integer from 2"),
-        (["--lengths", "10"], "at length 10: "),
+        (["--lengths", "10"], "--lengths 10: "),
         (["--lengths", "many"], "invalid int value"),
         (["--out", ""], "name a folder"),
-        (["--text", "nowhere.txt", "--tasks", "perplexity"], "nowhere.txt': No such file"),
+        (["--text", "nowhere.txt", "--tasks", "perplexity"], "--text nowhere.txt: No such file"),
         (["--device", "tpu"], "--device tpu: not here"),
     ],
 )
@@ -133,3 +134,49 @@ def test_an_interrupted_evaluation_stores_its_finished_cells(saved, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert not results["complete"]
     assert results["cells"]["finished"] == len(list(tmp_path.glob("cells/*.json"))) >= 3
+
+
+MISTAKES = {
+    ("--tasks", "passkey", "--lengths", "64"): r"--tasks passkey, --lengths 64: passkey needs about \d+ tokens",
+    ("--tasks", "passkey", "--times", "1"): r"--tasks passkey, length=64: passkey needs about \d+ tokens",
+    ("--tasks", "perplexity", "--text", "nosuch"): "--text nosuch: No such file or directory; give a readable",
+    ("--tasks", "needle:source=nosuch"): "--tasks needle:source=nosuch: No such file or directory; give a readable",
+    ("--methods", "rerope:window=256", "--lengths", "1024"): "--methods rerope:window=256: reaches 64 .*; --methods none measures",
+    ("--methods", "fit"): "--methods fit: learns from a text; extend the model with it first",
+    ("--address", "x:1"): "--address x:1: is an option of engine ray; give it with --engine ray",
+    ("--model-fingerprint", "abc"): "[^ =]+model0?: has changed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", MISTAKES, ids=" ".join)
+def test_a_mistake_is_stated_once_and_its_remedy_can_be_typed(flags, saved, tmp_path, capsys):
+    assert cli.main(["eval", str(saved), "--out", str(tmp_path / "out"), *flags]) == USAGE
+    message = capsys.readouterr().err.splitlines()[-1].removeprefix("posenc eval: error: ")
+    assert re.match(MISTAKES[flags], message), message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_a_model_of_zeros_is_reported_and_one_of_nan_refused(value, tokenizer, tmp_path, capsys):
+    model = small_model("llama", vocab_size=VOCABULARY)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.fill_(value)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    code = cli.main(["eval", str(tmp_path / "model"), *SMALL, "--out", str(tmp_path / "out")])
+    err = capsys.readouterr().err
+    assert code == (USAGE if value else DONE), err
+    assert ("are not finite; posenc doctor looks for the cause" in err) == (code == USAGE)
+    assert (tmp_path / "out" / "report.html").exists() == (code == DONE)
+
+
+@pytest.mark.parametrize(("pairs", "fills"), [("", True), (":pairs=2", False)])
+def test_prompts_that_do_not_fill_the_length_are_named(pairs, fills, saved, tmp_path, capsys):
+    flags = [f"--tasks=key_value:keys=digits:values=digits{pairs}", "--methods=none", "--lengths", "1024", "--depths=0"]
+    out = tmp_path / "out"
+    assert cli.main(["eval", str(saved), *flags, "--samples=2", "--no-attention", "--out", str(out)]) == DONE
+    said = " ".join(capsys.readouterr().out.split())
+    tokens = json.loads((out / "results.json").read_text())["tasks"][0]["methods"][0]["cells"][0]["tokens"]
+    assert (tokens >= 512) == fills
+    assert (f"its prompts do not fill 1024 tokens, they have {tokens:.0f} on average" in said) != fills

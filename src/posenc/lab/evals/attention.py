@@ -145,7 +145,8 @@ class AttentionProfile:
                 shares.append(0.0)
             else:
                 slow = self.turning[layer.layer_type].unfinished
-                shares.append(float(band[slow].sum() / (band.sum() + still)))
+                every = float(band.sum() + still)
+                shares.append(float(band[slow].sum()) / every if every else 0.0)  # of keys that are zero
         return tuple(shares)
 
     def retrieving(self, count: int = 10) -> list[Retriever]:
@@ -429,7 +430,9 @@ def _check(
     for text in texts:
         if len(text.ids) <= first_row:
             raise InputError(
-                f"a text has {len(text.ids)} tokens", "give longer inputs or a lower first_row", first_row=first_row
+                f"a text has {len(text.ids)} tokens, and queries count from number {first_row} on",
+                "give longer inputs or a lower first_row",
+                first_row=first_row,
             )
         check_tokens(body.model, text.ids)
 

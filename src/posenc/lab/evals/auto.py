@@ -450,7 +450,7 @@ def check_asked(
     check_word("program", program or "python", SERVING)
     check_integers(0, seed=seed)
     if factor is None and target_length is None:
-        raise InputError("auto depends on the new length: pass factor= or target_length=")
+        raise InputError("auto depends on the new length", "pass factor= or target_length=")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from posenc.errors import InputError, check_flags, is_integer, unknown
+from posenc.errors import InputError, check_flags, counted, is_integer, unknown
 from posenc.spec import parse_single
 from posenc.tasks import Task, create, running_text
 from posenc.tasks.ruler import RulerTask
@@ -122,7 +122,7 @@ class EvaluationSettings:
 
 def texts_a_cell(samples: int, seeds: int) -> str:
     """As in "16 prompts per cell, 2 seeds"."""
-    return f"{samples} prompts per cell, {seeds} seed{'s' * (seeds > 1)}"
+    return f"{samples} prompts per cell, {counted(seeds, 'seed')}"
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:

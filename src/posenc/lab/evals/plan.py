@@ -106,7 +106,7 @@ class Plan:
         except OSError as error:
             raise InputError(error.strerror or "cannot be read", remedy, argument="plan", value=value) from None
         except InputError as error:
-            raise InputError(str(error), remedy, argument="plan", value=value) from None
+            raise error.about(remedy, plan=value) from None
         except (ValueError, TypeError):
             raise InputError("is no plan", remedy, argument="plan", value=value) from None
 

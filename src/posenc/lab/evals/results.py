@@ -306,10 +306,19 @@ def answer(results: Results) -> list[str]:
     longest = max(results["settings"]["lengths"])
     unchanged = {m for m, tokens in results.get("exact_tokens", {}).items() if tokens >= longest}
     lines = [_unmodified(task) for task in results["tasks"]]
+    lines += [_short(task) for task in results["tasks"]]
     lines += [_judged(row, unchanged) for row in results["ranking"] if row["method"] not in (NONE, TRUNCATION)]
     lines += [_front(row) for row in results.get("question_in_front", ())]
     lines += [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
     return [line for line in lines if line]
+
+
+def _short(task: Results) -> str:
+    """That a task's prompts do not fill the length, such as those of two facts."""
+    last = task["methods"][0]["cells"][-1]
+    if last["tokens"] >= last["length"] / 2:
+        return ""
+    return f"{spelled(task['task'])}: its prompts do not fill {last['length']} tokens, they have {last['tokens']:.0f} on average."
 
 
 def outcome_of(task: Task, cells: Mapping[Cell, Measured]) -> str:

@@ -157,7 +157,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 with self.under(method, length), evaluating(self.model), torch.no_grad():
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
-                raise InputError(str(error), "methods=none measures the unmodified model", methods=method) from None
+                raise error.about("methods=none measures the unmodified model", methods=method) from None
         self.check_texts()  # late: long inputs take a while to make
         need, free = self.reading_bytes(), free_bytes(self.device)
         if need > free:
@@ -180,7 +180,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                     try:
                         made = [self.sample(Cell(text, NONE, length, depth, seed), index) for depth in depths]
                     except InputError as error:
-                        raise InputError(f"at length {length}: {error}", tasks=text) from None
+                        raise error.about(tasks=text, **{"length" if s.times else "lengths": length}) from None
                     check_tokens(self.model, made[0].ids)
 
     def reading_bytes(self) -> int:
@@ -295,7 +295,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         if not local and name not in PACKAGED and (name.startswith("/") or "/" not in name):
             raise InputError(
                 "must be a path or OWNER/NAME, from which workers load the model",
-                "save model and tokenizer with save_pretrained(FOLDER) and give name=FOLDER",
+                "save model and tokenizer with save_pretrained(FOLDER) and name that folder",
                 name=name,
             )
         source = os.path.abspath(name) if local else name
@@ -387,7 +387,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             with self.under(cell.method, cell.length):
                 return AttentionRecord(attention_profile(self.model, samples, depths=cell.depths or None).to_dict())
         except InputError as error:
-            return AttentionRecord(None, str(error))
+            return AttentionRecord(None, error.problem)
         finally:
             tick(self.work([cell]), str(cell))
 
@@ -562,7 +562,7 @@ def _loaded(remote: Remote) -> Evaluation:
     if differing:
         raise InputError(
             f"{remote.source}: differs on a worker in {', '.join(differing)}; save the model with save_pretrained(FOLDER), "
-            "give name=FOLDER, and have the same files on every machine"
+            "name that folder, and have the same files on every machine"
         )
     return study
 

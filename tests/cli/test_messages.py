@@ -1,0 +1,120 @@
+"""What commands say: remedies that can be typed, no argument named twice, one in the singular, pages where --out says."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import posenc
+from posenc import cli, frequencies
+from posenc.cli.command import with_flags
+from posenc.errors import InputError, counted
+from test_error_fields import raised_texts
+
+SOURCE = Path(posenc.__file__).parent
+SETTINGS = [
+    (command, setting) for command in cli.COMMANDS.values() for setting in command.settings().values()
+    if not setting.how.positional
+]  # fmt: skip
+NAMES = {setting.field for _, setting in SETTINGS}
+
+
+# ---------------------------------------------------------------- remedies
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"), SETTINGS, ids=[f"{command.name} {setting.written}" for command, setting in SETTINGS]
+)
+def test_a_remedy_names_the_flag_that_the_command_has(command, setting):
+    name, off = setting.field, setting.written.replace("--", "--no-", 1)
+    error = InputError("is wrong", f"pass {name}=, or {name}=3 (not f(x, {name}=4)); {name}='a'", other=2)
+    assert with_flags(error, command) == (
+        f"other=2: is wrong; pass {setting.written}, or {setting.written} 3 (not f(x, {name}=4)); {setting.written} a"
+    )
+    assert str(error).count(f"{name}=") == 4
+    if setting.type is bool:
+        both = InputError("is wrong", f"pass {name}=True or {name}=False")
+        assert with_flags(both, command) == f"is wrong; pass {setting.written} or {off}"
+
+
+def test_an_option_inside_a_name_is_no_flag():
+    error = InputError("is wrong", "give yarn:factor=4, or 'a factor=3' and x.factor=2", method="ntk")
+    extend = cli.COMMANDS["extend"]
+    assert with_flags(error, extend).startswith("--method ntk: is wrong; give yarn:factor=4")
+    assert "x.factor=2" in with_flags(error, extend)
+
+
+def test_a_positional_is_written_as_it_was_typed():
+    error = InputError("has changed", model="my model")
+    assert with_flags(error, cli.COMMANDS["eval"]) == "'my model': has changed"
+    assert with_flags(InputError("has changed", model="my-llm"), cli.COMMANDS["eval"]) == "my-llm: has changed"
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
+def test_what_to_pass_is_a_remedy(file):
+    """Arguments in the first text of an error would not be written as flags."""
+    found = [
+        f"{file.name}:{node.lineno}"
+        for node, _ in raised_texts(ast.parse(file.read_text(encoding="utf-8")))
+        if (text := "".join(part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)
+                            and isinstance(part.value, str)))
+        and any(name in NAMES for name in re.findall(r"\b(?:pass|give) (\w+)=", text))
+    ]  # fmt: skip
+    assert not found, 'write InputError("problem", "pass argument=...")'
+
+
+# ---------------------------------------------------------------- errors about errors
+
+
+@pytest.mark.parametrize(
+    ("inner", "other", "text"),
+    [
+        (InputError("needs 9 tokens", length=8), {"tasks": "needle", "lengths": 8}, "tasks='needle', lengths=8: needs 9 tokens"),
+        (InputError("no file", "name one", source="a.txt"), {"text": "a.txt"}, "text='a.txt': no file; name one; or leave it"),
+        (InputError("no file", source="a"), {"tasks": "needle:source=a"}, "tasks='needle:source=a': no file; or leave it"),
+        (InputError("reads a text", argument="fit"), {"methods": "fit"}, "methods='fit': reads a text; or leave it"),
+        (InputError("must be even", window=3), {"methods": "rerope"}, "methods='rerope': window=3: must be even"),
+    ],
+)  # fmt: skip
+def test_an_error_about_another_argument_states_nothing_twice(inner, other, text):
+    remedy = "or leave it" if text.endswith("or leave it") else ""
+    assert str(inner.about(remedy, **other)) == text
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_one_is_in_the_singular():
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+
+
+ONE = re.compile(r"(?<![\d.,])1 (step|token|position|layer|pair|seed|prompt|document|head|channel|sample|cell)s\b")
+
+
+@pytest.mark.parametrize(("head_dim", "length"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    "schedules", [("default", "linear"), ("yarn", "linear"), ("proportional", "linear")], ids="-".join
+)
+def test_diff_counts_one_in_the_singular(schedules, head_dim, length, capsys):
+    assert cli.main(["diff", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
+    out = capsys.readouterr().out.replace(f"of {head_dim // 2} pairs", "").replace("all 1 pairs", "")
+    assert not ONE.search(out), out
+    assert frequencies.diff(*schedules, head_dim, 1e4, factor=64, length=length).length == length
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("out", "file"),
+    [("new/", "new/{}"), ("new", "new"), ("old", "old/{}"), ("old/", "old/{}"), ("new/a b é.html", "new/a b é.html")],
+)
+def test_a_page_is_written_where_out_says(out, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    assert cli.main(["explore", "--out", out]) == 0
+    path = tmp_path / file.format("posenc-explorer.html")
+    assert path.is_file()
+    assert str(path) in capsys.readouterr().out
+    assert [each for each in tmp_path.rglob("*") if each.is_file() and each.name != ".lock"] == [path]
