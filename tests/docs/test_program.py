@@ -167,7 +167,7 @@ def test_every_choice_has_a_nearest(name, setting, capsys):
 def test_a_long_list_of_names_is_not_shown_beside_a_suggestion():
     many = [f"name{i}" for i in range(40)]
     assert unknown_name("name", "nam1", many, ["name1", "name11"]) == (
-        "unknown name 'nam1': did you mean 'name1'? Also like it: name11"
+        "unknown name 'nam1': did you mean 'name1'? Also like it: name11."
     )
     assert "known are name0" in unknown_name("name", "x", many, [])
 

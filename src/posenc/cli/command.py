@@ -177,9 +177,9 @@ def with_flags(error: InputError, command: type[Command]) -> str:
         )
         return written(match[1], match[2].strip("'\"") or NO_VALUE) if named else match[0]
 
-    said = InputError(error.problem, ARGUMENT.sub(advised, error.remedy))
-    said.values = error.values
-    return said.text(written)
+    flagged = InputError(error.problem, ARGUMENT.sub(advised, error.remedy))
+    flagged.values = error.values
+    return flagged.text(written)
 
 
 def _typed(value: object) -> str:
