@@ -26,8 +26,6 @@ from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, TENSORS, Convention, get_kind, no_tolerance
 from posenc.testing.oracles.rotations import positions_of
 
-__all__ = ["Verdict", "conform"]
-
 UNKNOWN = "in a way that is not known here"
 UNWRITTEN = (
     "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"

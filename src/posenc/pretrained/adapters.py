@@ -19,21 +19,6 @@ from posenc.pretrained.changes import RECORD
 from posenc.pretrained.checked import shapes_in, weight_files
 from posenc.spec import read_json
 
-__all__ = [
-    "ADAPTER",
-    "ADAPTER_WEIGHTS",
-    "ENTRY",
-    "apart",
-    "base_of",
-    "check_entry",
-    "check_numbers",
-    "check_placed",
-    "entry_of",
-    "entry_text",
-    "stored_adapter",
-    "watch",
-]
-
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENTRY = "posenc"
 OTHERS = "megatron_config", "adapters", "prompt_tuning_init_state_dict_path"

@@ -15,8 +15,6 @@ from posenc.pretrained.parameters import rope_parameters_by_type
 from posenc.pretrained.programs import ALL, PROGRAMS, TRANSFORMERS, TRANSFORMERS_4, Reading
 from posenc.pretrained.readers import compare, difference
 
-__all__ = ["ProgramAnswer", "agreement", "as_text", "readable_by_transformers_4"]
-
 
 @dataclass(frozen=True)
 class ProgramAnswer:

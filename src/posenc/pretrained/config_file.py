@@ -13,8 +13,6 @@ from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
-__all__ = ["ConfigFile", "read_config"]
-
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip

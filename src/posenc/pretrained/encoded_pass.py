@@ -16,8 +16,6 @@ from posenc.pretrained.attach import AttentionCall, attended
 from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
 
-__all__ = ["NAME", "GatedCache", "Pass", "Plan", "attend", "begun"]
-
 NAME = "posenc_encoding"
 """The attention implementation of these models in transformers."""
 

@@ -10,23 +10,6 @@ from typing import Any, TypeGuard
 
 from posenc.errors import InputError, shown, unknown
 
-__all__ = [
-    "NEEDED",
-    "NO_LIMIT",
-    "READ_BY",
-    "ROPE_PARAMETERS",
-    "STEP",
-    "check_parameters",
-    "config_of",
-    "head_dim_of",
-    "impossible",
-    "impossible_in",
-    "impossible_sentences",
-    "is_number",
-    "rope_parameters_by_type",
-    "unknown_type",
-]
-
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

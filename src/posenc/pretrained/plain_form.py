@@ -25,8 +25,6 @@ from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.parameters import head_dim_of
 from posenc.pretrained.rope_config import rope_parameters_of, same_frequencies
 
-__all__ = ["plain_form"]
-
 LLAMA_LIKE = ("llama", "mistral", "ministral", "qwen2", "smollm3")
 """Types whose layers SmolLM3 has too, weight by weight."""
 WINDOWED = ("mistral", "mixtral", "phi3", "starcoder2")

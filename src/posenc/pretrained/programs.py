@@ -26,19 +26,6 @@ from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type
 from posenc.pretrained.recorded import RECORDS, RULES, answer_of
 
-__all__ = [
-    "ALL",
-    "LLAMA_CPP",
-    "PROGRAMS",
-    "TRANSFORMERS",
-    "TRANSFORMERS_4",
-    "VLLM",
-    "NotKnown",
-    "ProgramFails",
-    "Reading",
-    "programs_answer",
-]
-
 ALL = "all layers"
 TRANSFORMERS, TRANSFORMERS_4, VLLM, LLAMA_CPP = "transformers 5", "transformers 4", "vLLM", "llama.cpp"
 NOTE = "note"

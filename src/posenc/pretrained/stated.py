@@ -18,8 +18,6 @@ from posenc.pretrained.parameters import (
     rope_parameters_by_type,
 )
 
-__all__ = ["edited", "impossible_numbers", "stated", "unstated"]
-
 ORIGINAL = "original_max_position_embeddings"
 ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
 """Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
