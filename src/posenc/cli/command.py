@@ -108,7 +108,6 @@ class Command:
 
 @contextmanager
 def _mistakes() -> Iterator[None]:
-    """Mistakes of a command line are those of the user's input."""
     try:
         yield
     except Mistake as error:
@@ -169,9 +168,6 @@ def _typed(value: object) -> str:
     if isinstance(value, str) and value.split() == [value]:
         return value
     return f"{value:.12g}" if isinstance(value, float) else shown(value)
-
-
-# ---------------------------------------------------------------- files
 
 
 def read_settings(path: str, command: type[Command]) -> dict[str, Any]:

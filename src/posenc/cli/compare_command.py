@@ -257,7 +257,6 @@ class Compare(StudyCommand):
 
 
 def _share(text: str) -> tuple[int, int]:
-    """The numbers in "1/4"."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal()):
         raise InputError("write two numbers, as in 1/4 for the first of four shares", share=text)

@@ -320,7 +320,6 @@ def _wrong_values(
 
 
 def _either(explanations: Sequence[Sequence[str]]) -> str:
-    """Causes in words, and what else fits."""
     shown = ["; ".join(causes) for causes in explanations[:SHOWN]]
     more = f", or {len(explanations) - SHOWN} others" if len(explanations) > SHOWN else ""
     return ", or ".join(shown) + more + (" (each explains every result)" if len(explanations) > 1 else "")
@@ -407,7 +406,6 @@ def _compared(where: str, results: Sequence[CaseResult], known: Explanation | No
 
 
 def _extent(result: CaseResult) -> str:
-    """From which position on values are wrong, and by how much."""
     wrong = result.wrong(result.expected)
     assert result.values is not None
     if wrong is None:

@@ -36,7 +36,6 @@ def expected_values(kind: str, arguments: Arguments, faults: Sequence[str] = (),
 
 
 def _with(fault: Any, arguments: Arguments) -> Arguments:
-    """The arguments as a fault changes them."""
     if not isinstance(fault, dict):
         return arguments
     return {**arguments, **{k: v(arguments) if callable(v) else v for k, v in fault.items()}}
@@ -54,7 +53,6 @@ def effective(kind: str, arguments: Arguments, faults: Sequence[str]) -> tuple[s
 
 
 def _called(formula: Formula, arguments: Arguments) -> Any:
-    """A formula of the arguments that it has parameters for."""
     names = _parameters(formula)
     return formula(**(arguments if names is None else {k: v for k, v in arguments.items() if k in names}))
 
@@ -354,7 +352,6 @@ def _first_rows(
 
 
 def _from_the_end(positions: Tensor) -> Tensor:
-    """Positions from a document's last token back."""
     begins = (positions.flatten() == 0).nonzero().flatten().tolist()
     ends = [*begins[1:], positions.numel()]
     counts = [torch.arange(end - begin).flip(0) for begin, end in zip(begins, ends, strict=True)]

@@ -136,7 +136,6 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
 
 
 def _bind(parameters: list[Parameter], convention: Convention) -> tuple[list[str], dict[str, str]]:
-    """The arguments passed by position, and those passed by name."""
     arguments, known = convention.arguments, {*convention.arguments, *convention.options}
     if not parameters:
         return list(arguments), {}
@@ -317,7 +316,6 @@ def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseRes
 
 
 def _schedule(result: Any) -> tuple[Any, Any]:
-    """inv_freq and attention_factor."""
     if isinstance(result, Mapping) and "inv_freq" in result:
         return result["inv_freq"], result.get("attention_factor")
     if hasattr(result, "inv_freq"):

@@ -15,8 +15,8 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from posenc.errors import InputError, needs, shown
-from posenc.pretrained.changes import RECORD
 from posenc.pretrained.checked import shapes_in, weight_files
+from posenc.pretrained.models import record_of
 from posenc.spec import read_json
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -43,15 +43,9 @@ def _configs(inner: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _decoder(inner: Any) -> Any:
-    from posenc.pretrained.models import decoder_of
-
-    return decoder_of(inner)
-
-
 def entry_of(inner: Any) -> dict[str, Any] | None:
     """What `posenc.extend` is called with for a model's extension; None: it has none."""
-    change = getattr(_decoder(inner), RECORD, None)
+    change = record_of(inner)
     if change is None:
         return None
     return {"method": change.report.method, "target_length": getattr(change.report, "new_length", None)}

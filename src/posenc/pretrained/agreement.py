@@ -52,10 +52,13 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
         earlier = answers.get(reading.program)
         if earlier is None or earlier.agrees:
             kinds = wanted if reading.layers == ALL else wanted.keys() & {reading.layers}
-            parameters = {
-                kind: by_type.get(kind) or by_type.get(None) or next(iter(by_type.values())) for kind in kinds
-            }
-            expected = [_expected(parameters[kind], wanted[kind], still) for kind in kinds]
+            expected = []
+            for kind in kinds:
+                parameters = by_type.get(kind) or by_type.get(None) or next(iter(by_type.values()))
+                base, schedule = float(parameters["rope_theta"]), str(parameters.get("rope_type", "default"))
+                numbers, factor = wanted[kind].inv_freq, float(wanted[kind].attention_factor)
+                of = ALL, base, schedule, 2 * numbers.numel(), factor, numbers
+                expected.append(Reading("", *of, unrotated=still))
             answers[reading.program] = _answer(reading, expected, length, earlier)
     return tuple(answers[program] for program in PROGRAMS if program in answers)
 
@@ -69,12 +72,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(none)
-
-
-def _expected(parameters: Mapping[str, Any], wanted: Frequencies, unrotated: tuple[int, ...]) -> Reading:
-    base, kind = float(parameters["rope_theta"]), str(parameters.get("rope_type", "default"))
-    width = 2 * wanted.inv_freq.numel()
-    return Reading("", ALL, base, kind, width, float(wanted.attention_factor), wanted.inv_freq, unrotated=unrotated)
 
 
 def _answer(reading: Reading, expected: Iterable[Reading], length: int, earlier: ProgramAnswer | None) -> ProgramAnswer:

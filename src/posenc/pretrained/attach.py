@@ -92,6 +92,16 @@ class RotaryModule(nn.Module):
         return f"identity_layers={sorted(self.identity_layers)}" if self.identity_layers else ""
 
 
+def unrotated(tables: Any) -> Any:
+    """What a rotary module of transformers makes, of angles 0: cos and sin, complex numbers, or either by layer type."""
+    if isinstance(tables, Mapping):
+        return {kind: unrotated(each) for kind, each in tables.items()}
+    if isinstance(tables, Tensor):
+        return torch.ones_like(tables)
+    cos, sin = tables
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
     """One call of an attention function by a transformers model (`AttentionInterface`).
@@ -254,19 +264,9 @@ def attended(
     )
 
 
-def combined(*parts: Encoding | None) -> Encoding | None:
-    """The sum of the parts that are not None; None without any.
-
-    Raises:
-        InputError: a part that makes gates of a layer's input.
-    """
-    given = [part for part in parts if part is not None]
-    if gated := [part.known_as for part in given if "gates" in part.sites()]:
-        raise InputError(
-            f"{', '.join(gated)}: makes gates of a layer's input, which a transformers model does not pass to its attention; "
-            "use posenc.Transformer, or call posenc.attention with gates= in your own model"
-        )
-    return reduce(add, given) if given else None
+def combined(*parts: Encoding) -> Encoding | None:
+    """The sum of encodings; None without any."""
+    return reduce(add, parts) if parts else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +311,8 @@ class Attachment(ModelChange):
             scale = softmax_scale(structure, design.config["rope_parameters"])
             self.changes += [Change(layer.module, "scaling", scale) for layer in structure.layers]
         for layer, encoding in zip(structure.layers, design.encodings, strict=False):
-            windowed = encoding if layer.window is None else combined(encoding, SlidingWindow(layer.window))
+            window = [] if layer.window is None else [SlidingWindow(layer.window)]
+            windowed = combined(*([] if encoding is None else [encoding]), *window)
             plan = LayerPlan(encoding, windowed, self.cache)
             self.changes.append(Change(layer.module, "_posenc_plan", plan))
         if design.encodings:
@@ -368,11 +369,7 @@ def _end_pass(decoder: Any, *_: Any) -> None:
 
 
 def _begin_pass(decoder: Any, *_: Any) -> None:
-    """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook.
-
-    Raises:
-        InputError: names the implementation that was set, and how to go back.
-    """
+    """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook."""
     attachment: Attachment = getattr(decoder, RECORD)
     attachment.cache.begin()
     name = decoder.config._attn_implementation

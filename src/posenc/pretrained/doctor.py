@@ -21,7 +21,6 @@ from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.models import (
     cache_name,
-    check_model,
     has_frequencies,
     set_after_loading,
     set_since,
@@ -62,7 +61,6 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
-    check_model(model)
     vision = find_vision_model(model)
     if vision is not None:
         described = describe(vision)
@@ -253,11 +251,7 @@ def _bypassed(probe: Probe) -> Evidence:
         yield "length_not_declared", text, length / probe.length
 
 
-# ------------------------------------------------------------------------------------------ the configuration itself
-
-
 def _stored(probe: Probe) -> ConfigFile | None:
-    """config.json in the folder that the model was loaded from."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
     return read_config(file) if file.parts[:-1] and file.is_file() else None
 

@@ -21,7 +21,6 @@ from posenc.pretrained.models import (
     Layer,
     ModelStructure,
     Rope,
-    check_model,
     longer_lengths,
     model_structure,
     record_of,
@@ -136,10 +135,9 @@ def extend(
     Raises:
         InputError: a model, method, option or length that is not supported.
     """
-    check_model(model)
+    inner = unwrap(model)
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
-    inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
     if has_learned_table(inner):
@@ -170,7 +168,6 @@ def restore(model: Any) -> bool:
     Returns:
         Whether there was anything to undo.
     """
-    check_model(model)
     resized = restore_size(model)
     if isinstance(find_vision_model(model), TimmModel):
         return resized
@@ -293,12 +290,14 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         turning = {number: mapped[each] for number, each in places.items() if structure.layers[number].window is None}
     of_layers = []
     for number, layer in enumerate(structure.layers):
-        parts = _parts(layer, chosen, turning.get(number))
+        parts = [turning[number]] if number in turning else []
+        if layer.window is None:  # others stay as they were
+            parts += chosen.attention.values()
         if chosen.bands is not None and layer.rotates and layer.window is None:
             kind = layer.layer_type
             turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
-            parts += (QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)),)
-        of_layers.append(parts)
+            parts.append(QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)))
+        of_layers.append(tuple(parts))
     sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
     mapped_layers = frozenset(() if chosen.map is None else changed)
     return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config, mapped_layers)
@@ -353,17 +352,6 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
         for number, layer in enumerate(structure.layers)
         if scales and layer.rotates and layer.window is None and layer.layer_type in rotating
     }
-
-
-def _parts(layer: Layer, chosen: Plan, rotation: Encoding | None) -> tuple[Encoding, ...]:
-    """What the encoding of our attention in a layer is the sum of, with the rotation that the rotary module leaves to it. One
-    with a sliding window stays as it was."""
-    parts: list[Encoding] = []
-    if rotation is not None:
-        parts.append(rotation)
-    if layer.window is None:
-        parts += chosen.attention.values()
-    return tuple(parts)
 
 
 def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
@@ -424,7 +412,6 @@ def _rotation_of(chosen: Plan) -> Iterator[str]:
 
 
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
-    """Whether a method changes anything in a layer."""
     scheduled = chosen.schedule is not None and layer.layer_type in structure.unbounded
     mapped = (chosen.map is not None or bool(chosen.scales) or chosen.bands is not None) and layer.window is None
     return (layer.rotates and (scheduled or mapped or not chosen.rotates)) or (

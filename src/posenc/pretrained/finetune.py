@@ -23,7 +23,7 @@ from posenc.errors import InputError, as_numbers, check_integers, check_positive
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
-from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.state import disagreement, read, write
 from posenc.scratch import replacing, sweep
 from posenc.stopping import stoppable
@@ -114,7 +114,6 @@ def finetune(
             precision without LoRA, a loss that is not finite (the weights must then be loaded again, unless LoRA), a
             checkpoint of another training, of another program or of more steps; peft is missing.
     """
-    check_model(model)
     settings, texts = prepared(
         model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
@@ -124,7 +123,7 @@ def finetune(
     if store is not None:
         store.check()
     began = time.perf_counter()
-    with _modes_restored(model), torch.random.fork_rng():
+    with modes_restored(model), torch.random.fork_rng():
         torch.manual_seed(int(seed))  # adapters start from random numbers, and dropout draws them
         tuned = model if lora is None else _with_adapters(model_structure(model), lora)
         if lora is None:
@@ -136,6 +135,8 @@ def finetune(
             if lora is not None:
                 tuned.unload()  # type: ignore[operator]
             raise
+        finally:
+            model.zero_grad()
         if lora is not None:
             tuned.merge_and_unload()  # type: ignore[operator]
     count = sum(p.numel() for p in trained)
@@ -170,8 +171,8 @@ def prepared(
 
 
 @contextmanager
-def _modes_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module and requires_grad of each weight, and drop all gradients."""
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of each module and requires_grad of each weight afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
@@ -181,7 +182,6 @@ def _modes_restored(model: nn.Module) -> Iterator[None]:
             module.training = training
         for weight, trains in wanted:
             weight.requires_grad_(trains)
-            weight.grad = None
 
 
 def _train(
@@ -192,7 +192,6 @@ def _train(
     store: "Checkpoint | None",
     progress: Callable[[int, float], None] | None,
 ) -> list[float]:
-    """Train the weights; the loss of each step."""
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     optimizer = torch.optim.AdamW(trained, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
@@ -234,7 +233,6 @@ def _behaviour(model: nn.Module, loss: Tensor, norm: Tensor) -> dict[str, float]
 
 
 def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-    """The loss on random windows."""
     length, batch, device = settings["length"], settings["batch_size"], next(model.parameters()).device
     windows = _windows(texts, length, batch, generator)
     positions = torch.arange(length).expand(batch, -1)

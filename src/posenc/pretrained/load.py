@@ -41,7 +41,6 @@ from posenc.pretrained.checked import (
     check_model,
     check_sizes_stated,
     check_used,
-    out_of_memory,
     shapes_in,
     weight_files,
 )
@@ -155,7 +154,11 @@ def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str
             f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
             stacklevel=4,
         )
-    _extend_as_saved(model)
+    entry = getattr(model.config, "posenc", None)  # of `to_hf`, where no configuration expresses the method
+    if entry is not None:
+        method, length = check_entry(entry, "config.json")
+        del model.config.posenc  # extend writes it anew, and restore must not put it back
+        extend(model, method, target_length=length)
     watch(model)
     return model
 
@@ -264,11 +267,7 @@ def _may_be_on_the_hub(name: str) -> bool:
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
     """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are. The hub's
-    warnings of each try to reach it are left out: the last one is the error.
-
-    Raises:
-        InputError: what was read, and the error, which is also its cause.
-    """
+    warnings of each try to reach it are left out: the last one is the error."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -279,7 +278,8 @@ def _reading(what: str) -> Iterator[None]:
     except RecursionError as error:
         raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
     except Exception as error:
-        if out_of_memory(error):
+        # which on a CPU is a plain RuntimeError
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
@@ -352,11 +352,7 @@ def _take_own_attention(config: Any) -> None:
 def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
     """The configuration of a DroPE checkpoint (SakanaAI/DroPE, custom_models/drope.py: model_type llama_drope or
     qwen2_drope) as that of the model it was made of, with the method to extend it by; None: it is none. From `stored` is
-    taken what names the authors' code.
-
-    Raises:
-        InputError: an attention_type with norms of queries and keys, which the model it was made of does not have.
-    """
+    taken what names the authors' code."""
     from transformers import AutoConfig
 
     kind = str(stored.get("model_type"))
@@ -399,7 +395,6 @@ def _check_safe(name: str, stored: Mapping[str, Any]) -> None:
 
 
 def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
-    """The class of transformers to load a model as."""
     import transformers
 
     reads_text = config.get_text_config(decoder=True).model_type in FAMILIES
@@ -460,15 +455,6 @@ def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
         warnings.warn(f"posenc: {name} {text}", stacklevel=4)
 
 
-def _extend_as_saved(model: Any) -> None:
-    """Extend by the entry `posenc` that `to_hf` wrote because no configuration of transformers expresses the method."""
-    entry = getattr(model.config, "posenc", None)
-    if entry is not None:
-        method, length = check_entry(entry, "config.json")
-        del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, method, target_length=length)
-
-
 def adapted(model: Any, folder: Path) -> Any:
     """A model under the extension that an adapter was trained with, and the adapter on it.
 
@@ -521,7 +507,6 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     file: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     with _reading(f"{path}: this GGUF file cannot be read: "):
         check_gguf(path)
-    with _reading(f"{path}: this GGUF file cannot be read: "):
         reader = read_gguf(path)
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
         unpack = unpacker(reader, **names)
@@ -615,11 +600,7 @@ SCALED = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear", ".
 
 
 def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
-    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
-
-    Raises:
-        InputError: divisors of the frequencies without those that belong to them, or two bases where one rotates all layers.
-    """
+    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does."""
     from posenc.pretrained.programs import ALL, header_readings
 
     header = rotation_of(reader)
@@ -655,11 +636,7 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
 
 def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
     """rope_parameters of a file with divisors of the frequencies for short and for long inputs (Phi-3), between which llama.cpp
-    chooses by its context, and transformers by the text.
-
-    Raises:
-        InputError: one of the lists, or the length from which the second counts, is missing.
-    """
+    chooses by its context, and transformers by the text."""
     lists = {key: header.get(f"rope_factors_{key.partition('_')[0]}.weight") for key in ("short_factor", "long_factor")}
     original = next(
         (value for key, value in header.items() if key.endswith(".rope.scaling.original_context_length")), None

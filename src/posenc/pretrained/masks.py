@@ -96,7 +96,9 @@ def visibility(
     """
     if mask is None:
         positions = Positions.arange(queries, keys - queries, causal=True, device=device)
-        if position_ids is None or _contiguous(position_ids):
+        if position_ids is None or position_ids.shape[1] == 1:
+            return Visibility(positions)
+        if not torch.compiler.is_compiling() and bool((position_ids.diff(dim=1) == 1).all()):
             return Visibility(positions)
         k = positions.k.expand(position_ids.shape[0], -1)
         return Visibility(_positions(k[:, keys - queries :], k, None, position_ids))
@@ -111,10 +113,6 @@ def visibility(
         )
     mask = mask[..., :keys]
     return _from_mask(mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2, position_ids)
-
-
-def _contiguous(ids: Tensor) -> bool:
-    return ids.shape[1] == 1 or (not torch.compiler.is_compiling() and bool((ids.diff(dim=1) == 1).all()))
 
 
 def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor | None) -> Positions:
@@ -170,11 +168,6 @@ class BoolMask(Encoding):
         return Dense(torch.zeros_like(self.mask, dtype=precise).masked_fill(~self.mask, torch.finfo(precise).min))
 
 
-def _by_order(positions: Positions) -> Positions:
-    """The same tokens, each at its index in the row."""
-    return replace(positions, q=positions.q_order, k=positions.k_order).with_known(diagonal=positions.diagonal)
-
-
 class SlidingWindow(Encoding):
     """Only the nearest keys: a query sees those at a distance below `window`, as transformers' sliding layers do."""
 
@@ -191,6 +184,10 @@ class SlidingWindow(Encoding):
         def beyond(head: Tensor, distance: Tensor) -> Tensor:
             return torch.where(distance < window, 0.0, lowest) + 0.0 * head
 
-        if positions.start is None:  # a window counts tokens, whatever gaps there are between their positions
-            positions = positions.shared(SlidingWindow, lambda: _by_order(positions))
-        return Relative(beyond, q.shape[1], positions)
+        def by_order() -> Positions:
+            moved = replace(positions, q=positions.q_order, k=positions.k_order)
+            return moved.with_known(diagonal=positions.diagonal)
+
+        # a window counts tokens, whatever gaps there are between their positions
+        counted = positions if positions.start is not None else positions.shared(SlidingWindow, by_order)
+        return Relative(beyond, q.shape[1], counted)

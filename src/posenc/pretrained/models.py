@@ -162,7 +162,6 @@ class ModelStructure:
         return sum(self._cached(layer) * layer.window for layer in self.layers if layer.window is not None)
 
     def _cached(self, layer: Layer) -> int:
-        """Numbers of one token in a layer."""
         if self.family.latent:
             latent = getattr(self.config, "kv_lora_rank", None)
             return self.head_dim if latent is None else int(latent) + self.rope.rotary_dim
@@ -195,7 +194,12 @@ def model_structure(model: nn.Module) -> ModelStructure:
     config = decoder.config
     layers = attention_layers(decoder, family)
     parameters = config.rope_parameters
-    _check_set(parameters, config)
+    for why in set_after_loading(parameters):
+        raise InputError(
+            f'{why}; set it in config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model '
+            "as it was made"
+        )
+    check_parameters(config)
     rope_per_type = "rope_type" not in parameters
     tables = [parameters[kind] for kind in parameters] if rope_per_type else [parameters]
     widths = {layer.layer_type: layer.head_dim for layer in layers}
@@ -281,18 +285,8 @@ def unwrap(model: Any) -> Any:
     if hasattr(model, "get_base_model"):  # PEFT, whose adapters live inside the layers
         model = model.get_base_model()
     if not hasattr(getattr(model, "config", None), "model_type") or not hasattr(model, "base_model"):
-        raise InputError("pass a transformers model, as AutoModelForCausalLM loads it", model=model)
-    return model
-
-
-def check_model(model: Any) -> None:
-    """Refuse what is not a module, such as a name.
-
-    Raises:
-        InputError: says what to pass instead.
-    """
-    if not isinstance(model, nn.Module):
         raise InputError("pass a transformers model, the first that posenc.load(name) returns", model=model)
+    return model
 
 
 def attention_layers(decoder: Any, family: Family) -> tuple[Layer, ...]:
@@ -343,17 +337,6 @@ def set_since(config: Any, change: Any) -> Iterator[str]:
                 return
 
 
-def _check_set(parameters: Any, config: Any) -> None:
-    """Raises:
-    InputError: rope_parameters that transformers' constructor did not make, or numbers that cannot be."""
-    for why in set_after_loading(parameters):
-        raise InputError(
-            f'{why}; set it in config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model '
-            "as it was made"
-        )
-    check_parameters(config)
-
-
 def set_after_loading(parameters: Any) -> Iterator[str]:
     """A sentence where rope_parameters are not complete, as transformers' constructor makes them."""
     tables = (
@@ -368,11 +351,7 @@ def set_after_loading(parameters: Any) -> Iterator[str]:
 def _rope(
     rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix: str, head_dim: int, family: Family
 ) -> Rope:
-    """The rotation that config.rope_parameters states, after a check that the module computes with it.
-
-    Raises:
-        InputError: it computes with other frequencies.
-    """
+    """The rotation that config.rope_parameters states, after a check that the module computes with it."""
     buffers = tables_of(rotary, prefix, parameters)
     rope = stated_rope(parameters, config, 2 * buffers[0].numel(), head_dim, family)
     factor = attention_factor(rotary, prefix, parameters)

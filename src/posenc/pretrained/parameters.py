@@ -187,6 +187,13 @@ def config_of(config: Any, layer_type: str | None) -> Any:
     return getattr(config, "per_layer_config", {layer_type: config})[layer_type]
 
 
+def score_factor(parameters: Mapping[str, Any]) -> float:
+    """Of the scores in latent attention under YaRN: the square of 0.1 mscale_all_dim ln(factor) + 1."""
+    mscale, factor = parameters.get("mscale_all_dim") or 0.0, parameters.get("factor") or 1.0
+    applies = factor > 1 and parameters.get("rope_type") == "yarn"
+    return float(0.1 * mscale * math.log(factor) + 1) ** 2 if applies else 1.0
+
+
 def rope_parameters_by_type(config: Any) -> dict[str | None, Mapping[str, Any]]:
     """config.rope_parameters by layer type; under None where all layers share them."""
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -2,7 +2,7 @@
 """What six programs compute from one configuration: a config.json or the header of a GGUF file, without weights."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -133,6 +133,8 @@ class ProgramComparison:
 
     def text(self, width: int | None = None) -> str:
         """The comparison in words. width: columns that the table may take."""
+        still = self.readings[0].unrotated if self.readings else ()  # as the first program has them
+        numbers = ", ".join(map(str, still[:8])) + (", ..." if len(still) > 8 else "")
         titles = ("program", "layers", "base", "schedule", "rotated", "attention factor", "known by", "as")
         letters = {
             id(reading): chr(ord("A") + number)
@@ -153,7 +155,7 @@ class ProgramComparison:
         )
         lines = [
             f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens; a query sees: {windows}",
-            *_unrotated(self.readings, self.layers),
+            *([f"{len(still)} of {self.layers} layers do not rotate: {numbers}"] if still else []),
             "",
             *(table if self.readings else []),
         ]
@@ -162,15 +164,6 @@ class ProgramComparison:
         lines += ["", *(self.apart() or [self.agreement()])]
         lines += [f"{each.program}: {each.note}" for each in self.readings if each.note]
         return "\n".join([*lines, *(f"\n{finding}" for finding in self.findings)])
-
-
-def _unrotated(readings: Sequence[Reading], layers: int | None) -> list[str]:
-    """A line on the layers without rotation, as the first program has them."""
-    still = readings[0].unrotated if readings else ()
-    if not still:
-        return []
-    numbers = ", ".join(map(str, still[:8])) + (", ..." if len(still) > 8 else "")
-    return [f"{len(still)} of {layers} layers do not rotate: {numbers}"]
 
 
 def difference(reading: Reading, most: Reading, length: int) -> str:
@@ -250,7 +243,6 @@ def _length(config: ConfigFile) -> int:
 
 
 def _is_known(config: ConfigFile) -> bool:
-    """Whether transformers takes it."""
     try:
         return config.hf is not None
     except InputError:

@@ -87,9 +87,6 @@ def read(path: Path) -> Any:
         raise ValueError(f"{path}: is no state of a training ({error})") from error
 
 
-# ---------------------------------------------------------------- behaviour
-
-
 def disagreement(here: Mapping[str, float], there: Mapping[str, float]) -> str:
     """Where two behaviours differ by more than rounding, in words; "" if they are of one program. Numbers that only one of them
     has are not compared. Their "tolerance" takes the place of `TOLERANCE`."""

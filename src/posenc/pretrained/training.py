@@ -14,7 +14,6 @@ from posenc.errors import InputError, check_word
 from posenc.pretrained.doctor import configuration
 from posenc.pretrained.findings import SEVERITIES, Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating
-from posenc.pretrained.models import check_model
 from posenc.pretrained.probe import PROBE, Probe, differ
 from posenc.pretrained.traps import softmax_scale
 
@@ -38,7 +37,6 @@ def examine_batch(model: nn.Module, batch: Mapping[str, Any]) -> Diagnosis:
     Raises:
         InputError: a model that doctor refuses, or a batch without input_ids of two dimensions.
     """
-    check_model(model)
     ids = batch.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
         raise InputError("has no input_ids (batch, n)", "pass a batch as the model is called with it", argument="batch")
@@ -108,7 +106,6 @@ def _begins(positions: Tensor | None, ids: Tensor) -> Tensor:
 
 
 def _row(value: Any, row: int, batch: int) -> Any:
-    """One row of an argument, where it has rows."""
     if not isinstance(value, Tensor) or batch == 1:
         return value
     if value.dim() >= 2 and value.shape[0] == batch:

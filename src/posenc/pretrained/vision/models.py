@@ -268,9 +268,10 @@ def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
 
 
-def _towers(model: nn.Module) -> dict[str, Any]:
+def _towers(model: Any) -> dict[str, Any]:
     """Modules with a supported configuration that read images, by name; the innermost where a model wraps another."""
-    towers = {name: module for name, module in model.named_modules() if _is_tower(module)}
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    towers = {name: module for name, module in modules if _is_tower(module)}
     return {
         name: module
         for name, module in towers.items()
