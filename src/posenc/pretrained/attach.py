@@ -21,11 +21,12 @@ from torch.utils.hooks import RemovableHandle
 from posenc.attention import attention
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
-from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
+from posenc.pretrained.masks import BoolMask, Visibility, token_index, visibility
 from posenc.pretrained.models import ModelStructure, record_of
 
 NAME = "posenc"
@@ -311,7 +312,7 @@ class Attachment(ModelChange):
             scale = softmax_scale(structure, design.config["rope_parameters"])
             self.changes += [Change(layer.module, "scaling", scale) for layer in structure.layers]
         for layer, encoding in zip(structure.layers, design.encodings, strict=False):
-            window = [] if layer.window is None else [SlidingWindow(layer.window)]
+            window = [] if layer.window is None else [Window(layer.window - 1)]
             windowed = combined(*([] if encoding is None else [encoding]), *window)
             plan = LayerPlan(encoding, windowed, self.cache)
             self.changes.append(Change(layer.module, "_posenc_plan", plan))

@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.attention import attention
 from posenc.backends.precision import HALF
+from posenc.encodings.visible import Window
 from posenc.functional import Layout, rotary
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention, unrotated
 from posenc.pretrained.findings import Evidence
-from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import Layer, attention_layers
 from posenc.pretrained.parameters import score_factor
 from posenc.pretrained.probe import (
@@ -105,7 +105,7 @@ class Formula:
         groups = q.shape[1] // k.shape[1]
         if self.dealt:
             k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
-        window = None if self.window is None else SlidingWindow(self.window)
+        window = None if self.window is None else Window(self.window - 1)
         positions = Positions.arange(count, causal=True, device=device)
         if self.chunk is not None:
             lengths = [self.chunk] * (count // self.chunk) + [count % self.chunk] * (count % self.chunk > 0)

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding import Encoding, augmented_by
+from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, attended, combined
-from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, visibility
+from posenc.pretrained.masks import FAR, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
 
 NAME = "posenc_encoding"
@@ -33,7 +34,7 @@ class Plan:
     def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
         if self.sums is None or self.sums[0] is not encoding:
             part = [encoding.at(self.number)[0]] if self.layer.rotates else []
-            window = [] if self.layer.window is None else [SlidingWindow(self.layer.window)]
+            window = [] if self.layer.window is None else [Window(self.layer.window - 1)]
             self.sums = encoding, combined(*part), combined(*part, *window)
         return self.sums[1:]
 

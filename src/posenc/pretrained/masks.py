@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.bias import Dense, Relative
+from posenc.bias import Dense
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -166,28 +166,3 @@ class BoolMask(Encoding):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
         precise = torch.promote_types(q.dtype, torch.float32)
         return Dense(torch.zeros_like(self.mask, dtype=precise).masked_fill(~self.mask, torch.finfo(precise).min))
-
-
-class SlidingWindow(Encoding):
-    """Only the nearest keys: a query sees those at a distance below `window`, as transformers' sliding layers do."""
-
-    bias_reads_keys = False
-    shift_invariant = True
-
-    def __init__(self, window: int) -> None:
-        super().__init__()
-        self.window = window
-
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        lowest, window = torch.finfo(torch.float32).min, self.window
-
-        def beyond(head: Tensor, distance: Tensor) -> Tensor:
-            return torch.where(distance < window, 0.0, lowest) + 0.0 * head
-
-        def by_order() -> Positions:
-            moved = replace(positions, q=positions.q_order, k=positions.k_order)
-            return moved.with_known(diagonal=positions.diagonal)
-
-        # a window counts tokens, whatever gaps there are between their positions
-        counted = positions if positions.start is not None else positions.shared(SlidingWindow, by_order)
-        return Relative(beyond, q.shape[1], counted)

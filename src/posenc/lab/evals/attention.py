@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
+from posenc.encodings.visible import Window
 from posenc.errors import InputError, as_json
 from posenc.frequencies import create, wavelengths
 from posenc.functional import Layout
@@ -35,7 +36,6 @@ from posenc.pretrained.attach import (
     set_implementation,
 )
 from posenc.pretrained.inference import check_tokens, evaluating
-from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import ModelStructure, model_structure
 from posenc.tasks import Sample
 
@@ -205,7 +205,7 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         index, query, key = indices[call.module], call.query, call.key
         plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
         window = body.layers[index].window
-        encoding = plan.windowed if plan is not None else None if window is None else SlidingWindow(window)
+        encoding = plan.windowed if plan is not None else None if window is None else Window(window - 1)
         with torch.autocast(query.device.type, enabled=False):
             positions = Positions.arange(query.shape[2], causal=True, device=query.device)
             problem = prepare(
