@@ -193,13 +193,8 @@ class Compare(StudyCommand):
 
         kind = experiment(self.tasks[0], may_import=True)
         encodings, seeds, settings = self.planned(self.tasks[0])
-        resolved = {
-            "task": self.tasks,
-            "encodings": encodings,
-            "seeds": seeds,
-            "preset": None,
-            "data": self.data or kind.data,
-        }
+        resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
+        resolved["data"] = self.data or kind.data
         return super().config() | settings.to_dict() | {**kind.data_options} | self._reading(kind) | resolved
 
     def _reading(self, kind: type["Experiment"]) -> dict[str, Any]:

@@ -382,11 +382,8 @@ def copies_are_equal(tested: EncodingUnderTest) -> None:
     for other in (copy.deepcopy(model.encoding), pickle.loads(pickle.dumps(model.encoding))):
         if json.dumps(other.spec()) != json.dumps(model.encoding.spec()):
             raise CheckFailed(f"a copy has another spec, {other.spec()}, than {model.encoding.spec()}")
-        pairs = zip(
-            (*other.buffers(), *other.parameters()),
-            (*model.encoding.buffers(), *model.encoding.parameters()),
-            strict=True,
-        )
+        of = model.encoding
+        pairs = zip((*other.buffers(), *other.parameters()), (*of.buffers(), *of.parameters()), strict=True)
         if not all(torch.equal(a, b) for a, b in pairs):
             raise CheckFailed("a copy has other tables or parameters")
     here = tested.document(LENGTH)

@@ -129,9 +129,8 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
         notes += skipped + untested + [CAST] * any("float16 in, float32 out" in finding for finding in broken)
     errors = [error for result in answered if (error := _largest_error(result)) is not None and math.isfinite(error)]
     unique = tuple(dict.fromkeys(findings))
-    return Verdict(
-        kind, not findings, unique, tuple(notes), _example(answered), len(results), max(errors, default=None)
-    )
+    worst = max(errors, default=None)
+    return Verdict(kind, not findings, unique, tuple(notes), _example(answered), len(results), worst)
 
 
 # -------------------------------------------------------------------- which faults explain the results

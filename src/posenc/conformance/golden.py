@@ -185,9 +185,8 @@ def from_angles(function: Callable[..., Any], convention: Convention) -> Callabl
     def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
         width = x.shape[-1] if rotary_dim is None else rotary_dim
         turns = rotations.angles(positions.double(), width, base)
-        angles = rotations.by_layout(
-            "interleaved" if convention == KINDS["rotary_interleaved"] else "half", turns, turns
-        )
+        layout = "interleaved" if convention == KINDS["rotary_interleaved"] else "half"
+        angles = rotations.by_layout(layout, turns, turns)
         cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
         if before == 1:
             return function(x, cos, sin)
@@ -225,9 +224,8 @@ def format_exception(error: BaseException) -> str:
 def _raised_at(error: BaseException) -> str:
     """The file and the line that raised, and those of the tested function where they are elsewhere."""
     here = str(Path(__file__).parent)
-    frames = [
-        (f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)
-    ]
+    lines = traceback.extract_tb(error.__traceback__)
+    frames = [(f.filename, f.lineno) for f in lines if not f.filename.startswith(here)]
     frames = [frame for frame in frames if not frame[0].startswith("<")]
     if not frames:
         return ""

@@ -165,9 +165,8 @@ class Seen:
         given, named = _in_float32(self.given, self.wide), _in_float32(self.named, self.wide)
         tables = [*_tensors(named["position_embeddings"])]
         rounded = any(torch.equal(x, x.to(self.output.dtype).to(x.dtype)) for x in tables)
-        return Seen(
-            self.number, layer, given, named, _first(layer.module(*given, **named)), self.start, widened=rounded
-        )
+        first = _first(layer.module(*given, **named))
+        return Seen(self.number, layer, given, named, first, self.start, widened=rounded)
 
     def repeated(self, function: Callable[[AttentionCall], Tensor], flipped: bool = False) -> Tensor:
         """The layer's output with a function in place of its attention, which gets queries and keys that are not rotated."""

@@ -155,9 +155,7 @@ class ConfigFile:
                 yield f"{key} has rope_type={one!r} and type={other!r}: remove one of them"
             for name in BESIDE:
                 inner, outer = table.get(name), self.raw.get(name)
-                void = outer is None and not (
-                    name == "rope_theta" and name in self.raw
-                )  # null, at which transformers 4 fails
+                void = outer is None and not (name == "rope_theta" and name in self.raw)  # at null transformers 4 fails
                 if inner is not None and outer != inner and not void:
                     yield f"{name}={outer} and {key}.{name}={inner}: programs read different ones; remove one"
         if len(tables) == 2:

@@ -145,9 +145,8 @@ def attend(call: AttentionCall) -> Tensor:
         scale = here.encoding.scale_of(plan.number, call.query.shape[3])
         options = {"layer": here.encoding.at(plan.number)[1], "gates": gates}
         if scale != usual and call.scale is not None:
-            options["scale"] = (
-                call.scale * scale / usual
-            )  # scale is in place of 1 / sqrt(d), which the model's may not be
+            # it is in place of 1 / sqrt(d), which the model's may not be
+            options["scale"] = call.scale * scale / usual
     return attended(replace(call, value=value), acting, windowed, visible, **options)
 
 

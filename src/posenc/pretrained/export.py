@@ -387,6 +387,5 @@ def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[
         "rope.scaling.yarn_beta_fast": "--yarn-beta-fast",
         "rope.scaling.yarn_beta_slow": "--yarn-beta-slow",
     }
-    return override + "".join(
-        f" {flags[key]} {f'{value:.10g}' if isinstance(value, float) else value}" for key, value in keys.items()
-    )
+    texts = {key: f"{value:.10g}" if isinstance(value, float) else value for key, value in keys.items()}
+    return override + "".join(f" {flags[key]} {text}" for key, text in texts.items())

@@ -219,9 +219,8 @@ def plan_fit(
             previous.attach()
     if fitting.improved:
         rope = start.structure.rope
-        unit = (
-            float(rope.schedule["factor"]) if rope.schedule["name"] == "linear" else 1.0
-        )  # which `_composed` multiplies
+        # which `_composed` multiplies
+        unit = float(rope.schedule["factor"]) if rope.schedule["name"] == "linear" else 1.0
         found = {"stretch": [s / unit for s in fitting.stretch], "attention_factor": fitting.attention_factor}
         start = plan_rotary(inner, "explicit", None, target, found)
     start.report = replace(start.report, fitting=fitting)
@@ -414,9 +413,8 @@ def _rotation_of(chosen: Plan) -> Iterator[str]:
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     scheduled = chosen.schedule is not None and layer.layer_type in structure.unbounded
     mapped = (chosen.map is not None or bool(chosen.scales) or chosen.bands is not None) and layer.window is None
-    return (layer.rotates and (scheduled or mapped or not chosen.rotates)) or (
-        bool(chosen.attention) and layer.window is None
-    )
+    around = bool(chosen.attention) and layer.window is None
+    return around or (layer.rotates and (scheduled or mapped or not chosen.rotates))
 
 
 def _notes(

@@ -307,9 +307,8 @@ class Windows:
             for task, weight in ((None, 1 - share), (fit.task, share)):
                 if weight == 0:
                     continue
-                ids, first = self._text(
-                    rows, task, generator, step * count + index, index / count if step < 0 else None
-                )
+                at = index / count if step < 0 else None
+                ids, first = self._text(rows, task, generator, step * count + index, at)
                 stride = max((len(ids) - first) // SCORED, 1)
                 offset = int(torch.randint(stride, (), generator=generator))
                 positions = torch.arange(len(ids))[None]
@@ -346,11 +345,8 @@ class Windows:
         device = next(self.model.parameters()).device
         ids, scored = window.ids.to(device), window.scored.to(device)
         # without a mask, transformers takes positions that jump for packed sequences which do not see each other
-        inputs = {
-            "position_ids": window.positions.to(device),
-            "attention_mask": torch.ones_like(ids),
-            "use_cache": False,
-        }
+        positions = window.positions.to(device)
+        inputs = {"position_ids": positions, "attention_mask": torch.ones_like(ids), "use_cache": False}
         if self.keeps:
             logits = self.model(input_ids=ids, **inputs, logits_to_keep=scored).logits[0]
         else:

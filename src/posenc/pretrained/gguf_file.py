@@ -273,9 +273,8 @@ def _write_keys(writer: Any, structure: ModelStructure, length: int, dtype: str)
     writer.add_file_type(int(getattr(gguf.LlamaFileType, {"float32": "ALL_F32", "float16": "MOSTLY_F16"}[dtype])))
     if structure.model_type in ("gemma2", "gemma3_text"):
         writer.add_sliding_window(int(config.sliding_window))
-        writer.add_array(
-            f"{writer.arch}.attention.sliding_window_pattern", [layer.window is not None for layer in structure.layers]
-        )
+        windowed = [layer.window is not None for layer in structure.layers]
+        writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", windowed)
     if structure.model_type == "gemma2":
         writer.add_attn_logit_softcapping(float(config.attn_logit_softcapping))
         writer.add_final_logit_softcapping(float(config.final_logit_softcapping))

@@ -670,6 +670,5 @@ def _take_layers(reader: Any, config: Any) -> None:
     largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
     if largest is not None:
         shared = config.num_hidden_layers == largest
-        config.query_pre_attn_scalar = (
-            config.hidden_size // config.num_attention_heads if shared else head_dim_of(config)
-        )
+        width = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = width if shared else head_dim_of(config)

@@ -108,9 +108,8 @@ def visibility(
         if not documents:
             return Visibility(_positions(q, k, of_k >= 0, position_ids))
         at = k if position_ids is None else position_ids.expand_as(k)
-        return Visibility(
-            Positions(q=at, k=at, q_order=q, k_order=k, causal=True, q_document=documents[0], k_document=documents[0])
-        )
+        of = {"q_document": documents[0], "k_document": documents[0]}
+        return Visibility(Positions(q=at, k=at, q_order=q, k_order=k, causal=True, **of))
     mask = mask[..., :keys]
     return _from_mask(mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2, position_ids)
 

@@ -72,9 +72,8 @@ class Rope:
     def at(self, length: int) -> dict[str, Any]:
         """The schedule for inputs of a length, on which it may depend."""
         if self.long_attention_factor is not None:
-            return dict(self.schedule) | (
-                {"attention_factor": self.long_attention_factor} if length > self.original_length else {}
-            )
+            long = length > self.original_length
+            return dict(self.schedule) | ({"attention_factor": self.long_attention_factor} if long else {})
         return dict(self.schedule) | ({"length": length} if "length" in self.schedule else {})
 
     def frequencies(self) -> frequencies.Frequencies:
@@ -168,9 +167,8 @@ class ModelStructure:
         module: Any = layer.module
         if getattr(module, "is_kv_shared_layer", False):
             return 0
-        shared: int = getattr(
-            module, "num_key_value_groups", self.num_heads // self.num_kv_heads
-        )  # by layer in Gemma 4
+        usual = self.num_heads // self.num_kv_heads
+        shared: int = getattr(module, "num_key_value_groups", usual)  # by layer in Gemma 4
         return 2 * layer.head_dim * (self.num_heads // shared)
 
 
@@ -405,15 +403,8 @@ def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) ->
     return float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
 
 
-LENGTHS = (
-    "max_sequence_length",
-    "model_max_length",
-    "seq_length",
-    "max_seq_len",
-    "max_seq_length",
-    "n_ctx",
-    "context_length",
-)
+LENGTHS = ("max_sequence_length", "model_max_length", "seq_length", "max_seq_len", "max_seq_length", "n_ctx",
+           "context_length")  # fmt: skip
 """Fields beside max_position_embeddings in which configurations state a length."""
 
 

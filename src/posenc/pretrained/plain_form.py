@@ -157,9 +157,8 @@ def _parameters(model: Any, rotation: Any) -> dict[str, Any]:
 
 
 def _own_fields(config: Any) -> dict[str, Any]:
-    return {
-        key: value for key, value in config.to_dict().items() if key not in ("model_type", "encoding", "rope_scaling")
-    }
+    left = ("model_type", "encoding", "rope_scaling")
+    return {key: value for key, value in config.to_dict().items() if key not in left}
 
 
 def _shape(config: Any) -> dict[str, Any]:

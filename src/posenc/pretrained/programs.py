@@ -295,9 +295,8 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     if "rope_parameters" in raw:
         ignored = "does not read rope_parameters, which transformers 5 writes"
     if config.model_type == "gemma3_text":
-        yield _reading(
-            SLIDING, raw.get("rope_local_base_freq", 10000.0), {"name": "default"}, rotary_dim, None, ignored
-        )
+        local = raw.get("rope_local_base_freq", 10000.0)
+        yield _reading(SLIDING, local, {"name": "default"}, rotary_dim, None, ignored)
     layers = FULL if config.model_type == "gemma3_text" else ALL
     original = raw.get("original_max_position_embeddings")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -595,9 +594,8 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     elif rope_type not in (None, "default"):
         notes.append(f"its converter drops rope_type {rope_type!r}")
     if kind == "gemma3_text":
-        keys["rope.freq_base_swa"] = dict(table.get(SLIDING) or {}).get("rope_theta") or raw.get(
-            "rope_local_base_freq", 10000.0
-        )
+        local = dict(table.get(SLIDING) or {}).get("rope_theta")
+        keys["rope.freq_base_swa"] = local or raw.get("rope_local_base_freq", 10000.0)
     header[NOTE] = "; ".join(notes)
     return header | {f"{arch}.{key}": value for key, value in keys.items()}
 

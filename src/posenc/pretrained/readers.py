@@ -150,9 +150,8 @@ class ProgramComparison:
             for r in self.readings
         ]  # fmt: skip
         table = aligned(rows, str.ljust, width)
-        windows = ", ".join(
-            f"{kind} {'all keys' if size is None else f'{size} keys'}" for kind, size in self.windows.items()
-        )
+        sizes = {kind: "all keys" if size is None else f"{size} keys" for kind, size in self.windows.items()}
+        windows = ", ".join(f"{kind} {size}" for kind, size in sizes.items())
         lines = [
             f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens; a query sees: {windows}",
             *([f"{len(still)} of {self.layers} layers do not rotate: {numbers}"] if still else []),
@@ -200,9 +199,8 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         raise InputError(f"{config.name}: model type {config.model_type!r}: {REFUSED[config.model_type]}")
     findings = diagnosis(None, _evidence(config)).findings
     impossible = [why for table in config.tables() for why, _ in impossible_sentences(table)]
-    impossible += [
-        each.evidence for each in findings if each.name == "parameter_impossible" and each.measured is not None
-    ]
+    cannot = [each for each in findings if each.name == "parameter_impossible"]
+    impossible += [each.evidence for each in cannot if each.measured is not None]
     readings: list[Reading] = []
     refused: list[ProgramRefusal] = []
     not_known: list[ProgramRefusal] = []

@@ -22,16 +22,8 @@ LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
 SCORES = {"mscale": 1.0, "mscale_all_dim": 1.0}
 """Options of "yarn" under which its temperature multiplies the scores and not cos and sin, as DeepSeek trains with."""
-SCALING = {
-    "rope_type",
-    "type",
-    "original_max_position_embeddings",
-    "max_position_embeddings",
-    "alpha",
-    "short_mscale",
-    "long_mscale",
-    *(key for keys in ROPE_PARAMETERS.values() for key in keys),
-}
+SCALING = {"rope_type", "type", "original_max_position_embeddings", "max_position_embeddings", "alpha", "short_mscale", "long_mscale",
+           *(key for keys in ROPE_PARAMETERS.values() for key in keys)}  # fmt: skip
 """Keys of rope_parameters that belong to a scaling; the others describe the model."""
 MAX_STRETCH = 1e30
 """A divisor that stops a pair, since JSON has no infinity: the angle stays below 1e-23 for any length."""

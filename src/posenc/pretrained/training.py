@@ -65,10 +65,8 @@ def _evidence(probe: Probe, ids: Tensor, batch: Mapping[str, Any]) -> Evidence:
         yield from differ(probe, "sees_the_future", text, row.changed(index == index[-1])[:, near], row.logits[:, near])
     if packed.any():
         start = int(begins[row.number].int().argmax())
-        near, text = (
-            slice(start, start + PROBE),
-            f"other tokens before {start} move the logits of the text that begins there",
-        )
+        near = slice(start, start + PROBE)
+        text = f"other tokens before {start} move the logits of the text that begins there"
         yield from differ(probe, "batch_leaks", text, row.changed(index < start)[:, near], row.logits[:, near])
     mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.all():

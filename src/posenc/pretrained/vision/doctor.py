@@ -53,9 +53,8 @@ def describe(vision: VisionModel) -> VisionDescription:
     dtype = next(p.dtype for p in vision.tower.parameters())
     before = None if record is None else record.report.old
     parts, short = tuple(position_parts(vision)), str(dtype).removeprefix("torch.")
-    return VisionDescription(
-        vision.library, vision.model_type, vision.image_size, vision.patch_size, short, parts, before
-    )
+    sizes = vision.image_size, vision.patch_size
+    return VisionDescription(vision.library, vision.model_type, *sizes, short, parts, before)
 
 
 def vision_evidence(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
