@@ -4,7 +4,6 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +39,15 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
 
     wanted: by layer type, what the model computes for a text of `length` tokens.
     """
+    # without transformers' warning of keys that it does not read, for other programs do
+    logger, none = logging.getLogger("transformers.modeling_rope_utils"), lambda _: False
+    logger.addFilter(none)
     try:
-        with _quiet():
-            found = compare(file, length)
+        found = compare(file, length)
     except InputError as error:
         return tuple(ProgramAnswer(program, None, str(error)) for program in PROGRAMS)
+    finally:
+        logger.removeFilter(none)
     answers = {each.program: ProgramAnswer(each.program, False, each.why, runs=False) for each in found.refused}
     answers |= {each.program: ProgramAnswer(each.program, None, each.why) for each in found.not_known}
     by_type, still = rope_parameters_by_type(file.hf), file.unrotated()
@@ -61,17 +64,6 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
                 expected.append(Reading("", *of, unrotated=still))
             answers[reading.program] = _answer(reading, expected, length, earlier)
     return tuple(answers[program] for program in PROGRAMS if program in answers)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' warning of keys that it does not read, for other programs do."""
-    logger, none = logging.getLogger("transformers.modeling_rope_utils"), lambda _: False
-    logger.addFilter(none)
-    try:
-        yield
-    finally:
-        logger.removeFilter(none)
 
 
 def _answer(reading: Reading, expected: Iterable[Reading], length: int, earlier: ProgramAnswer | None) -> ProgramAnswer:

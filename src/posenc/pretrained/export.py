@@ -119,7 +119,11 @@ def to_hf(
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
         config.save_pretrained(made)
         if tokenizer is not None:
-            _save_tokenizer(tokenizer, made, report.length)
+            before, tokenizer.model_max_length = tokenizer.model_max_length, report.length
+            try:
+                tokenizer.save_pretrained(made)
+            finally:
+                tokenizer.model_max_length = before
         if old:
             file = made / "config.json"
             both = json.loads(file.read_text(encoding="utf-8")) | old
@@ -318,15 +322,6 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
                 f"transformers' {type(structure.rotary).__name__} does not rotate as {attachment.report.method} does, "
                 f"whatever its configuration says: {structure.model_type} cannot be exported with it"
             )
-
-
-def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
-    before = tokenizer.model_max_length
-    tokenizer.model_max_length = length
-    try:
-        tokenizer.save_pretrained(folder)
-    finally:
-        tokenizer.model_max_length = before
 
 
 def llama_cpp(

@@ -378,6 +378,9 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
     changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
+    rotation_of = [*([] if chosen.rotates else ["no rotation"]), *([] if chosen.bands is None else [str(chosen.bands)])]
+    if chosen.scales:
+        rotation_of.append(f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head")
     return Extension(
         model_type=structure.model_type,
         method=chosen.text,
@@ -386,7 +389,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         original_length=structure.trained_length,
         schedule=chosen.schedule,
         map=chosen.map,
-        attention=(*_rotation_of(chosen), *(str(part) for part in chosen.attention.values())),
+        attention=(*rotation_of, *(str(part) for part in chosen.attention.values())),
         stretch=tuple(stretch(rotation, dim, base=theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
@@ -399,15 +402,6 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         reach=reached,
         notes=tuple(_notes(structure, chosen, design, reached if changed else None, target, rotation.attention_factor)),
     )
-
-
-def _rotation_of(chosen: Plan) -> Iterator[str]:
-    if not chosen.rotates:
-        yield "no rotation"
-    if chosen.bands is not None:
-        yield str(chosen.bands)
-    if chosen.scales:
-        yield f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head"
 
 
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:

@@ -158,7 +158,16 @@ def prepared(
         settings["length"] = limit
     if settings["pose"] and settings["target_length"] is None:
         settings["target_length"] = limit
-    _check(settings)
+    length, target = settings["length"], settings["target_length"]
+    check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
+    check_integers(0, warmup=settings["warmup"])
+    check_integers(2, length=length)  # one token to predict the other from
+    check_integers(target_length=target)
+    check_positive(learning_rate=settings["learning_rate"])
+    if target is not None and not settings["pose"]:
+        raise InputError("needs pose=True, which skips positions up to there", target_length=target)
+    if settings["pose"] and target < length:
+        raise InputError(f"must be at least length={length}", target_length=target)
     texts = token_texts(text, tokenizer, settings["length"])
     check_tokens(model, torch.cat(texts))
     if settings["lora"] is not None:
@@ -206,8 +215,13 @@ def _train(
             rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
             optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
             loss = _loss(model, texts, settings, generator)
+            if not loss.isfinite() and step == 0:
+                why = f"its loss is {loss.item()} before it is trained"
+                raise InputError(why, "posenc.doctor(model) may find the cause", argument="model")
             if not loss.isfinite():
-                raise _not_finite(loss.item(), step, settings)
+                reload = "" if settings["lora"] else ", and load the model again, whose weights are not finite"
+                why = f"the loss is {loss.item()} at step {step}"
+                raise InputError(why, f"lower it{reload}", learning_rate=settings["learning_rate"])
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -259,17 +273,6 @@ def _windows(texts: Sequence[Tensor], length: int, count: int, generator: torch.
     return torch.stack(windows[:count])
 
 
-def _not_finite(loss: float, step: int, settings: Mapping[str, Any]) -> InputError:
-    if step == 0:
-        return InputError(
-            f"its loss is {loss} before it is trained", "posenc.doctor(model) may find the cause", argument="model"
-        )
-    reload = "" if settings["lora"] else ", and load the model again, whose weights are not finite"
-    return InputError(
-        f"the loss is {loss} at step {step}", f"lower it{reload}", learning_rate=settings["learning_rate"]
-    )
-
-
 def token_texts(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> list[Tensor]:
     """Token ids (tokens,) of each of the documents that `finetune` takes.
 
@@ -303,19 +306,6 @@ def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) 
             f"text has {rows.shape[-1]} tokens, and a window {length}: pass a longer text, or a smaller length"
         )
     return rows
-
-
-def _check(settings: Mapping[str, Any]) -> None:
-    length, target = settings["length"], settings["target_length"]
-    check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
-    check_integers(0, warmup=settings["warmup"])
-    check_integers(2, length=length)  # one token to predict the other from
-    check_integers(target_length=target)
-    check_positive(learning_rate=settings["learning_rate"])
-    if target is not None and not settings["pose"]:
-        raise InputError("needs pose=True, which skips positions up to there", target_length=target)
-    if settings["pose"] and target < length:
-        raise InputError(f"must be at least length={length}", target_length=target)
 
 
 def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:

@@ -110,8 +110,16 @@ def visibility(
         at = k if position_ids is None else position_ids.expand_as(k)
         of = {"q_document": documents[0], "k_document": documents[0]}
         return Visibility(Positions(q=at, k=at, q_order=q, k_order=k, causal=True, **of))
-    mask = mask[..., :keys]
-    return _from_mask(mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2, position_ids)
+    mask = mask[..., :keys]  # a user's: causal where it is, and the mask itself
+    allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    queries, keys = allowed.shape[-2:]
+    anyone = allowed.any(1)  # (batch, queries, keys)
+    k = torch.arange(keys, device=allowed.device)[None].expand(len(anyone), -1)
+    end = torch.where(anyone[:, -1], k, -1).amax(1, keepdim=True)  # the last query sees itself and nothing later
+    q = k if queries == keys else end - queries + 1 + k[:, :queries]
+    positions = _positions(q, k, anyone.any(1), position_ids)
+    causal = not torch.compiler.is_compiling() and not bool((anyone & (k[:, None] > q[:, :, None])).any())
+    return Visibility(replace(positions.with_causal(causal), counted=False), allowed)
 
 
 def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor | None) -> Positions:
@@ -139,18 +147,6 @@ def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor 
             )
     q_valid = None if valid is None else real.gather(1, slot)
     return Positions(q=at.gather(1, slot), k=at, q_order=q, k_order=k, causal=True, valid=valid, q_valid=q_valid)
-
-
-def _from_mask(allowed: Tensor, position_ids: Tensor | None) -> Visibility:
-    """From a user's mask: causal where it is, and the mask itself."""
-    queries, keys = allowed.shape[-2:]
-    anyone = allowed.any(1)  # (batch, queries, keys)
-    k = torch.arange(keys, device=allowed.device)[None].expand(len(anyone), -1)
-    end = torch.where(anyone[:, -1], k, -1).amax(1, keepdim=True)  # the last query sees itself and nothing later
-    q = k if queries == keys else end - queries + 1 + k[:, :queries]
-    positions = _positions(q, k, anyone.any(1), position_ids)
-    causal = not torch.compiler.is_compiling() and not bool((anyone & (k[:, None] > q[:, :, None])).any())
-    return Visibility(replace(positions.with_causal(causal), counted=False), allowed)
 
 
 class BoolMask(Encoding):

@@ -426,8 +426,12 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
         assert method.reach is not None
         reached = max(method.reach(chosen.map, served), served)
         remedy = _remedy(method, chosen.map, served, wanted) if reached * (1 + STEP) < wanted else ""
-    elif chosen.factor is not None and served * (1 + STEP) < wanted and _innermost(chosen) in BY_FACTOR:
-        remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
+    elif chosen.factor is not None and served * (1 + STEP) < wanted:
+        innermost: Options = chosen.schedule or {}
+        while isinstance(innermost.get("of"), Mapping):
+            innermost = innermost["of"]
+        if innermost.get("name") in BY_FACTOR:
+            remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
     if remedy:
         missing = "the model reads as many without it" if target is None else f"{target} are wanted"
         raise InputError(f"reaches {reached:.0f} tokens, and {missing}", f"give {remedy}", method=chosen.text)
@@ -442,13 +446,6 @@ def _remedy(method: Method, options: Options, served: float, wanted: int) -> str
     values = range(math.ceil(options[name]), wanted + 1)
     enough = next((n for n in values if reach({**options, name: n}, served) >= wanted), None)
     return method.remedy.format(served, wanted) if enough is None else f"{name}={enough} or more"
-
-
-def _innermost(chosen: Plan) -> str:
-    schedule = chosen.schedule or {}
-    while isinstance(schedule.get("of"), Mapping):
-        schedule = schedule["of"]
-    return str(schedule.get("name"))
 
 
 def _needs_length(schedule: Options) -> bool:

@@ -203,7 +203,15 @@ def model_structure(model: nn.Module) -> ModelStructure:
     widths = {layer.layer_type: layer.head_dim for layer in layers}
 
     def rope(parameters: Mapping[str, Any], prefix: str, width: int) -> Rope:
-        return _rope(rotary, parameters, config, prefix, width, family)
+        buffers = tables_of(rotary, prefix, parameters)
+        stated = stated_rope(parameters, config, 2 * buffers[0].numel(), width, family)
+        factor = attention_factor(rotary, prefix, parameters)
+        if not all(buffer.is_meta or has_frequencies(buffer, factor, stated) for buffer in buffers):
+            raise InputError(
+                f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
+                "configuration or the table was changed after loading; reload the model, and posenc.doctor(model) says what differs"
+            )
+        return stated
 
     if rope_per_type:
         ropes = {t: rope(parameters[t], f"{t}_", width) for t, width in widths.items()}
@@ -344,21 +352,6 @@ def set_after_loading(parameters: Any) -> Iterator[str]:
         if not isinstance(table, Mapping) or table.get("rope_type") is None or table.get("rope_theta") is None:
             yield f"config.rope_parameters={parameters}: was set after the model was made, which changes no frequencies"
             return
-
-
-def _rope(
-    rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix: str, head_dim: int, family: Family
-) -> Rope:
-    """The rotation that config.rope_parameters states, after a check that the module computes with it."""
-    buffers = tables_of(rotary, prefix, parameters)
-    rope = stated_rope(parameters, config, 2 * buffers[0].numel(), head_dim, family)
-    factor = attention_factor(rotary, prefix, parameters)
-    if not all(buffer.is_meta or has_frequencies(buffer, factor, rope) for buffer in buffers):
-        raise InputError(
-            f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
-            "configuration or the table was changed after loading; reload the model, and posenc.doctor(model) says what differs"
-        )
-    return rope
 
 
 def tables_of(rotary: nn.Module, prefix: str, parameters: Mapping[str, Any]) -> list[Tensor]:

@@ -60,7 +60,10 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
     kind = str(model.config.model_type).removeprefix(ENCODED)
     try:
         layers = [_layer(model, plan) for plan in model._plans]
-        rotation = _one_rotation(layers)
+        found = [layer.rotation for layer in layers if layer.rotation is not None]
+        rotation = found[0] if found else None
+        if any(not same_frequencies(_frequencies(each), _frequencies(rotation)) for each in found):
+            raise InputError("its layers rotate by different frequencies")
         if any(layer.alibi is not None for layer in layers):
             made = _mpt(model, kind, layers)
         else:
@@ -104,13 +107,6 @@ def _frequencies(rotation: Any) -> Frequencies:
     if isinstance(rotation, Rotary):
         return rotation.frequencies()
     return Frequencies(rotation.vectors(0)[0, :, 0].detach().cpu().double(), rotation.attention_factor)
-
-
-def _one_rotation(layers: list[_Layer]) -> Encoding | None:
-    found = [layer.rotation for layer in layers if layer.rotation is not None]
-    if any(not same_frequencies(_frequencies(each), _frequencies(found[0])) for each in found):
-        raise InputError("its layers rotate by different frequencies")
-    return found[0] if found else None
 
 
 def _rotated(model: Any, kind: str, layers: list[_Layer], rotation: Encoding | None) -> Any:

@@ -304,25 +304,18 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
         raise ProgramFails(
             f"it fails: {kind} takes a part of head_dim, which is None in its {config.model_type} unless stated"
         )
-    _check_v4(config.model_type, scaling)
+    fields = {"olmo": {"type", "factor"}, "olmo2": {"type", "factor"}, "phi3": {"type", "short_factor", "long_factor"}}
+    kinds = ("longrope", "su", "yarn") if config.model_type == "phi3" else ("linear", "dynamic")
+    wanted = fields.get(config.model_type)  # at others their configuration class raises
+    if scaling and wanted and (scaling.keys() != wanted or scaling["type"] not in kinds):
+        what = f"its {config.model_type} takes {listed(sorted(wanted))} in rope_scaling and no other key"
+        raise ProgramFails(f"{what}, type {listed(kinds)}")
     if config.model_type == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"
     if kind == "longrope" and not original:
         scaling = {**scaling, "original_max_position_embeddings": config.length}
     schedule = _schedule(kind, scaling, config, length, original if kind == "longrope" else None)
     yield _reading(layers, base, schedule, rotary_dim, None, ignored)
-
-
-def _check_v4(model_type: str, scaling: Mapping[str, Any]) -> None:
-    """Raises:
-    ProgramFails: a rope_scaling at which the model type's configuration class in transformers 4 raises."""
-    fields = {"olmo": {"type", "factor"}, "olmo2": {"type", "factor"}, "phi3": {"type", "short_factor", "long_factor"}}
-    kinds = ("longrope", "su", "yarn") if model_type == "phi3" else ("linear", "dynamic")
-    wanted = fields.get(model_type)
-    if scaling and wanted and (scaling.keys() != wanted or scaling["type"] not in kinds):
-        raise ProgramFails(
-            f"its {model_type} takes {listed(sorted(wanted))} in rope_scaling and no other key, type {listed(kinds)}"
-        )
 
 
 def _schedule(

@@ -204,14 +204,21 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     readings: list[Reading] = []
     refused: list[ProgramRefusal] = []
     not_known: list[ProgramRefusal] = []
-    length = length or _length(config)
+    try:
+        length = length or config.length
+    except InputError as error:  # transformers refuses it: because of a table beside the model, where it has one
+        for why in config.beside():
+            raise InputError(f"{config.name}: {why}: move it into that part ({error})") from error
+        raise
     for program in PROGRAMS:
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
         try:
             if impossible and program != TRANSFORMERS:
                 raise NotKnown(f"what it does with such a number was not tried: {impossible[0]}")
-            found = _collapsed(programs_answer(program, config, length))
+            found = programs_answer(program, config, length)
+            if len(found) > 1 and all(found[0].same(each) and found[0].base == each.base for each in found):
+                found = [replace(found[0], layers=ALL)]
             readings += [replace(each, program=program, unrotated=_still(config, program)) for each in found]
         except ProgramFails as error:
             refused.append(ProgramRefusal(program, str(error)))
@@ -227,17 +234,6 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         config.name, config.model_type, length, tuple(readings), tuple(refused), tuple(not_known),
         config.windows() if known else {}, getattr(config.hf, "num_hidden_layers", None) if known else None, findings,
     )  # fmt: skip
-
-
-def _length(config: ConfigFile) -> int:
-    """Raises:
-    InputError: the file states none, and transformers refuses it: because of a table beside the model, where it has one."""
-    try:
-        return config.length
-    except InputError as error:
-        for why in config.beside():
-            raise InputError(f"{config.name}: {why}: move it into that part ({error})") from error
-        raise
 
 
 def _is_known(config: ConfigFile) -> bool:
@@ -270,10 +266,3 @@ def _still(config: ConfigFile, program: str) -> tuple[int, ...]:
     if program == LLAMA_CPP and config.model_type == "smollm3":
         return tuple(range(3, int(config.hf.num_hidden_layers), 4))
     return config.unrotated()
-
-
-def _collapsed(readings: list[Reading]) -> list[Reading]:
-    """One reading where all layer types rotate alike."""
-    first, *others = readings
-    alike = others and all(first.same(other) and first.base == other.base for other in others)
-    return [replace(first, layers=ALL)] if alike else readings

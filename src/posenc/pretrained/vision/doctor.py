@@ -135,19 +135,15 @@ def _of_swin(vision: TransformersModel) -> Evidence:
     if window > 1 and (error := _error(vision, small)):
         yield "below_a_window", f"images below {by(one)} are not read; one of {by(small)} gives: {error}", float(one[0])
     if not lost and not _error(vision, one):
-        worst = _remembered(vision, one)
+        tower = shared_copy(vision.tower).eval()
+        before, _, after = (
+            tower(pixel_values=vision.images(size)).last_hidden_state
+            for size in (vision.image_size, one, vision.image_size)
+        )
+        worst = float((after - before).abs().max())
         if worst > 0:
             text = f"after one image of {by(one)} the output for {by(vision.image_size)} is off by up to {worst:.2g}"
             yield "small_images_stay", text, worst
-
-
-def _remembered(vision: TransformersModel, small: Grid) -> float:
-    """How much an image of a smaller size changes the outputs afterwards."""
-    tower = shared_copy(vision.tower).eval()
-    before = tower(pixel_values=vision.images(vision.image_size)).last_hidden_state
-    tower(pixel_values=vision.images(small))
-    after = tower(pixel_values=vision.images(vision.image_size)).last_hidden_state
-    return float((after - before).abs().max())
 
 
 def _lost(block: Any) -> bool:
