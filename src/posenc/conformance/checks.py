@@ -517,8 +517,7 @@ class AtIds(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens, Positions.from_ids(ids, packed=False))
-        return logits
+        return self.model(tokens, Positions.from_ids(ids, packed=False))
 
 
 def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:

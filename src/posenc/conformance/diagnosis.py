@@ -121,7 +121,10 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
         right = Explanation(kind)
         found = [right] if all(result.right for result in answered) else explain(answered, right)
         findings += _wrong_values(caller, answered, len(results), found)
-        findings += _attention_factor(answered) + _half_precision_results(answered)
+        findings += _attention_factor(answered)
+        dtypes = {result.dtype for result in answered if result.dtype.is_floating_point}
+        short = sorted(dtype_name(dtype) for dtype in dtypes if torch.finfo(dtype).eps > FLOAT32)
+        findings += [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
         in_other_dtypes, skipped = _other_dtypes(caller, found[0] if found else None)
         broken, untested = broken_invariants(caller)
         new = [f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)]
@@ -340,12 +343,6 @@ def _attention_factor(answered: Sequence[CaseResult]) -> list[str]:
     got, expected, stretch = wrong[0]
     factor = "" if stretch is None else f" for factor {stretch:g}"
     return [f"{next(causes, 'temperature wrong')} (attention factor {got:.6g}, expected {expected:.6g}{factor})"]
-
-
-def _half_precision_results(answered: Sequence[CaseResult]) -> list[str]:
-    dtypes = {result.dtype for result in answered if result.dtype.is_floating_point}
-    short = sorted(dtype_name(dtype) for dtype in dtypes if torch.finfo(dtype).eps > FLOAT32)
-    return [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
 
 
 def _state(caller: Caller, first: CaseResult) -> list[str]:

@@ -123,8 +123,7 @@ def along(axis: int, by_index: bool) -> Callable[[Formula], Formula]:
                 p = torch.arange(count, dtype=torch.float64)[:, None] if by_index else p[:, :, :count]
                 return (p if axis or by_index else p[:1]).expand(1 if by_index else -1, 1, -1, -1).transpose(axis, 2)
 
-            result: Tensor = _called(then(at=moved)(formula), given)
-            return result
+            return _called(then(at=moved)(formula), given)
 
         return turned
 

@@ -53,8 +53,7 @@ def load() -> dict[str, list[GoldenCase]]:
 def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
     """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (batch, heads, rows, dim)."""
     numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
-    nested: list[list[list[list[float]]]] = numbers.view(batch, heads, rows, dim).tolist()
-    return nested
+    return numbers.view(batch, heads, rows, dim).tolist()
 
 
 def example(convention: Convention, positions: list[int], width: int) -> dict[str, Any]:

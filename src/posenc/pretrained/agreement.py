@@ -62,16 +62,12 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
                 numbers, factor = wanted[kind].inv_freq, float(wanted[kind].attention_factor)
                 of = ALL, base, schedule, 2 * numbers.numel(), factor, numbers
                 expected.append(Reading("", *of, unrotated=still))
-            answers[reading.program] = _answer(reading, expected, length, earlier)
+            apart = [each for each in expected if not each.same(reading)]
+            texts = [difference(reading, apart[0], length)] if apart else []
+            texts += [reading.note] if reading.note else []
+            texts += [earlier.why] if earlier is not None and earlier.why and earlier.why not in texts else []
+            answers[reading.program] = ProgramAnswer(reading.program, not apart, "; ".join(texts), reading.known_by)
     return tuple(answers[program] for program in PROGRAMS if program in answers)
-
-
-def _answer(reading: Reading, expected: Iterable[Reading], length: int, earlier: ProgramAnswer | None) -> ProgramAnswer:
-    apart = [each for each in expected if not each.same(reading)]
-    texts = [difference(reading, apart[0], length)] if apart else []
-    texts += [reading.note] if reading.note else []
-    texts += [earlier.why] if earlier is not None and earlier.why and earlier.why not in texts else []
-    return ProgramAnswer(reading.program, not apart, "; ".join(texts), reading.known_by)
 
 
 def as_text(answers: Iterable[ProgramAnswer]) -> list[str]:

@@ -130,8 +130,7 @@ def _checked(model: Any) -> ModelStructure:
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a part of a prompt, without what begins or ends a text."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
+    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 @torch.no_grad()

@@ -212,8 +212,7 @@ def _attend(call: AttentionCall) -> Tensor:
 
 
 def _first(output: Any) -> Tensor:
-    first: Tensor = output[0] if isinstance(output, tuple) else output
-    return first
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _in_float32(x: Any, wide: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
@@ -314,8 +313,7 @@ def temperatures(probe: Probe, layer: Layer, query: Tensor, start: int = 0) -> T
     config, at = probe.config, torch.arange(start, start + query.shape[2], device=query.device)[:, None]
     parameters = probe.parameters[_kind(layer, probe.parameters)]
     if beta := parameters.get("llama_4_scaling_beta"):
-        scaled: Tensor = 1 + beta * (at / parameters["original_max_position_embeddings"]).floor().log1p()
-        return scaled
+        return 1 + beta * (at / parameters["original_max_position_embeddings"]).floor().log1p()
     if layer.rotates or not getattr(config, "attn_temperature_tuning", False):
         return torch.ones_like(at)
     return 1 + config.attn_scale * ((at + 1) / config.floor_scale).floor().log1p()

@@ -106,13 +106,6 @@ class ConfigFile:
         raise InputError(f"transformers does not know the model type {self.outer.get('model_type')!r}")
 
     @property
-    def type_is_known(self) -> bool:
-        """Whether transformers has the model type, be the configuration one that it takes or not."""
-        from transformers import CONFIG_MAPPING
-
-        return any(fields.get("model_type") in CONFIG_MAPPING for fields in (self.outer, self.raw))
-
-    @property
     def states_language_model(self) -> bool:
         """Whether the file has the fields of the language model, and not of parts that each program completes by itself."""
         return self.raw != self.outer or self.outer.get("model_type") == self.model_type
@@ -232,11 +225,6 @@ class ConfigFile:
         parts = fields.get("mlp_layer_types") if forced else None
         full = (number for number, name in enumerate(hf.layer_types) if name == FULL)
         return tuple(number for number in full if parts is None or parts[number] not in forced)
-
-    def layer_bases(self) -> tuple[float, ...]:
-        """rope_theta of layers with other bases; empty: one base for all."""
-        stated = vars(self.hf).get("layer_rope_theta") if self.hf.model_type in OWN_BASES else None
-        return tuple(dict.fromkeys(float(base) for base in stated or () if base))
 
 
 def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:

@@ -110,7 +110,11 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
     if not torch.isfinite(logits).all():
         yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
         return
-    if not_causal := list(_future(probe)):
+    other = probe.ids()
+    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
+    text = "another last token moves the logits before it"
+    not_causal = list(differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], logits[:, :-1]))
+    if not_causal:
         yield from not_causal
         return
     comparison.run(far=not differences)
@@ -257,14 +261,6 @@ def _stored(probe: Probe) -> ConfigFile | None:
 
 
 # ------------------------------------------------------------------------------------------ probes of the logits
-
-
-def _future(probe: Probe) -> Evidence:
-    ids = probe.ids()
-    other = ids.clone()
-    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
-    text = "another last token moves the logits before it"
-    yield from differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], probe.logits(ids)[:, :-1])
 
 
 def _cache(probe: Probe) -> Evidence:

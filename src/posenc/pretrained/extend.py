@@ -277,7 +277,14 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     if not chosen.rotates and not chosen.attention:
         return Design(rotations, identity, (), config)
     check_attention(structure)
-    _check_attention(structure, chosen)
+    if all(layer.window is not None for layer in structure.layers):
+        raise InputError(
+            f"every layer of this model sees at most {structure.layers[0].window} tokens",
+            "load it with sliding_window=None to let it see more, or use a frequency schedule",
+            method=chosen.text,
+        )
+    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
+        raise InputError(f"{structure.model_type} has learned sinks", "leave softmax_n out", method=chosen.text)
     places = {
         number: rotations[layer.layer_type]
         for number, layer in enumerate(structure.layers)
@@ -351,18 +358,6 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
         for number, layer in enumerate(structure.layers)
         if scales and layer.rotates and layer.window is None and layer.layer_type in rotating
     }
-
-
-def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
-    """Refuse what `posenc.attention` cannot serve."""
-    if all(layer.window is not None for layer in structure.layers):
-        raise InputError(
-            f"every layer of this model sees at most {structure.layers[0].window} tokens",
-            "load it with sliding_window=None to let it see more, or use a frequency schedule",
-            method=chosen.text,
-        )
-    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
-        raise InputError(f"{structure.model_type} has learned sinks", "leave softmax_n out", method=chosen.text)
 
 
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:

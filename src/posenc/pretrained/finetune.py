@@ -168,7 +168,8 @@ def prepared(
         raise InputError("needs pose=True, which skips positions up to there", target_length=target)
     if settings["pose"] and target < length:
         raise InputError(f"must be at least length={length}", target_length=target)
-    texts = token_texts(text, tokenizer, settings["length"])
+    several = isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text)
+    texts = [row for each in (text if several else [text]) for row in token_rows(each, tokenizer, length)]
     check_tokens(model, torch.cat(texts))
     if settings["lora"] is not None:
         needs("peft", "peft")
@@ -271,17 +272,6 @@ def _windows(texts: Sequence[Tensor], length: int, count: int, generator: torch.
         fits = starts < places[drawn]
         windows += [texts[t][s : s + length] for t, s in zip(drawn[fits].tolist(), starts[fits].tolist(), strict=True)]
     return torch.stack(windows[:count])
-
-
-def token_texts(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> list[Tensor]:
-    """Token ids (tokens,) of each of the documents that `finetune` takes.
-
-    Raises:
-        InputError: as `token_rows`.
-    """
-    if isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text):
-        return [row for each in text for row in token_rows(each, tokenizer, length)]
-    return [*token_rows(text, tokenizer, length)]
 
 
 def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:
@@ -422,8 +412,7 @@ class Checkpoint(StateFile):
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and trained[0].is_cuda:
             torch.cuda.set_rng_state(state["random_cuda"], trained[0].device)
-        losses: list[float] = state["losses"]
-        return losses
+        return state["losses"]
 
     def remove(self) -> None:
         """Delete the file, and the folder if nothing else is in it."""

@@ -341,8 +341,7 @@ class _Encoded:
         if isinstance(module, Encoding):
             return module
         names = [] if module.disable_adapters else module.active_adapters
-        chosen: Encoding = module.modules_to_save[names[0]] if names else module.original_module
-        return chosen
+        return module.modules_to_save[names[0]] if names else module.original_module
 
     def _get_name(self) -> str:
         """The plain class's: Trainer knows by this name that label smoothing has to shift the labels."""

@@ -278,8 +278,7 @@ def decoder_of(inner: Any) -> Any:
 
 def record_of(inner: Any) -> ModelChange | None:
     """The change of a transformers model that is in effect; None: there is none."""
-    change: ModelChange | None = getattr(decoder_of(inner), RECORD, None)
-    return change
+    return getattr(decoder_of(inner), RECORD, None)
 
 
 def unwrap(model: Any) -> Any:

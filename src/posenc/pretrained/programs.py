@@ -20,7 +20,7 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
-from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.config_file import FULL, OWN_BASES, SLIDING, ConfigFile
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type, score_factor
@@ -170,7 +170,8 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
         raise ProgramFails("its model has no rotary positions")
     kind = _rotary_class(hf)
     try:
-        if own := config.layer_bases():
+        stated = vars(hf).get("layer_rope_theta") if hf.model_type in OWN_BASES else None
+        if own := tuple(dict.fromkeys(float(base) for base in stated or () if base)):
             tables = {f"base {base:.10g}": {**table, "rope_theta": base} for table in tables.values() for base in own}
             turned = {layers: _turned(kind(_with(hf, table)), None, table, length) for layers, table in tables.items()}
         else:

@@ -225,7 +225,10 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         except NotKnown as error:
             not_known.append(ProgramRefusal(program, str(error)))
     if not (readings or findings):
-        if config.model_type not in FAMILIES and not config.type_is_known:
+        from transformers import CONFIG_MAPPING
+
+        stated = [config.model_type, config.outer.get("model_type"), config.raw.get("model_type")]
+        if config.model_type not in FAMILIES and not any(each in CONFIG_MAPPING for each in stated):
             raise unknown("model type", config.model_type, FAMILIES, 0.7)
         reasons = "; ".join(f"{each.program}: {each.why}" for each in refused + not_known)
         raise InputError(f"{config.name}: no program is known to run it: {reasons}")

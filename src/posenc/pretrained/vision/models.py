@@ -190,8 +190,7 @@ class TransformersModel(VisionModel):
             grid = self.grid((images.shape[2], images.shape[3]))
             extra["noise"] = torch.linspace(0, 1, grid[0] * grid[1], device=images.device)[None]
         output = tower(pixel_values=images, **extra)
-        hidden: Tensor = output.last_hidden_state if hasattr(output, "last_hidden_state") else output.feature_maps[-1]
-        return hidden
+        return output.last_hidden_state if hasattr(output, "last_hidden_state") else output.feature_maps[-1]
 
 
 class TimmModel(VisionModel):
@@ -228,8 +227,7 @@ class TimmModel(VisionModel):
 
     @torch.no_grad()
     def read(self, images: Tensor) -> Tensor:
-        features: Tensor = shared_copy(self.model).eval().forward_features(images)
-        return features
+        return shared_copy(self.model).eval().forward_features(images)
 
 
 def find_vision_model(model: nn.Module) -> VisionModel | None:
