@@ -235,7 +235,8 @@ def _train(
                     progress(len(losses), losses[-1])
             except KeyboardInterrupt:
                 stopped.append(signal.SIGINT)
-            if store is not None and (stopped or store.due() or len(losses) == settings["steps"]):
+            due = store is not None and time.perf_counter() - store.written >= store.every
+            if store is not None and (stopped or due or len(losses) == settings["steps"]):
                 store.write(trained, optimizer, generator, losses)
     return losses
 
@@ -364,9 +365,6 @@ class Checkpoint(StateFile):
         super().__init__(Path(folder) / "finetuning.safetensors", identity(model, texts, settings))
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
-
-    def due(self) -> bool:
-        return time.perf_counter() - self.written >= self.every
 
     def write(
         self,

@@ -347,8 +347,6 @@ class _Encoded:
         """The plain class's: Trainer knows by this name that label smoothing has to shift the labels."""
         return str(self.plain.__name__)
 
-    # -------------------------------------------------------------------------------------- a forward pass
-
     def _begin(
         self, decoder: Any, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -378,8 +376,6 @@ class _Encoded:
             return None
         name = next((name for name in (*CACHES, "layer_past") if name in named), CACHES[0])
         return given, named | {name: GatedCache(named.get(name), gates)}
-
-    # -------------------------------------------------------------------------------------- weights
 
     def initialize_weights(self) -> None:
         """As transformers', which knows the encoding's weights and tables not: those that no file had are made anew."""

@@ -595,8 +595,8 @@ def _gguf_dtype(reader: Any) -> torch.dtype | None:
     return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
 
 
-SCALED = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear", ".rope.scaling.attn_factor")
-"""How the keys of a GGUF file end that scale its rotation."""
+SCALED = {"scaling.type", "scaling.factor", "scale_linear", "scaling.attn_factor", "freq_base_swa"}
+"""Keys of a GGUF file, after ".rope.", that scale its rotation."""
 
 
 def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
@@ -604,54 +604,40 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     from posenc.pretrained.programs import ALL, header_readings
 
     header = rotation_of(reader)
-    keys = {key: value for key, value in header.items() if key.endswith((*SCALED, ".rope.freq_base_swa"))}
+    stated = {key.partition(".rope.")[2]: value for key, value in header.items() if ".rope." in key}
     divisors = [name for name in header if name.startswith("rope_f")]
     tables = getattr(config, "rope_parameters", None)
-    if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
+    if not tables or not (stated.keys() & SCALED or divisors) or tables.get("rope_type", "default") != "default":
         return
-    header["general.architecture"] = reader.fields["general.architecture"].contents()
-    length = int(config.max_position_embeddings)
+    length, original = int(config.max_position_embeddings), stated.get("scaling.original_context_length")
     if len({str(header[name]) for name in divisors}) > 1:
-        made = config.rope_parameters = dict(tables) | _longrope(path, header, length)
+        # for short and for long inputs (Phi-3), between which llama.cpp chooses by its context, and transformers by the text
+        lists = {f"{key}_factor": header.get(f"rope_factors_{key}.weight") for key in ("short", "long")}
+        if None in lists.values() or not original:
+            raise InputError(
+                f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
+                "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
+            )
+        config.rope_parameters = dict(tables) | lists | {
+            "rope_type": "longrope", "rope_theta": float(stated.get("freq_base", 1e4)),
+            "original_max_position_embeddings": int(original),
+            "attention_factor": float(stated.get("scaling.attn_factor", 1.0)), "factor": max(length / original, 1.0),
+        }  # fmt: skip
         if hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
-            config.original_max_position_embeddings = made["original_max_position_embeddings"]
+            config.original_max_position_embeddings = int(original)
         return
     found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
     by_type = rope_parameters_by_type(config)
+    kinds = ("default",) if config.model_type in LONGROPE_ONLY else NAMED
     made = {}
     for kind, parameters in by_type.items():
         reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
         if kind is None and SLIDING in found:
             raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
-        made[kind] = {
-            **parameters,
-            **scaling_parameters(
-                Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
-                int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
-                length, ("default",) if config.model_type in LONGROPE_ONLY else NAMED,
-            ),
-        }  # fmt: skip
+        numbers = Frequencies(reading.inv_freq, reading.attention_factor)
+        of = reading.rotary_dim, reading.base, int(original or length), length, kinds
+        made[kind] = {**parameters, **scaling_parameters(numbers, *of)}
     config.rope_parameters = made.get(None, made)
-
-
-def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """rope_parameters of a file with divisors of the frequencies for short and for long inputs (Phi-3), between which llama.cpp
-    chooses by its context, and transformers by the text."""
-    lists = {key: header.get(f"rope_factors_{key.partition('_')[0]}.weight") for key in ("short_factor", "long_factor")}
-    original = next(
-        (value for key, value in header.items() if key.endswith(".rope.scaling.original_context_length")), None
-    )
-    if None in lists.values() or not original:
-        raise InputError(
-            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
-            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
-        )
-    factor = next((value for key, value in header.items() if key.endswith(".rope.scaling.attn_factor")), 1.0)
-    base = next((value for key, value in header.items() if key.endswith(".rope.freq_base")), 1e4)
-    return lists | {
-        "rope_type": "longrope", "rope_theta": float(base), "original_max_position_embeddings": int(original),
-        "attention_factor": float(factor), "factor": max(length / original, 1.0),
-    }  # fmt: skip
 
 
 def _take_layers(reader: Any, config: Any) -> None:
