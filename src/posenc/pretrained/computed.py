@@ -24,7 +24,7 @@ from posenc.backends.precision import HALF
 from posenc.encodings.visible import Window
 from posenc.functional import Layout, rotary
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, register_attention, unrotated
+from posenc.pretrained.attach import INSTEAD, AttentionCall, attend_instead, register_attention, unrotated
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import Layer, attention_layers
 from posenc.pretrained.parameters import score_factor
@@ -39,9 +39,6 @@ from posenc.pretrained.probe import (
     difference,
 )
 
-NAME = "doctor"
-"""The attention implementation in transformers while a layer is repeated."""
-_FUNCTION = "_posenc_doctor"
 LONGEST_WINDOW = 4096
 """Keys of a sliding window up to which a text is read that leaves it."""
 FARTHEST = 2**16
@@ -177,15 +174,15 @@ class Seen:
             given = tuple(x.flip(1) for x in given[:1]) + given[1:]
         before = module.config._attn_implementation
         direct = module.config.model_type in DIRECT
-        register_attention(NAME, _attend, None)
-        setattr(module, _FUNCTION, function)
-        module.config._attn_implementation = "sdpa" if direct else NAME
+        register_attention(INSTEAD, attend_instead, None)
+        setattr(module, f"_{INSTEAD}", function)
+        module.config._attn_implementation = "sdpa" if direct else INSTEAD
         try:
             with _Instead(module, function) if direct else nullcontext():
                 return _first(module(*given, **named))
         finally:
             module.config._attn_implementation = before
-            delattr(module, _FUNCTION)
+            delattr(module, f"_{INSTEAD}")
 
 
 class _CapturedError(Exception):
@@ -204,11 +201,6 @@ class _Instead(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         q, k, v = args
         return self.function(AttentionCall(self.module, q, k, v, None, None, 0.0, None, None, None, None))
-
-
-def _attend(call: AttentionCall) -> Tensor:
-    function: Callable[[AttentionCall], Tensor] = getattr(call.module, _FUNCTION)
-    return function(call)
 
 
 def _first(output: Any) -> Tensor:
