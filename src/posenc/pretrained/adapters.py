@@ -133,7 +133,8 @@ def check_numbers(folder: Path) -> None:
     Raises:
         InputError: what is not finite, or a rank or number of tokens that no tensor has.
     """
-    largest = max((size for shape in adapter_shapes(folder).values() for size in shape), default=0)
+    shapes = shapes_in(weight_files(folder, ADAPTER_WEIGHTS)).values()
+    largest = max((size for shape in shapes for size in shape), default=0)
     for key, value in _numbers(stored_adapter(folder)):
         if not isfinite(value) or (SIZES.fullmatch(key) and not 0 <= value <= largest):
             raise InputError(
@@ -142,18 +143,13 @@ def check_numbers(folder: Path) -> None:
             )
 
 
-def adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of an adapter, by name."""
-    return shapes_in(weight_files(folder, ADAPTER_WEIGHTS))
-
-
 def check_placed(folder: Path, model: Any) -> None:
     """Refuse an adapter of which the model took a part alone.
 
     Raises:
         InputError: tensors of low rank that the configuration has no place for.
     """
-    tensors = [name for name in adapter_shapes(folder) if LOW_RANK.search(name)]
+    tensors = [name for name in shapes_in(weight_files(folder, ADAPTER_WEIGHTS)) if LOW_RANK.search(name)]
     places = [name for name, _ in model.named_parameters(remove_duplicate=False) if LOW_RANK.search(name)]
     if len(tensors) > len(places):
         raise InputError(

@@ -6,8 +6,8 @@ import hashlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -22,7 +22,7 @@ from posenc.encodings.augment import skipped_positions
 from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.inference import check_tokens
+from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.state import disagreement, read, write
 from posenc.scratch import replacing, sweep
@@ -178,20 +178,6 @@ def prepared(
             f"the weights are {half.pop()}, which loses small steps: pass lora=8, or model.to(torch.float32)"
         )
     return settings, texts
-
-
-@contextmanager
-def modes_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module and requires_grad of each weight afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for weight, trains in wanted:
-            weight.requires_grad_(trains)
 
 
 def _train(

@@ -20,8 +20,8 @@ from posenc.errors import InputError, check_integers, check_numbers, check_posit
 from posenc.functional import cos_sin
 from posenc.pretrained.attach import Attachment, RotaryModule
 from posenc.pretrained.changes import Change, ChangeReport
-from posenc.pretrained.finetune import StateFile, identity, modes_restored, token_rows
-from posenc.pretrained.inference import check_tokens
+from posenc.pretrained.finetune import StateFile, identity, token_rows
+from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.stopping import stoppable
 from posenc.tasks import create
 
