@@ -521,8 +521,7 @@ class AtIds(nn.Module):
 
 
 def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """The smallest model that the complete encoding acts in, and inputs of these lengths, the first of two rows, the next
-    of three."""
+    """The smallest model that all of the encoding acts in, and inputs of these lengths, of two rows and of three."""
     model = tested.model(DECODER if isinstance(tested.encoding, PerLayer) else replace(DECODER, num_layers=1))
     given = [(tokens(rows, n), tested.ids(n)[None]) for rows, n in enumerate(lengths, start=2)]
     if tested.is_text:

@@ -163,8 +163,7 @@ class Explanation:
         return expected_values(self.kind, arguments, self.faults, nudge=nudge) * factor
 
     def fits(self, result: CaseResult) -> bool:
-        """Whether it is right about a result: up to either side of what was rounded, and anything where a short dtype
-        overflows."""
+        """Whether it is right: up to either side of what was rounded, and anything where a short dtype overflows."""
         rounds = any(fault in names for names in ROUNDINGS.values() for fault in self.faults)
         try:
             expected = self.values(result.case.arguments)

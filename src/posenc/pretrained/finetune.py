@@ -249,8 +249,7 @@ def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
 
 
 def _windows(texts: Sequence[Tensor], length: int, count: int, generator: torch.Generator) -> Tensor:
-    """Random windows (count, length). Those that would begin too late in their text are drawn again, so that all windows are
-    equally likely."""
+    """Random windows (count, length), all as likely: those that would begin too late in their text are drawn again."""
     places = torch.tensor([len(text) - length + 1 for text in texts])
     windows: list[Tensor] = []
     while len(windows) < count:

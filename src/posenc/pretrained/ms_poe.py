@@ -134,8 +134,7 @@ class _Seeing(Encoding):
 
 @torch.no_grad()
 def read_through(structure: ModelStructure, rotated: Rotated, ids: Tensor) -> None:
-    """One pass over (batch, n) tokens, in which the layers that rotate do so by other rotations; afterwards the model is as it
-    was."""
+    """One pass over (batch, n) tokens with other rotations in the layers that rotate. The model is then as it was."""
     check_attention(structure)
     encodings = [
         _Seeing(partial(rotated, number, layer)) if layer.rotates else None

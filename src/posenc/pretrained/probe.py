@@ -290,8 +290,7 @@ class Probe:
             self.model._compiled_call_impl = before
 
     def rebuilt_rotary(self, times: float = 1.0) -> nn.Module:
-        """transformers' rotary module from the current configuration, with its bases multiplied. Errors of
-        transformers pass through."""
+        """transformers' rotary module from the configuration, its bases multiplied. transformers' errors pass through."""
         device, config = next(self.rotary.buffers()).device, copy.deepcopy(self.config)
         for parameters in rope_parameters_by_type(config).values():
             if times != 1:

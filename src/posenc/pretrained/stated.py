@@ -144,8 +144,7 @@ def _temperature(parameters: Mapping[str, Any], kind: str, where: str) -> Eviden
 
 
 def _stretch(length: int, parameters: Mapping[str, Any], missing: bool, where: str) -> Evidence:
-    """The length that a schedule stretches to against max_position_embeddings. missing: the file does not state the original
-    length."""
+    """The stretched length against max_position_embeddings. missing: the file does not state the original length."""
     original, factor = parameters.get(ORIGINAL), float(parameters["factor"])
     if not is_number(original) or not factor > 1:
         return
