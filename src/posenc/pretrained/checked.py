@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from torch import nn
 
 from posenc.errors import InputError, shown
@@ -280,3 +281,8 @@ def _places(head: _Head, tensors: int) -> Iterator[tuple[int, int, str]]:
         except (ValueError, KeyError):
             raise ValueError(f"tensor {name}: has the unknown type {kind}") from None
         yield offset, prod(shape) // block * size, name
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is exhausted, which on a CPU is a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)

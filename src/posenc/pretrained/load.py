@@ -41,6 +41,7 @@ from posenc.pretrained.checked import (
     check_model,
     check_sizes_stated,
     check_used,
+    out_of_memory,
     shapes_in,
     weight_files,
 )
@@ -278,8 +279,7 @@ def _reading(what: str) -> Iterator[None]:
     except RecursionError as error:
         raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
     except Exception as error:
-        # which on a CPU is a plain RuntimeError
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if out_of_memory(error):
             raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
