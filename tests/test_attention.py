@@ -76,7 +76,7 @@ def test_t5_entry_by_entry(layout, bidirectional, backend):
     p = make()
     t5 = T5(H, bidirectional=bidirectional, num_buckets=8, max_distance=6, init_std=1.0).double().requires_grad_(False)
 
-    bias = t5.table[:, biases.t5_buckets(-distances(p)[:, 0], bidirectional, 8, 6)].movedim(0, 1)
+    bias = t5.table[:, biases.t5(-distances(p)[:, 0], bidirectional, 8, 6)].movedim(0, 1)
     want = attend(q, k, v, scale=1.0, visible=p.mask(), bias=bias)
     assert torch.allclose(attention(q, k, v, t5, p, backend=backend), want, atol=1e-12)
 

@@ -69,7 +69,7 @@ def test_alibi_slopes_are_the_authors_recursion(heads):
 def test_t5_buckets_are_the_formula_at_every_distance(sizes, bidirectional):
     relative = torch.arange(-700, 701)
     named = dict(zip(("num_buckets", "max_distance"), sizes, strict=True))
-    want = biases.t5(relative.tolist(), bidirectional, *sizes)
+    want = biases.t5(relative, bidirectional, *sizes).tolist()
     assert F.t5_bucket(relative, bidirectional=bidirectional, **named).tolist() == want
 
 

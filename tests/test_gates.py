@@ -20,7 +20,6 @@ from posenc.conformance.fixtures import EncodingUnderTest
 from posenc.conformance.suite import run_check
 from posenc.distributed import LAYOUTS, exchange, shard
 from posenc.encoding import gates_of
-from posenc.pretrained.attach import combined
 from posenc.transformer import Transformer, TransformerConfig
 from references.calls import EXACT
 
@@ -260,9 +259,6 @@ REFUSED = {
         lambda: posenc.linear_attention(*call()[:3], Temperate(DIM, KV), causal=True), "gates: 0 tensors, Temperate makes 1"
     ),
     "explain": (lambda: posenc.explain(*call()[:3], made("one"), causal=True), "gates: 0 tensors, sum makes 1"),
-    "a transformers model": (
-        lambda: combined(Rotary(4), Forgetting(DIM, HEADS)), "Forgetting: makes gates of a layer's input, which a transformers"
-    ),
     "codes": (
         lambda: codes_of(Forgetting(DIM, HEADS)), "Forgetting: what it does depends on the content of the text"
     ),

@@ -99,7 +99,7 @@ def test_v2_is_the_formula_with_shared_projections(terms, norm, kv_heads, paper_
     keys = keys[[h // (4 // kv_heads) for h in range(4)]]
     want = by_formula(
         encoding, keys, queries, q, k, v, positions,
-        lambda d: (biases.deberta_buckets(d, 4, 5) + 4).clamp(0, 7),
+        lambda d: (biases.deberta(d, 4, 5) + 4).clamp(0, 7),
     )  # fmt: skip
     assert_close(posenc.attention(q, k, v, encoding, positions, layer=1), want, **EXACT)
 
@@ -177,7 +177,7 @@ def test_v1_is_transformers(kinds, length, most):
 def test_buckets(buckets, most):
     distances = torch.arange(-most, most + 1)
     ours = deberta_bucket(distances, num_buckets=buckets, max_distance=most)
-    assert ours.tolist() == biases.deberta(distances.tolist(), buckets, most)
+    assert ours.tolist() == biases.deberta(distances, buckets, most).tolist()
     wide = torch.arange(-3 * most, 3 * most + 1)
     theirs = deberta_v2.make_log_bucket_position(wide, buckets, most).long()
     assert torch.equal(deberta_bucket(wide, num_buckets=buckets, max_distance=most), theirs)

@@ -39,7 +39,7 @@ def by_formula(encoding, q, k, v, positions):
     m, n = positions.q[:, :, None], positions.k[:, None]
     terms = content.tupe(queries, keys, positions.q + shift, positions.k + shift)
     both = not positions.causal if getattr(encoding, "bidirectional", None) is None else encoding.bidirectional
-    buckets = biases.t5_buckets(n - m, both, 32, 128)
+    buckets = biases.t5(n - m, both, 32, 128)
     if encoding.untie_cls:  # "[CLS] to others" is written last; 16 is what the buckets leave unused
         from_cls, to_cls = ((queries[:, row] * keys[:, row]).sum(-1)[:, None, None, None] for row in (0, 1))
         terms = torch.where(m == 0, from_cls, torch.where(n == 0, to_cls, terms))

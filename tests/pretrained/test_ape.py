@@ -104,7 +104,7 @@ def test_one_context_is_the_text_read_in_sequence_and_order_plays_no_part(tokeni
     ]
     assert answers[0] == answers[1]
     assert model.config._attn_implementation == before
-    assert not any(hasattr(module, "_posenc_parallel") for module in model.modules())
+    assert not any(hasattr(module, "_posenc_instead") for module in model.modules())
 
 
 @pytest.mark.usefixtures("no_gradients")

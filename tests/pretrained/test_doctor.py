@@ -625,7 +625,7 @@ def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch)
 def test_the_base_bound(dim, base, first):
     """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
     inv_freq = posenc.frequencies.default(dim, base=base).inv_freq
-    assert FrequencyTable(inv_freq, 1.0, {}).base_bound() == first
+    assert FrequencyTable(inv_freq, 1.0, {}).described(64).base_bound == first
 
 
 def test_the_distances_of_layers_with_a_window_end_there():
@@ -648,7 +648,7 @@ def test_a_rule_of_thumb_that_fails_is_no_fault():
 
 def test_pairs_that_never_turn():
     wavelengths = torch.tensor([10.0, 63.0, 65.0, 1000.0])
-    assert FrequencyTable(2 * math.pi / wavelengths, 1.0, {}).slow_pairs(64) == 2
+    assert FrequencyTable(2 * math.pi / wavelengths, 1.0, {}).described(64).slow_pairs == 2
 
 
 def test_it_reads_well_as_text_and_json(llama):

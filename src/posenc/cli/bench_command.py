@@ -14,10 +14,7 @@ from posenc_cli.arguments import How
 class Bench(Command):
     """Measure speed and memory against the packages installed here."""
 
-    examples: ClassVar = (
-        "posenc bench --quick",
-        "posenc bench alibi --n 512 --mode forward",
-    )
+    examples: ClassVar = ("posenc bench --quick", "posenc bench alibi --n 512 --mode forward")
     asks: ClassVar = True
 
     cases: Annotated[

@@ -13,10 +13,7 @@ from posenc_cli.arguments import How
 class Check(WithOutput):
     """Check an encoding under padding, packing, windows, KV caches and more, in small models on the CPU."""
 
-    examples: ClassVar = (
-        "posenc check rope --fast",
-        "posenc check fade.py:Fade",
-    )
+    examples: ClassVar = ("posenc check rope --fast", "posenc check fade.py:Fade")
 
     encoding: Annotated[
         str,

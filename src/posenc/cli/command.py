@@ -114,7 +114,6 @@ class Command:
 
 @contextmanager
 def _mistakes() -> Iterator[None]:
-    """Mistakes of a command line are those of the user's input."""
     try:
         yield
     except Mistake as error:
@@ -139,9 +138,13 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
         in_file = {
             n: v for n, v in in_file.items() if n not in values and values.keys().isdisjoint(known[n].how.unless)
         }
-        for name, value in in_file.items():
-            if known[name].how.code:
-                _check_names_no_code(path, known[name], _texts(value))
+        for setting, texts in ((known[name], _texts(value)) for name, value in in_file.items() if known[name].how.code):
+            for text in filter(names_code, texts):
+                flag = "" if setting.how.positional else f"{setting.written} "
+                raise InputError(
+                    f"--config {path}: {setting.key}: {text!r} names code, which a file cannot make posenc run: if it is yours, "
+                    f"write it on the command line as well: {flag}{' '.join(texts)}"
+                )
         values |= in_file
     with _mistakes():
         check_required(described, values)
@@ -189,9 +192,6 @@ def _typed(value: object) -> str:
     return f"{value:.12g}" if isinstance(value, float) else shown(value)
 
 
-# ---------------------------------------------------------------- files
-
-
 def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
     """The settings in a file, by field. In YAML every scalar is text first: `no` stays "no".
 
@@ -215,18 +215,6 @@ def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
         return values_of(flags)
     except (OSError, ValueError) as error:
         raise InputError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _check_names_no_code(path: str, setting: Setting, texts: Sequence[str]) -> None:
-    """Raises:
-    InputError: a text in a file names code, which only the command line may."""
-    for text in texts:
-        if names_code(text):
-            flag = "" if setting.how.positional else f"{setting.written} "
-            raise InputError(
-                f"--config {path}: {setting.key}: {text!r} names code, which a file cannot make posenc run: if it is yours, "
-                f"write it on the command line as well: {flag}{' '.join(texts)}"
-            )
 
 
 def _load(path: Path) -> Any:

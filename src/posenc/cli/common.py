@@ -153,9 +153,8 @@ def write_page(options: Any, where: "tuple[Folder, str]", text: str, **about: An
     folder, name = where
     path = folder.write(name, text).resolve()
     shown = f"{path}: open it in a browser, {path.as_uri()}"
-    print(
-        json.dumps({"file": str(path), "url": path.as_uri(), **about}, indent=1) if options.json else printable(shown)
-    )
+    about = {"file": str(path), "url": path.as_uri(), **about}
+    print(json.dumps(about, indent=1) if options.json else printable(shown))
     if options.open:
         webbrowser.open(path.as_uri())
     return DONE

@@ -193,13 +193,8 @@ class Compare(StudyCommand):
 
         kind = experiment(self.tasks[0], may_import=True)
         encodings, seeds, settings = self.planned(self.tasks[0])
-        resolved = {
-            "task": self.tasks,
-            "encodings": encodings,
-            "seeds": seeds,
-            "preset": None,
-            "data": self.data or kind.data,
-        }
+        resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
+        resolved["data"] = self.data or kind.data
         return super().config() | settings.to_dict() | {**kind.data_options} | self._reading(kind) | resolved
 
     def _reading(self, kind: type["Experiment"]) -> dict[str, Any]:
@@ -257,7 +252,6 @@ class Compare(StudyCommand):
 
 
 def _share(text: str) -> tuple[int, int]:
-    """The numbers in "1/4"."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal()):
         raise InputError("write two numbers, as in 1/4 for the first of four shares", share=text)

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 class Diff(WithOutput):
     """Compare two frequency schedules of RoPE: what each does to every pair of channels."""
 
-    examples: ClassVar = (
-        "posenc diff yarn ntk",
-        "posenc diff yarn linear --factor 8 --head-dim 128",
-    )
+    examples: ClassVar = ("posenc diff yarn ntk", "posenc diff yarn linear --factor 8 --head-dim 128")
 
     first: Annotated[str, "a frequency schedule", How("SCHEDULE", positional=True, names="schedule")]
     second: Annotated[str, "another one", How("SCHEDULE", positional=True, names="schedule")]
@@ -66,6 +63,5 @@ def text(difference: "Difference") -> str:
     rows = [COLUMNS, *d.rows()]
     head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
     shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {counted(d.length, 'position')}, phases of tokens {d.at:g} apart"
-    return "\n".join(
-        [*head, shape, "", *aligned(rows, str.rjust, room()), "", *(f"- {sentence}" for sentence in d.sentences())]
-    )
+    table = aligned(rows, str.rjust, room())
+    return "\n".join([*head, shape, "", *table, "", *(f"- {sentence}" for sentence in d.sentences())])

@@ -39,9 +39,8 @@ class Doctor(WithModel, WithOutput):
     def run(self) -> int:
         check_limits(self, length=(1, 2**40))
         path = Path(self.model)
-        weights = path.suffix == ".gguf" or (
-            path.is_dir() and any(any(path.glob(each)) for each in ("*.safetensors", "*.gguf"))
-        )
+        files = [*path.glob("*.safetensors"), *path.glob("*.gguf")] if path.is_dir() else []
+        weights = path.suffix == ".gguf" or bool(files)
         bare = path.suffix == ".json" or (path.is_dir() and (path / "config.json").exists() and not weights)
         if self.config_only or bare or (path.is_dir() and _unloadable(path)):
             from posenc.pretrained.readers import compare, read_config

@@ -17,10 +17,7 @@ USUAL = {"": "in order", "False": "off"}
 class Explore(Command):
     """Write the interactive page: encodings and extensions, computed in the browser."""
 
-    examples: ClassVar = (
-        "posenc explore --open",
-        "posenc explore --encoding rope --method yarn --factor 4",
-    )
+    examples: ClassVar = ("posenc explore --open", "posenc explore --encoding rope --method yarn --factor 4")
 
     out: Annotated[str, "the file to write", How("FILE.html")] = FILE
     open: Annotated[bool, "show it in the browser"] = False

@@ -130,9 +130,8 @@ class Extend(WithModel, WithOutput):
     def run(self) -> int:
         from posenc.backends.precision import HALF
         from posenc.lab.evals.chosen import CHOSEN, extend
-        from posenc.pretrained.export import to_hf
         from posenc.pretrained.finetune import Checkpoint, prepared
-        from posenc.pretrained.gguf_file import check_file, content, to_gguf
+        from posenc.pretrained.gguf_file import check_file, content
         from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
@@ -214,27 +213,18 @@ class Extend(WithModel, WithOutput):
             results["verification"] = reader.to_dict()
             self.verify_tokens = len(reader.ids)  # for config.yaml: a minute's tokens are others another time
             printed.append(reader)
-        if self.out is not None:
-            saved = to_hf(model, self.out, tokenizer)
-            results["saved"] = saved.to_dict()
-            printed.append(saved)
-            if checkpoint is not None:
-                checkpoint.remove()
-        if self.gguf is not None:
-            written = to_gguf(model, self.gguf, tokenizer)
-            results["gguf"] = written.to_dict()
-            printed.append(written)
+        self._save(model, tokenizer, self.out, results, printed)
+        if self.out is not None and checkpoint is not None:
+            checkpoint.remove()
         self.emit(results, "\n\n".join(map(str, printed)))
         return DONE if tuned is None or tuned.complete else FAILED
 
     def _auto(self) -> int:
-        """Let measurements choose the method."""
         from posenc.lab.evals.auto import check_asked
         from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.lab.evals.plan import PLAN
         from posenc.lab.study import Interrupted
-        from posenc.pretrained.export import to_hf
-        from posenc.pretrained.gguf_file import check_file, to_gguf
+        from posenc.pretrained.gguf_file import check_file
         from posenc.report.terminal import Display
 
         for name in ("window_size", "option", "verify_tokens", "finetune"):
@@ -271,18 +261,24 @@ class Extend(WithModel, WithOutput):
         printed: list[object] = [found.text(room())]
         if found.extension is None and (self.out or self.gguf):
             printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
-        if found.extension is not None and saved_in is not None:
-            saved = to_hf(model, saved_in, tokenizer)
-            results["saved"] = saved.to_dict()
-            printed.append(saved)
-        if found.extension is not None and self.gguf is not None:
-            written = to_gguf(model, self.gguf, tokenizer)
-            results["gguf"] = written.to_dict()
-            printed.append(written)
+        if found.extension is not None:
+            self._save(model, tokenizer, saved_in, results, printed)
         return self.emit(results, "\n\n".join(map(str, printed)))
 
+    def _save(
+        self, model: Any, tokenizer: Any, folder: str | Path | None, results: dict[str, Any], printed: list[object]
+    ) -> None:
+        """Write the model into a folder, and where --gguf says, and report both."""
+        from posenc.pretrained.export import to_hf
+        from posenc.pretrained.gguf_file import to_gguf
+
+        made: dict[str, Any] = {} if folder is None else {"saved": to_hf(model, folder, tokenizer)}
+        if self.gguf is not None:
+            made["gguf"] = to_gguf(model, self.gguf, tokenizer)
+        results |= {name: each.to_dict() for name, each in made.items()}
+        printed += made.values()
+
     def _resize(self, image_size: str) -> int:
-        """Extend a vision model to another image size."""
         from posenc.pretrained.bars import without_bars
         from posenc.pretrained.vision.resize import resize
 
@@ -379,7 +375,6 @@ AUTO_OPTIONS = {each.name for each in fields(AutoOptions)}
 
 
 def _fitting(shown: Any) -> Callable[[int, int, float], None]:
-    """Show the progress of a fit."""
     count = shown.counter("fitting")
 
     def progress(step: int, steps: int, loss: float) -> None:

@@ -20,10 +20,7 @@ class Predict(Command):
     A page for the browser. It takes seconds for each encoding, on one core."""
 
     asks: ClassVar = True
-    examples: ClassVar = (
-        "posenc predict --open",
-        "posenc predict rope alibi t5 --data book.txt",
-    )
+    examples: ClassVar = ("posenc predict --open", "posenc predict rope alibi t5 --data book.txt")
 
     encodings: Annotated[
         tuple[Literal["rope", "alibi", "none", "sinusoidal", "t5"], ...],

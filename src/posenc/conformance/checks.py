@@ -382,11 +382,8 @@ def copies_are_equal(tested: EncodingUnderTest) -> None:
     for other in (copy.deepcopy(model.encoding), pickle.loads(pickle.dumps(model.encoding))):
         if json.dumps(other.spec()) != json.dumps(model.encoding.spec()):
             raise CheckFailed(f"a copy has another spec, {other.spec()}, than {model.encoding.spec()}")
-        pairs = zip(
-            (*other.buffers(), *other.parameters()),
-            (*model.encoding.buffers(), *model.encoding.parameters()),
-            strict=True,
-        )
+        of = model.encoding
+        pairs = zip((*other.buffers(), *other.parameters()), (*of.buffers(), *of.parameters()), strict=True)
         if not all(torch.equal(a, b) for a, b in pairs):
             raise CheckFailed("a copy has other tables or parameters")
     here = tested.document(LENGTH)
@@ -520,14 +517,12 @@ class AtIds(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens, Positions.from_ids(ids, packed=False))
-        return logits
+        return self.model(tokens, Positions.from_ids(ids, packed=False))
 
 
 def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """The smallest model that the complete encoding acts in, and inputs of these lengths, the first of two rows, the next
-    of three."""
-    model = tested.model(tested.shallow)
+    """The smallest model that all of the encoding acts in, and inputs of these lengths, of two rows and of three."""
+    model = tested.model(DECODER if isinstance(tested.encoding, PerLayer) else replace(DECODER, num_layers=1))
     given = [(tokens(rows, n), tested.ids(n)[None]) for rows, n in enumerate(lengths, start=2)]
     if tested.is_text:
         return model, [(x,) for x, _ in given]

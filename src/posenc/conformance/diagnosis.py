@@ -26,8 +26,6 @@ from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, TENSORS, Convention, get_kind, no_tolerance
 from posenc.testing.oracles.rotations import positions_of
 
-__all__ = ["Verdict", "conform"]
-
 UNKNOWN = "in a way that is not known here"
 UNWRITTEN = (
     "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
@@ -123,7 +121,10 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
         right = Explanation(kind)
         found = [right] if all(result.right for result in answered) else explain(answered, right)
         findings += _wrong_values(caller, answered, len(results), found)
-        findings += _attention_factor(answered) + _half_precision_results(answered)
+        findings += _attention_factor(answered)
+        dtypes = {result.dtype for result in answered if result.dtype.is_floating_point}
+        short = sorted(dtype_name(dtype) for dtype in dtypes if torch.finfo(dtype).eps > FLOAT32)
+        findings += [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
         in_other_dtypes, skipped = _other_dtypes(caller, found[0] if found else None)
         broken, untested = broken_invariants(caller)
         new = [f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)]
@@ -131,9 +132,8 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
         notes += skipped + untested + [CAST] * any("float16 in, float32 out" in finding for finding in broken)
     errors = [error for result in answered if (error := _largest_error(result)) is not None and math.isfinite(error)]
     unique = tuple(dict.fromkeys(findings))
-    return Verdict(
-        kind, not findings, unique, tuple(notes), _example(answered), len(results), max(errors, default=None)
-    )
+    worst = max(errors, default=None)
+    return Verdict(kind, not findings, unique, tuple(notes), _example(answered), len(results), worst)
 
 
 # -------------------------------------------------------------------- which faults explain the results
@@ -163,8 +163,7 @@ class Explanation:
         return expected_values(self.kind, arguments, self.faults, nudge=nudge) * factor
 
     def fits(self, result: CaseResult) -> bool:
-        """Whether it is right about a result: up to either side of what was rounded, and anything where a short dtype
-        overflows."""
+        """Whether it is right: up to either side of what was rounded, and anything where a short dtype overflows."""
         rounds = any(fault in names for names in ROUNDINGS.values() for fault in self.faults)
         try:
             expected = self.values(result.case.arguments)
@@ -322,7 +321,6 @@ def _wrong_values(
 
 
 def _either(explanations: Sequence[Sequence[str]]) -> str:
-    """Causes in words, and what else fits."""
     shown = ["; ".join(causes) for causes in explanations[:SHOWN]]
     more = f", or {len(explanations) - SHOWN} others" if len(explanations) > SHOWN else ""
     return ", or ".join(shown) + more + (" (each explains every result)" if len(explanations) > 1 else "")
@@ -344,12 +342,6 @@ def _attention_factor(answered: Sequence[CaseResult]) -> list[str]:
     got, expected, stretch = wrong[0]
     factor = "" if stretch is None else f" for factor {stretch:g}"
     return [f"{next(causes, 'temperature wrong')} (attention factor {got:.6g}, expected {expected:.6g}{factor})"]
-
-
-def _half_precision_results(answered: Sequence[CaseResult]) -> list[str]:
-    dtypes = {result.dtype for result in answered if result.dtype.is_floating_point}
-    short = sorted(dtype_name(dtype) for dtype in dtypes if torch.finfo(dtype).eps > FLOAT32)
-    return [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
 
 
 def _state(caller: Caller, first: CaseResult) -> list[str]:
@@ -409,7 +401,6 @@ def _compared(where: str, results: Sequence[CaseResult], known: Explanation | No
 
 
 def _extent(result: CaseResult) -> str:
-    """From which position on values are wrong, and by how much."""
     wrong = result.wrong(result.expected)
     assert result.values is not None
     if wrong is None:

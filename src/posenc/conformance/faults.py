@@ -36,7 +36,6 @@ def expected_values(kind: str, arguments: Arguments, faults: Sequence[str] = (),
 
 
 def _with(fault: Any, arguments: Arguments) -> Arguments:
-    """The arguments as a fault changes them."""
     if not isinstance(fault, dict):
         return arguments
     return {**arguments, **{k: v(arguments) if callable(v) else v for k, v in fault.items()}}
@@ -54,7 +53,6 @@ def effective(kind: str, arguments: Arguments, faults: Sequence[str]) -> tuple[s
 
 
 def _called(formula: Formula, arguments: Arguments) -> Any:
-    """A formula of the arguments that it has parameters for."""
     names = _parameters(formula)
     return formula(**(arguments if names is None else {k: v for k, v in arguments.items() if k in names}))
 
@@ -91,20 +89,18 @@ def result(change: Callable[[Any], Any]) -> Callable[[Formula], Formula]:
 
 
 def then(**changes: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
-    """The formula with changes of its positions (at), frequencies or angles, after those of the faults before."""
+    """The formula with changes of its positions (at), which are (batch or 1, 1, seq, 1), frequencies or angles, after those of
+    the faults before."""
 
     def changed(formula: Formula) -> Formula:
         def with_changes(**given: Any) -> Any:
-            both = {name: _after(change, given.get(name, rotations.unchanged)) for name, change in changes.items()}
+            later = {name: given.get(name, rotations.unchanged) for name in changes}
+            both = {name: lambda x, name=name: later[name](changes[name](x)) for name in changes}
             return _called(formula, {**given, **both})
 
         return with_changes
 
     return changed
-
-
-def _after(change: Callable[[Tensor], Tensor], later: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: later(change(x))
 
 
 def each(change: Callable[[Any], Any], name: str = "positions") -> dict[str, Any]:
@@ -114,11 +110,6 @@ def each(change: Callable[[Any], Any], name: str = "positions") -> dict[str, Any
         return [changed(item) for item in value] if isinstance(value, list) else change(value)
 
     return {name: lambda given: changed(given[name])}
-
-
-def placed(change: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
-    """RoPE at changed positions, which are (batch or 1, 1, seq, 1)."""
-    return then(at=change)
 
 
 def along(axis: int, by_index: bool) -> Callable[[Formula], Formula]:
@@ -132,16 +123,11 @@ def along(axis: int, by_index: bool) -> Callable[[Formula], Formula]:
                 p = torch.arange(count, dtype=torch.float64)[:, None] if by_index else p[:, :, :count]
                 return (p if axis or by_index else p[:1]).expand(1 if by_index else -1, 1, -1, -1).transpose(axis, 2)
 
-            result: Tensor = _called(placed(moved)(formula), given)
-            return result
+            return _called(then(at=moved)(formula), given)
 
         return turned
 
     return exchanged
-
-
-def _rounded_number(dtype: torch.dtype, number: float) -> float:
-    return _rounded(torch.tensor(float(number)), dtype).item()
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -175,16 +161,17 @@ def _within(position: float, last: int) -> float:
 
 CLAMPS: Faults = {CLAMPED.format(last=end - 1, end=end): each(partial(_within, last=end - 1)) for end in ENDS}
 """On both sides of 0, so that they may follow a fault of the sign."""
+ROUNDED_POSITIONS: Faults = {
+    f"positions are rounded to {name}, which counts to {last}": {
+        "positions": lambda a, dtype=dtype: _rounded(torch.tensor(a["positions"], dtype=torch.float64), dtype).tolist()
+    }
+    for name, (dtype, last) in SHORT_DTYPES.items()
+}
 POSITIONS: Faults = {
     "positions are ignored: row n is taken to be at position n": {"positions": lambda a: list(range(len(a["positions"])))},
     "positions are taken relative to the first one": {"positions": lambda a: [p - a["positions"][0] for p in a["positions"]]},
     "positions start at 1 (position + 1 is used)": each(lambda p: p + 1),
-    **{
-        f"positions are rounded to {name}, which counts to {last}": {
-            "positions": lambda a, dtype=dtype: _rounded(torch.tensor(a["positions"], dtype=torch.float64), dtype).tolist()
-        }
-        for name, (dtype, last) in SHORT_DTYPES.items()
-    },
+    **ROUNDED_POSITIONS,
     **BASES,
     **CLAMPS,
 }  # fmt: skip
@@ -208,33 +195,26 @@ LADDER: Faults = {
         "base": lambda a: a["base"] ** (1 + 2 / ((a.get("rotary_dim") or len(a["x"][0][0][0])) - 2))
     }
 }
-ROTATIONS: Faults = {
-    BACKWARDS: each(lambda p: -p),
-    UNTURNED: each(lambda p: 0),
-    **TABLES,
-    **LADDER,
-    **ALONG,
-    **POSITIONS,
-}
+TURNED: Faults = {BACKWARDS: each(lambda p: -p), UNTURNED: each(lambda p: 0), **TABLES, **LADDER, **ALONG}
+ROTATIONS: Faults = {**TURNED, **POSITIONS}
+LAYOUT: Faults = {"layout is interleaved, expected half": variant(layout="interleaved")}
 HALF: Faults = {
-    "layout is interleaved, expected half": variant(layout="interleaved"),
+    **LAYOUT,
     "layouts are mixed: x is turned by halves with tables of interleaved pairs (repeat_interleave, expected cat)":
         variant(tables="interleaved"),
 }  # fmt: skip
-LAYOUT: Faults = {"layout is interleaved, expected half": variant(layout="interleaved")}
 PARTIAL: Faults = {
     "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)": {
         "base": lambda a: a["base"] ** (a["rotary_dim"] / len(a["x"][0][0][0]))
     },
     "the complete head is turned: rotary_dim is ignored": {"rotary_dim": None},
 }
-RUNS_ON = "positions run on through the documents, expected 0 at each of cu_seqlens"
 PLACES: Faults = {
-    BACKWARDS: placed(lambda p: -p),
-    UNTURNED: placed(lambda p: 0 * p),
-    "positions start at 1 (position + 1 is used)": placed(lambda p: p + 1),
+    BACKWARDS: then(at=lambda p: -p),
+    UNTURNED: then(at=lambda p: 0 * p),
+    "positions start at 1 (position + 1 is used)": then(at=lambda p: p + 1),
     **{
-        f"positions are rounded to {name}, which counts to {last}": placed(partial(_rounded, dtype=dtype))
+        f"positions are rounded to {name}, which counts to {last}": then(at=partial(_rounded, dtype=dtype))
         for name, (dtype, last) in SHORT_DTYPES.items()
     },
     **TABLES,
@@ -242,7 +222,7 @@ PLACES: Faults = {
     **ALONG,
     **BASES,
     **LADDER,
-    **{CLAMPED.format(last=end - 1, end=end): placed(partial(torch.clamp, min=1 - end, max=end - 1)) for end in ENDS},
+    **{CLAMPED.format(last=end - 1, end=end): then(at=partial(torch.clamp, min=1 - end, max=end - 1)) for end in ENDS},
 }
 CODES: Faults = {
     "cosines come where sines belong": then(angle=_quarter_turn),
@@ -330,14 +310,17 @@ def _mirrored(x: Any, positions: Any, base: float, sections: Sequence[int], **op
     return _two_ladders(x, positions, base, axes, axes[::-1], **options)
 
 
-def _own_ladders(formula: Formula) -> Formula:
-    """M-RoPE in which the frequencies begin anew for each axis."""
+def _ladders(widths: Callable[[Arguments], Sequence[int]]) -> Callable[[Formula], Formula]:
+    """RoPE of several axes in which the frequencies begin anew for each of these widths."""
 
-    def ladders(**given: Any) -> Any:
-        each_axis = [f for count in given["sections"] for f in schedules.default(2 * count, given["base"])]
-        return _called(then(frequency=lambda f: torch.tensor(each_axis, dtype=torch.float64))(formula), given)
+    def changed(formula: Formula) -> Formula:
+        def ladders(**given: Any) -> Any:
+            numbers = [f for width in widths(given) for f in schedules.default(width, given["base"])]
+            return _called(then(frequency=lambda f: torch.tensor(numbers, dtype=torch.float64))(formula), given)
 
-    return ladders
+        return ladders
+
+    return changed
 
 
 def _decoders_shift(q: Any, table: Any, num_keys: int) -> Tensor:
@@ -347,16 +330,6 @@ def _decoders_shift(q: Any, table: Any, num_keys: int) -> Tensor:
     scores = q @ table[torch.arange(1 - num_keys, 1).clamp(min=-far) + far].T
     padded = torch.nn.functional.pad(scores, (1, 0)).view(batch, heads, num_keys + 1, queries)
     return padded[:, :, 1:].reshape(batch, heads, queries, num_keys)
-
-
-def _one_ladder(formula: Formula) -> Formula:
-    """Axial RoPE in which the frequencies run on from one axis to the next."""
-
-    def ladder(**given: Any) -> Any:
-        frequencies = torch.tensor(schedules.default(sum(given["widths"]), given["base"]), dtype=torch.float64)
-        return _called(then(frequency=lambda f: frequencies)(formula), given)
-
-    return ladder
 
 
 def _first_channels(
@@ -378,7 +351,6 @@ def _first_rows(
 
 
 def _from_the_end(positions: Tensor) -> Tensor:
-    """Positions from a document's last token back."""
     begins = (positions.flatten() == 0).nonzero().flatten().tolist()
     ends = [*begins[1:], positions.numel()]
     counts = [torch.arange(end - begin).flip(0) for begin, end in zip(begins, ends, strict=True)]
@@ -403,15 +375,8 @@ SECTIONS: Faults = {
 }
 MANY: Faults = {
     **HALF,
-    BACKWARDS: each(lambda p: -p),
-    UNTURNED: each(lambda p: 0),
-    **TABLES,
-    **LADDER,
-    **ALONG,
-    **{
-        f"positions are rounded to {name}, which counts to {last}": each(partial(_rounded_number, dtype))
-        for name, (dtype, last) in SHORT_DTYPES.items()
-    },
+    **TURNED,
+    **ROUNDED_POSITIONS,
     "positions are ignored: row n is taken to be at position n": {
         "positions": lambda a: [list(range(len(a["positions"][0])))] * 3
     },
@@ -528,7 +493,7 @@ HIDES: Faults = {
     "true where hidden, expected where seen": result(lambda mask: [[1 - seen for seen in row] for row in mask])
 }
 FROM_THE_FIRST: Faults = {
-    "fewer queries than keys count from the first key, expected from key num_keys - num_queries": lambda formula: (
+    OLDER: lambda formula: (
         lambda **given: _called(formula, {**given, "num_queries": given["num_keys"]})[: given["num_queries"]]
     )
 }
@@ -536,7 +501,9 @@ AXIAL: Faults = {
     "axes come from the last to the first": {"positions": lambda a: a["positions"][::-1]},
     "the last two axes are exchanged": {"positions": lambda a: [*a["positions"][:-2], *a["positions"][:-3:-1]]},
     "widths are taken from the last to the first": {"widths": lambda a: a["widths"][::-1]},
-    "frequencies run on over the head, expected anew for each axis (as in M-RoPE)": _one_ladder,
+    "frequencies run on over the head, expected anew for each axis (as in M-RoPE)": _ladders(
+        lambda a: [sum(a["widths"])]
+    ),
     "only the first axis turns: its positions are used for all": {
         "positions": lambda a: [a["positions"][0]] * len(a["positions"])
     },
@@ -581,24 +548,24 @@ FAULTS: dict[str, Faults] = {
         **ROTATIONS,
     },
     "rotary_ragged": {
-        "offsets are ignored: every row begins at 0": placed(lambda p: torch.arange(p.shape[2])[:, None].expand(p.shape)),
-        "the offset of the first row is used for all": placed(lambda p: p[:1]),
-        "only the first row of the batch is turned, the others come back as they were": placed(
-            lambda p: torch.cat((p[:1], 0 * p[1:]))
+        "offsets are ignored: every row begins at 0": then(at=lambda p: torch.arange(p.shape[2])[:, None].expand(p.shape)),
+        "the offset of the first row is used for all": then(at=lambda p: p[:1]),
+        "only the first row of the batch is turned, the others come back as they were": then(
+            at=lambda p: torch.cat((p[:1], 0 * p[1:]))
         ),
         "only the first row of the batch is written, the others come back as 0": result(
             lambda x: torch.cat((x[:1], 0 * x[1:]))
         ),
-        "negative offsets are taken for 0, so that text after padding is too far": placed(
-            lambda p: p - p[:, :, :1].clamp(max=0)
+        "negative offsets are taken for 0, so that text after padding is too far": then(
+            at=lambda p: p - p[:, :, :1].clamp(max=0)
         ),
-        "all tokens of a row are at its offset": placed(lambda p: p[:, :, :1].expand(p.shape)),
-        "offsets are taken for lengths: a row ends before its offset": placed(lambda p: p - p.shape[2]),
+        "all tokens of a row are at its offset": then(at=lambda p: p[:, :, :1].expand(p.shape)),
+        "offsets are taken for lengths: a row ends before its offset": then(at=lambda p: p - p.shape[2]),
         **PLACES,
     },
     "rotary_packed": {
-        RUNS_ON: {"starts": lambda a: a["cu_seqlens"][:-1]},
-        "documents are numbered backwards: each ends at position 0": placed(_from_the_end),
+        "positions run on through the documents, expected 0 at each of cu_seqlens": {"starts": lambda a: a["cu_seqlens"][:-1]},
+        "documents are numbered backwards: each ends at position 0": then(at=_from_the_end),
         "all documents take the first rows of a table of the packed row, expected document n those from cu_seqlens[n] on":
             instead(_first_rows),
         "starts is ignored: every document is at 0 and on": {"starts": ()},
@@ -610,7 +577,9 @@ FAULTS: dict[str, Faults] = {
             instead(_by_channels),
         "sections are split twice in unlike ways: in the second half of the channels they come from the last to the first":
             instead(_mirrored),
-        "frequencies begin anew for each axis, expected one sequence over the head": _own_ladders,
+        "frequencies begin anew for each axis, expected one sequence over the head": _ladders(
+            lambda a: [2 * count for count in a["sections"]]
+        ),
         **SECTIONS,
         **MANY,
     },

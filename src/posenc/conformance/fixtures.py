@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from posenc.attention import attention
 from posenc.cache import KVCache
-from posenc.encoding import Encoding, PerLayer, gates_of
+from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -131,11 +130,6 @@ class EncodingUnderTest:
     @property
     def name(self) -> str:
         return self.encoding.known_as
-
-    @property
-    def shallow(self) -> TransformerConfig:
-        """The smallest decoder in which all of the encoding acts, for checks that take long."""
-        return DECODER if isinstance(self.encoding, PerLayer) else replace(DECODER, num_layers=1)
 
     def configs(self) -> Iterator[TransformerConfig]:
         """The models that the encoding is for; one for decoders only has to refuse an encoder."""

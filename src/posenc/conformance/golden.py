@@ -53,8 +53,7 @@ def load() -> dict[str, list[GoldenCase]]:
 def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
     """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (batch, heads, rows, dim)."""
     numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
-    nested: list[list[list[list[float]]]] = numbers.view(batch, heads, rows, dim).tolist()
-    return nested
+    return numbers.view(batch, heads, rows, dim).tolist()
 
 
 def example(convention: Convention, positions: list[int], width: int) -> dict[str, Any]:
@@ -136,7 +135,6 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
 
 
 def _bind(parameters: list[Parameter], convention: Convention) -> tuple[list[str], dict[str, str]]:
-    """The arguments passed by position, and those passed by name."""
     arguments, known = convention.arguments, {*convention.arguments, *convention.options}
     if not parameters:
         return list(arguments), {}
@@ -186,9 +184,8 @@ def from_angles(function: Callable[..., Any], convention: Convention) -> Callabl
     def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
         width = x.shape[-1] if rotary_dim is None else rotary_dim
         turns = rotations.angles(positions.double(), width, base)
-        angles = rotations.by_layout(
-            "interleaved" if convention == KINDS["rotary_interleaved"] else "half", turns, turns
-        )
+        layout = "interleaved" if convention == KINDS["rotary_interleaved"] else "half"
+        angles = rotations.by_layout(layout, turns, turns)
         cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
         if before == 1:
             return function(x, cos, sin)
@@ -226,9 +223,8 @@ def format_exception(error: BaseException) -> str:
 def _raised_at(error: BaseException) -> str:
     """The file and the line that raised, and those of the tested function where they are elsewhere."""
     here = str(Path(__file__).parent)
-    frames = [
-        (f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)
-    ]
+    lines = traceback.extract_tb(error.__traceback__)
+    frames = [(f.filename, f.lineno) for f in lines if not f.filename.startswith(here)]
     frames = [frame for frame in frames if not frame[0].startswith("<")]
     if not frames:
         return ""
@@ -317,7 +313,6 @@ def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseRes
 
 
 def _schedule(result: Any) -> tuple[Any, Any]:
-    """inv_freq and attention_factor."""
     if isinstance(result, Mapping) and "inv_freq" in result:
         return result["inv_freq"], result.get("attention_factor")
     if hasattr(result, "inv_freq"):

@@ -126,9 +126,8 @@ def arguments(call: Caller, length: int, dtype: torch.dtype = torch.float32) -> 
         for name, value in golden.example(call.convention, list(range(length)), HEAD_DIM).items()
     }
     if "x" in call.convention.arguments:
-        x = torch.randn(
-            1, 1 if "cosines" in given else 2, length, HEAD_DIM, generator=torch.Generator().manual_seed(length)
-        )
+        generator, rows = torch.Generator().manual_seed(length), 1 if "cosines" in given else 2
+        x = torch.randn(1, rows, length, HEAD_DIM, generator=generator)
         given["x"] = x.to(dtype)
     return given
 

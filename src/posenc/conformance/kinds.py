@@ -12,20 +12,10 @@ from torch import Tensor
 from posenc.errors import InputError, unknown
 from posenc.testing.oracles import biases, codes, content, gates, masks, places, rotations, schedules
 
-TENSORS = dict.fromkeys(("x", "cosines", "sines", "q", "table", "scores", "log_gates"), torch.float32) | dict.fromkeys(
-    (
-        "positions",
-        "document_ids",
-        "relative_position",
-        "offsets",
-        "cu_seqlens",
-        "token_types",
-        "image_grids",
-        "video_grids",
-        "attention_mask",
-    ),
-    torch.int64,
-)
+INTEGERS = ("positions", "document_ids", "relative_position", "offsets", "cu_seqlens", "token_types", "image_grids", "video_grids",
+            "attention_mask")  # fmt: skip
+TENSORS = dict.fromkeys(("x", "cosines", "sines", "q", "table", "scores", "log_gates"), torch.float32)
+TENSORS |= dict.fromkeys(INTEGERS, torch.int64)
 """Arguments that are passed as tensors, and their dtype."""
 FLAGS = {"bidirectional", "truncate"}
 """Arguments that are True or False."""

@@ -189,9 +189,6 @@ def _require_equal(result: list[Tensor] | str, alone: list[Tensor] | str, what: 
         equal(a, b, what, 1e-9 if dtype == torch.float64 else 1e-3)
 
 
-# -------------------------------------------------------------------- the checks
-
-
 def calls_are_independent(tested: EncodingUnderTest) -> None:
     """A call gives what it gives alone, on fresh objects, whatever was called before: attention and codes at the same
     positions, at positions derived from these (under another causality, in a window, with other keys hidden, moved, across,

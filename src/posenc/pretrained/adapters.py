@@ -15,24 +15,9 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from posenc.errors import InputError, needs, shown
-from posenc.pretrained.changes import RECORD
 from posenc.pretrained.checked import shapes_in, weight_files
+from posenc.pretrained.models import record_of
 from posenc.spec import read_json
-
-__all__ = [
-    "ADAPTER",
-    "ADAPTER_WEIGHTS",
-    "ENTRY",
-    "apart",
-    "base_of",
-    "check_entry",
-    "check_numbers",
-    "check_placed",
-    "entry_of",
-    "entry_text",
-    "stored_adapter",
-    "watch",
-]
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENTRY = "posenc"
@@ -58,15 +43,9 @@ def _configs(inner: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _decoder(inner: Any) -> Any:
-    from posenc.pretrained.models import decoder_of
-
-    return decoder_of(inner)
-
-
 def entry_of(inner: Any) -> dict[str, Any] | None:
     """What `posenc.extend` is called with for a model's extension; None: it has none."""
-    change = getattr(_decoder(inner), RECORD, None)
+    change = record_of(inner)
     if change is None:
         return None
     return {"method": change.report.method, "target_length": getattr(change.report, "new_length", None)}
@@ -154,7 +133,8 @@ def check_numbers(folder: Path) -> None:
     Raises:
         InputError: what is not finite, or a rank or number of tokens that no tensor has.
     """
-    largest = max((size for shape in adapter_shapes(folder).values() for size in shape), default=0)
+    shapes = shapes_in(weight_files(folder, ADAPTER_WEIGHTS)).values()
+    largest = max((size for shape in shapes for size in shape), default=0)
     for key, value in _numbers(stored_adapter(folder)):
         if not isfinite(value) or (SIZES.fullmatch(key) and not 0 <= value <= largest):
             raise InputError(
@@ -163,18 +143,13 @@ def check_numbers(folder: Path) -> None:
             )
 
 
-def adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of an adapter, by name."""
-    return shapes_in(weight_files(folder, ADAPTER_WEIGHTS))
-
-
 def check_placed(folder: Path, model: Any) -> None:
     """Refuse an adapter of which the model took a part alone.
 
     Raises:
         InputError: tensors of low rank that the configuration has no place for.
     """
-    tensors = [name for name in adapter_shapes(folder) if LOW_RANK.search(name)]
+    tensors = [name for name in shapes_in(weight_files(folder, ADAPTER_WEIGHTS)) if LOW_RANK.search(name)]
     places = [name for name, _ in model.named_parameters(remove_duplicate=False) if LOW_RANK.search(name)]
     if len(tensors) > len(places):
         raise InputError(

@@ -4,7 +4,6 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,6 @@ from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.parameters import rope_parameters_by_type
 from posenc.pretrained.programs import ALL, PROGRAMS, TRANSFORMERS, TRANSFORMERS_4, Reading
 from posenc.pretrained.readers import compare, difference
-
-__all__ = ["ProgramAnswer", "agreement", "as_text", "readable_by_transformers_4"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,15 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
 
     wanted: by layer type, what the model computes for a text of `length` tokens.
     """
+    # without transformers' warning of keys that it does not read, for other programs do
+    logger, none = logging.getLogger("transformers.modeling_rope_utils"), lambda _: False
+    logger.addFilter(none)
     try:
-        with _quiet():
-            found = compare(file, length)
+        found = compare(file, length)
     except InputError as error:
         return tuple(ProgramAnswer(program, None, str(error)) for program in PROGRAMS)
+    finally:
+        logger.removeFilter(none)
     answers = {each.program: ProgramAnswer(each.program, False, each.why, runs=False) for each in found.refused}
     answers |= {each.program: ProgramAnswer(each.program, None, each.why) for each in found.not_known}
     by_type, still = rope_parameters_by_type(file.hf), file.unrotated()
@@ -54,37 +55,19 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
         earlier = answers.get(reading.program)
         if earlier is None or earlier.agrees:
             kinds = wanted if reading.layers == ALL else wanted.keys() & {reading.layers}
-            parameters = {
-                kind: by_type.get(kind) or by_type.get(None) or next(iter(by_type.values())) for kind in kinds
-            }
-            expected = [_expected(parameters[kind], wanted[kind], still) for kind in kinds]
-            answers[reading.program] = _answer(reading, expected, length, earlier)
+            expected = []
+            for kind in kinds:
+                parameters = by_type.get(kind) or by_type.get(None) or next(iter(by_type.values()))
+                base, schedule = float(parameters["rope_theta"]), str(parameters.get("rope_type", "default"))
+                numbers, factor = wanted[kind].inv_freq, float(wanted[kind].attention_factor)
+                of = ALL, base, schedule, 2 * numbers.numel(), factor, numbers
+                expected.append(Reading("", *of, unrotated=still))
+            apart = [each for each in expected if not each.same(reading)]
+            texts = [difference(reading, apart[0], length)] if apart else []
+            texts += [reading.note] if reading.note else []
+            texts += [earlier.why] if earlier is not None and earlier.why and earlier.why not in texts else []
+            answers[reading.program] = ProgramAnswer(reading.program, not apart, "; ".join(texts), reading.known_by)
     return tuple(answers[program] for program in PROGRAMS if program in answers)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' warning of keys that it does not read, for other programs do."""
-    logger, none = logging.getLogger("transformers.modeling_rope_utils"), lambda _: False
-    logger.addFilter(none)
-    try:
-        yield
-    finally:
-        logger.removeFilter(none)
-
-
-def _expected(parameters: Mapping[str, Any], wanted: Frequencies, unrotated: tuple[int, ...]) -> Reading:
-    base, kind = float(parameters["rope_theta"]), str(parameters.get("rope_type", "default"))
-    width = 2 * wanted.inv_freq.numel()
-    return Reading("", ALL, base, kind, width, float(wanted.attention_factor), wanted.inv_freq, unrotated=unrotated)
-
-
-def _answer(reading: Reading, expected: Iterable[Reading], length: int, earlier: ProgramAnswer | None) -> ProgramAnswer:
-    apart = [each for each in expected if not each.same(reading)]
-    texts = [difference(reading, apart[0], length)] if apart else []
-    texts += [reading.note] if reading.note else []
-    texts += [earlier.why] if earlier is not None and earlier.why and earlier.why not in texts else []
-    return ProgramAnswer(reading.program, not apart, "; ".join(texts), reading.known_by)
 
 
 def as_text(answers: Iterable[ProgramAnswer]) -> list[str]:

@@ -8,8 +8,7 @@ it is for one text read in sequence:
     a = (sum over contexts of e^(s / T))^(S T),  b = sum over other keys of e^s,  output = (a o_contexts + b o_others) / (a + b)
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, check_positive, check_sizes
-from posenc.pretrained.attach import AttentionCall, attached, check_attention, register_attention, set_implementation
+from posenc.pretrained.attach import AttentionCall, attached, attending, check_attention
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import ModelStructure, cache_name, model_structure, unwrap
 from posenc.pretrained.nbce import TEMPLATE, warn_of_length
 
 __all__ = ["APEAnswer", "Parallel", "ape_generate", "attend"]
-
-NAME = "posenc_ape"
 
 
 @dataclass(frozen=True)
@@ -68,28 +65,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, parallel: Parallel, scale: float) ->
     return (weights.to(v.dtype) @ v[:, :, None]).flatten(1, 2)
 
 
-def _attend(call: AttentionCall) -> Tensor:
-    scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    return attend(call.query, call.key, call.value, getattr(call.module, "_posenc_parallel"), scale)  # noqa: B009
-
-
-@contextmanager
-def _reading(structure: ModelStructure, parallel: Parallel) -> Iterator[None]:
-    """Let a model attend to the contexts in its cache, and put its own attention back at the end."""
-    before = structure.config._attn_implementation
-    register_attention(NAME, _attend, None)
-    modules: list[Any] = [layer.module for layer in structure.layers]
-    for module in modules:
-        module._posenc_parallel = parallel
-    set_implementation(structure.model, NAME)
-    try:
-        yield
-    finally:
-        set_implementation(structure.model, before)
-        for module in modules:
-            del module._posenc_parallel
-
-
 def merged(rows: Sequence[tuple[Any, int]], lengths: Sequence[int], first: int) -> Any:
     """The keys and values of contexts that begin with the same `first` tokens, each in a row of a left-padded cache, as a cache
     of one row: these tokens once, and what follows them in each text."""
@@ -130,8 +105,7 @@ def _checked(model: Any) -> ModelStructure:
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a part of a prompt, without what begins or ends a text."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
+    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 @torch.no_grad()
@@ -190,7 +164,13 @@ def ape_generate(
         )
         end = sum(lengths) - len(start) * (len(texts) - 1)
         position, new, ending = max(lengths), asked, end_tokens(model, tokenizer)
-        with _reading(structure, Parallel(len(start), end, temperature, scale)):
+        parallel = Parallel(len(start), end, temperature, scale)
+
+        def attend_in_parallel(call: AttentionCall) -> Tensor:
+            usual = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
+            return attend(call.query, call.key, call.value, parallel, usual)
+
+        with attending(structure, attend_in_parallel):
             while len(tokens) < max_new_tokens:
                 ids = torch.tensor([new], device=device)
                 where = torch.arange(position, position + len(new), device=device)[None]

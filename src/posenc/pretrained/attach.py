@@ -7,7 +7,8 @@ the name "posenc" together with its masks. The rotary module rotates as before, 
 round its frequencies, and a map turns queries and keys on from there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
@@ -21,11 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from posenc.attention import attention
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
-from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
+from posenc.pretrained.masks import BoolMask, Visibility, token_index, visibility
 from posenc.pretrained.models import ModelStructure, record_of
 
 NAME = "posenc"
@@ -92,6 +94,16 @@ class RotaryModule(nn.Module):
         return f"identity_layers={sorted(self.identity_layers)}" if self.identity_layers else ""
 
 
+def unrotated(tables: Any) -> Any:
+    """What a rotary module of transformers makes, of angles 0: cos and sin, complex numbers, or either by layer type."""
+    if isinstance(tables, Mapping):
+        return {kind: unrotated(each) for kind, each in tables.items()}
+    if isinstance(tables, Tensor):
+        return torch.ones_like(tables)
+    cos, sin = tables
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
     """One call of an attention function by a transformers model (`AttentionInterface`).
@@ -146,6 +158,35 @@ def set_implementation(model: Any, name: str) -> None:
         raise InputError(
             f"{type(model).__name__} does not let its attention be set: extend it by a frequency schedule, such as yarn"
         )
+
+
+INSTEAD = "posenc_instead"
+"""The attention implementation while layers attend by functions of their own. It has no mask function, and so makes no masks."""
+
+
+def attend_instead(call: AttentionCall) -> Tensor:
+    """By the layer's function: transformers forgets nothing that is registered, so that it must refer to no model."""
+    return getattr(call.module, f"_{INSTEAD}")(call)
+
+
+@contextmanager
+def attending(structure: ModelStructure, function: Callable[[AttentionCall], Tensor]) -> Iterator[None]:
+    """Let the layers of a model attend by a function, and afterwards as before.
+
+    Raises:
+        InputError: its classes do not allow it.
+    """
+    before, modules = structure.config._attn_implementation, [layer.module for layer in structure.layers]
+    register_attention(INSTEAD, attend_instead, None)
+    try:
+        for module in modules:
+            setattr(module, f"_{INSTEAD}", function)
+        set_implementation(structure.model, INSTEAD)
+        yield
+    finally:
+        set_implementation(structure.model, before)
+        for module in modules:
+            delattr(module, f"_{INSTEAD}")
 
 
 def check_attention(structure: ModelStructure) -> None:
@@ -254,19 +295,9 @@ def attended(
     )
 
 
-def combined(*parts: Encoding | None) -> Encoding | None:
-    """The sum of the parts that are not None; None without any.
-
-    Raises:
-        InputError: a part that makes gates of a layer's input.
-    """
-    given = [part for part in parts if part is not None]
-    if gated := [part.known_as for part in given if "gates" in part.sites()]:
-        raise InputError(
-            f"{', '.join(gated)}: makes gates of a layer's input, which a transformers model does not pass to its attention; "
-            "use posenc.Transformer, or call posenc.attention with gates= in your own model"
-        )
-    return reduce(add, given) if given else None
+def combined(*parts: Encoding) -> Encoding | None:
+    """The sum of encodings; None without any."""
+    return reduce(add, parts) if parts else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +342,8 @@ class Attachment(ModelChange):
             scale = softmax_scale(structure, design.config["rope_parameters"])
             self.changes += [Change(layer.module, "scaling", scale) for layer in structure.layers]
         for layer, encoding in zip(structure.layers, design.encodings, strict=False):
-            windowed = encoding if layer.window is None else combined(encoding, SlidingWindow(layer.window))
+            window = [] if layer.window is None else [Window(layer.window - 1)]
+            windowed = combined(*([] if encoding is None else [encoding]), *window)
             plan = LayerPlan(encoding, windowed, self.cache)
             self.changes.append(Change(layer.module, "_posenc_plan", plan))
         if design.encodings:
@@ -368,11 +400,7 @@ def _end_pass(decoder: Any, *_: Any) -> None:
 
 
 def _begin_pass(decoder: Any, *_: Any) -> None:
-    """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook.
-
-    Raises:
-        InputError: names the implementation that was set, and how to go back.
-    """
+    """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook."""
     attachment: Attachment = getattr(decoder, RECORD)
     attachment.cache.begin()
     name = decoder.config._attn_implementation

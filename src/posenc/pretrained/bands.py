@@ -112,34 +112,6 @@ def scores(q: Tensor, k: Tensor, inv_freq: Tensor, window: int, layout: Layout) 
     return stability.nanmean((2, 3)).flatten(), sensitivity.nanmean((2, 3)).flatten()
 
 
-class _Watched(Encoding):
-    """A layer's rotation, which also scores what goes through it."""
-
-    sees_order = True
-    shift_invariant = True
-
-    def __init__(self, structure: ModelStructure, layer: Layer, window: int, queries: int, keys: int) -> None:
-        super().__init__()
-        rope = structure.ropes[layer.layer_type]
-        self.rotation = rope.rotation(rope.at(structure.loaded_length))
-        self.sizes = window, queries, keys
-        self.found: tuple[Tensor, Tensor] | None = None
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        window, queries, keys = self.sizes
-        last = torch.linspace(q.shape[2] // 2, q.shape[2] - 1, queries).long()
-        before = torch.stack([torch.linspace(0, int(query), keys).long() for query in last])
-        rows = [
-            scores(
-                of_q[:, last].cpu(), of_k[:, before].cpu(), self.rotation.inv_freq.cpu(), window, self.rotation.layout
-            )
-            for of_q, of_k in zip(q, k, strict=True)
-        ]
-        semantic, positional = (torch.stack(each).mean(0) for each in zip(*rows, strict=True))
-        self.found = semantic, positional
-        return self.rotation.to(q.device).rotate(q, k, positions)
-
-
 @torch.no_grad()
 def head_scores(
     model: Any, ids: Tensor, *, window: int | None = None, queries: int = 4, keys: int = 16
@@ -169,8 +141,20 @@ def head_scores(
     check_tokens(inner, ids)
     structure = model_structure(inner)
     size = structure.loaded_length if window is None else window
-    watched = [_Watched(structure, layer, size, queries, keys) for layer in structure.layers]
-    read_through(structure, watched, ids)
-    still = torch.full((structure.num_heads,), torch.nan, dtype=torch.float64)
-    found = [(still, still) if one.found is None else one.found for one in watched]
-    return torch.stack([one for one, _ in found]), torch.stack([other for _, other in found])
+    found = torch.full((2, len(structure.layers), structure.num_heads), torch.nan, dtype=torch.float64)
+
+    def rotated(number: int, layer: Layer, q: Tensor, k: Tensor) -> Encoding:
+        rope = structure.ropes[layer.layer_type]
+        rotation = rope.rotation(rope.at(structure.loaded_length))
+        last = torch.linspace(q.shape[2] // 2, q.shape[2] - 1, queries).long()
+        before = torch.stack([torch.linspace(0, int(query), keys).long() for query in last])
+        rows = [
+            scores(of_q[:, last].cpu(), of_k[:, before].cpu(), rotation.inv_freq.cpu(), size, rotation.layout)
+            for of_q, of_k in zip(q, k, strict=True)
+        ]
+        for of_head, each in zip(found, zip(*rows, strict=True), strict=True):
+            of_head[number] = torch.stack(each).mean(0)
+        return rotation
+
+    read_through(structure, rotated, ids)
+    return found[0], found[1]

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["without_bars"]
-
 _LOCK = threading.RLock()
 """They are on or off for all threads."""
 

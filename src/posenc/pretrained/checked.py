@@ -16,16 +16,6 @@ from torch import nn
 from posenc.errors import InputError, shown
 from posenc.spec import MOST_LAYERS, read_json
 
-__all__ = [
-    "check_file_name",
-    "check_gguf",
-    "check_model",
-    "check_sizes_stated",
-    "check_used",
-    "shapes_in",
-    "weight_files",
-]
-
 INDEX = "model.safetensors.index.json"
 SIZES = re.compile(
     r"(vocab|hidden|intermediate|embedding|ffn|mlp)_size|(head|embed|n_embd|kv|qk|v)_dim|n_embd|n_head|head_dim|d_(model|ff|kv|head)"

@@ -8,6 +8,7 @@ one, known mistakes are tried until one gives that output.
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.attention import attention
 from posenc.backends.precision import HALF
+from posenc.encodings.visible import Window
 from posenc.functional import Layout, rotary
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, register_attention
+from posenc.pretrained.attach import INSTEAD, AttentionCall, attend_instead, register_attention, unrotated
 from posenc.pretrained.findings import Evidence
-from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import Layer, attention_layers
+from posenc.pretrained.parameters import score_factor
 from posenc.pretrained.probe import (
     PROBE,
     ROUNDING,
@@ -37,9 +39,6 @@ from posenc.pretrained.probe import (
     difference,
 )
 
-NAME = "doctor"
-"""The attention implementation in transformers while a layer is repeated."""
-_FUNCTION = "_posenc_doctor"
 LONGEST_WINDOW = 4096
 """Keys of a sliding window up to which a text is read that leaves it."""
 FARTHEST = 2**16
@@ -103,7 +102,7 @@ class Formula:
         groups = q.shape[1] // k.shape[1]
         if self.dealt:
             k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
-        window = None if self.window is None else SlidingWindow(self.window)
+        window = None if self.window is None else Window(self.window - 1)
         positions = Positions.arange(count, causal=True, device=device)
         if self.chunk is not None:
             lengths = [self.chunk] * (count // self.chunk) + [count % self.chunk] * (count % self.chunk > 0)
@@ -163,28 +162,27 @@ class Seen:
         given, named = _in_float32(self.given, self.wide), _in_float32(self.named, self.wide)
         tables = [*_tensors(named["position_embeddings"])]
         rounded = any(torch.equal(x, x.to(self.output.dtype).to(x.dtype)) for x in tables)
-        return Seen(
-            self.number, layer, given, named, _first(layer.module(*given, **named)), self.start, widened=rounded
-        )
+        first = _first(layer.module(*given, **named))
+        return Seen(self.number, layer, given, named, first, self.start, widened=rounded)
 
     def repeated(self, function: Callable[[AttentionCall], Tensor], flipped: bool = False) -> Tensor:
         """The layer's output with a function in place of its attention, which gets queries and keys that are not rotated."""
         module: Any = self.layer.module
-        given, named = self.given, self.named | {"position_embeddings": _unrotated(self.named["position_embeddings"])}
+        given, named = self.given, self.named | {"position_embeddings": unrotated(self.named["position_embeddings"])}
         if flipped:
             named |= {"hidden_states": named["hidden_states"].flip(1)} if "hidden_states" in named else {}
             given = tuple(x.flip(1) for x in given[:1]) + given[1:]
         before = module.config._attn_implementation
         direct = module.config.model_type in DIRECT
-        register_attention(NAME, _attend, None)
-        setattr(module, _FUNCTION, function)
-        module.config._attn_implementation = "sdpa" if direct else NAME
+        register_attention(INSTEAD, attend_instead, None)
+        setattr(module, f"_{INSTEAD}", function)
+        module.config._attn_implementation = "sdpa" if direct else INSTEAD
         try:
             with _Instead(module, function) if direct else nullcontext():
                 return _first(module(*given, **named))
         finally:
             module.config._attn_implementation = before
-            delattr(module, _FUNCTION)
+            delattr(module, f"_{INSTEAD}")
 
 
 class _CapturedError(Exception):
@@ -205,14 +203,8 @@ class _Instead(TorchFunctionMode):
         return self.function(AttentionCall(self.module, q, k, v, None, None, 0.0, None, None, None, None))
 
 
-def _attend(call: AttentionCall) -> Tensor:
-    function: Callable[[AttentionCall], Tensor] = getattr(call.module, _FUNCTION)
-    return function(call)
-
-
 def _first(output: Any) -> Tensor:
-    first: Tensor = output[0] if isinstance(output, tuple) else output
-    return first
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _in_float32(x: Any, wide: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
@@ -225,20 +217,10 @@ def _in_float32(x: Any, wide: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
-    """Those in nested tuples and mappings."""
     if isinstance(x, Tensor):
         yield x
     for each in x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ():
         yield from _tensors(each)
-
-
-def _unrotated(tables: Any) -> Any:
-    if isinstance(tables, Mapping):  # by layer type
-        return {kind: _unrotated(each) for kind, each in tables.items()}
-    if isinstance(tables, Tensor):  # complex numbers
-        return torch.ones_like(tables)
-    cos, sin = tables
-    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 @contextmanager
@@ -286,11 +268,7 @@ def declared_scale(probe: Probe, layer: Layer) -> float:
         return float(config.attention_multiplier)
     scalar = getattr(config, "query_pre_attn_scalar", None)  # Gemma
     scale = float(layer.head_dim if scalar is None else scalar) ** -0.5
-    parameters = probe.parameters[_kind(layer, probe.parameters)]
-    mscale, factor = parameters.get("mscale_all_dim"), parameters.get("factor") or 1.0
-    if probe.family.latent and mscale and factor > 1 and parameters.get("rope_type") == "yarn":
-        scale *= (0.1 * mscale * math.log(factor) + 1) ** 2
-    return scale
+    return scale * (score_factor(probe.parameters[_kind(layer, probe.parameters)]) if probe.family.latent else 1.0)
 
 
 def declared(probe: Probe, number: int, layer: Layer, tokens: int = PROBE, start: int = 0) -> Formula:
@@ -327,8 +305,7 @@ def temperatures(probe: Probe, layer: Layer, query: Tensor, start: int = 0) -> T
     config, at = probe.config, torch.arange(start, start + query.shape[2], device=query.device)[:, None]
     parameters = probe.parameters[_kind(layer, probe.parameters)]
     if beta := parameters.get("llama_4_scaling_beta"):
-        scaled: Tensor = 1 + beta * (at / parameters["original_max_position_embeddings"]).floor().log1p()
-        return scaled
+        return 1 + beta * (at / parameters["original_max_position_embeddings"]).floor().log1p()
     if layer.rotates or not getattr(config, "attn_temperature_tuning", False):
         return torch.ones_like(at)
     return 1 + config.attn_scale * ((at + 1) / config.floor_scale).floor().log1p()
@@ -362,7 +339,7 @@ class Comparison:
     probe: Probe
     compared: list[int] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
-    unchecked: dict[str, list[int]] = field(default_factory=dict)
+    unchecked: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     found: dict[str, tuple[Mistake, dict[int, float]]] = field(default_factory=dict)
 
     def run(self, far: bool = True) -> None:
@@ -441,8 +418,13 @@ class Comparison:
             # all of them first: some layers have the keys of others
             calls = [self._widened(each) for each in agreed]
         for each in calls:
-            if self._agrees(each, mistakes) and mistakes is _mistakes:
-                self._note_hidden(each)
+            if not self._agrees(each, mistakes) or mistakes is not _mistakes:
+                continue
+            formula = declared(self.probe, each.number, each.layer, each.output.shape[1], each.start)
+            unrotated = each.repeated(replace(formula, q_turns=0, k_turns=0))
+            if formula.table is not None and difference(unrotated, each.output) <= each.rounding:
+                why = "a rotation changes its output by no more than rounding, so that none would not be seen"
+                self.unchecked[why].append(each.number)
 
     def _widened(self, seen: Seen) -> Seen:
         """The call in float32, or as it is, which is noted."""
@@ -451,22 +433,14 @@ class Comparison:
         except Exception as error:  # whatever the layer's code raises
             dtype = str(seen.output.dtype).removeprefix("torch.")
             why = f"compared in {dtype} alone, to {ROUNDING_LAYER:.0%}: in float32 it ends in {type(error).__name__}"
-            self.unchecked.setdefault(why, []).append(seen.number)
+            self.unchecked[why].append(seen.number)
             return seen
-
-    def _note_hidden(self, seen: Seen) -> None:
-        """Note a layer in which no rotation at all would not be seen."""
-        formula = declared(self.probe, seen.number, seen.layer, seen.output.shape[1], seen.start)
-        unrotated = seen.repeated(replace(formula, q_turns=0, k_turns=0))
-        if formula.table is not None and difference(unrotated, seen.output) <= seen.rounding:
-            why = "a rotation changes its output by no more than rounding, so that none would not be seen"
-            self.unchecked.setdefault(why, []).append(seen.number)
 
     def _agrees(self, seen: Seen, mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]) -> bool:
         """Whether the output is that of the formula. Notes a mistake, or why it is not known."""
         call = self._captured(seen)
         if isinstance(call, str):
-            self.unchecked.setdefault(call, []).append(seen.number)
+            self.unchecked[call].append(seen.number)
             return False
         formula = declared(self.probe, seen.number, seen.layer, seen.output.shape[1], seen.start)
         last = slice(-PROBE, None)
@@ -475,9 +449,7 @@ class Comparison:
             return difference(seen.repeated(formula)[:, last], seen.output[:, last])
 
         if not seen.output[:, last].std() > 0:
-            self.unchecked.setdefault("its output is the same for all tokens, whatever it attends to", []).append(
-                seen.number
-            )
+            self.unchecked["its output is the same for all tokens, whatever it attends to"].append(seen.number)
             return False
         if seen.number not in self.compared:
             self.compared.append(seen.number)
@@ -566,7 +538,6 @@ def _scaled(formula: Formula, times: float) -> Mistake:
 
 
 def _rotated(formula: Formula, probe: Probe) -> Iterator[Mistake]:
-    """Mistakes of the rotation."""
     tables = probe.tables()
     if formula.table is None:
         for kind, table in tables.items():
@@ -640,7 +611,6 @@ def _best(error: Callable[[float], float]) -> float:
 
 
 def _numbers(layers: list[int]) -> str:
-    """Numbers of layers, in a sentence."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
     if len(layers) > 2 and layers == [*range(layers[0], layers[-1] + 1)]:

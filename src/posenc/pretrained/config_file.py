@@ -13,8 +13,6 @@ from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
-__all__ = ["ConfigFile", "read_config"]
-
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
@@ -108,13 +106,6 @@ class ConfigFile:
         raise InputError(f"transformers does not know the model type {self.outer.get('model_type')!r}")
 
     @property
-    def type_is_known(self) -> bool:
-        """Whether transformers has the model type, be the configuration one that it takes or not."""
-        from transformers import CONFIG_MAPPING
-
-        return any(fields.get("model_type") in CONFIG_MAPPING for fields in (self.outer, self.raw))
-
-    @property
     def states_language_model(self) -> bool:
         """Whether the file has the fields of the language model, and not of parts that each program completes by itself."""
         return self.raw != self.outer or self.outer.get("model_type") == self.model_type
@@ -157,9 +148,7 @@ class ConfigFile:
                 yield f"{key} has rope_type={one!r} and type={other!r}: remove one of them"
             for name in BESIDE:
                 inner, outer = table.get(name), self.raw.get(name)
-                void = outer is None and not (
-                    name == "rope_theta" and name in self.raw
-                )  # null, at which transformers 4 fails
+                void = outer is None and not (name == "rope_theta" and name in self.raw)  # at null transformers 4 fails
                 if inner is not None and outer != inner and not void:
                     yield f"{name}={outer} and {key}.{name}={inner}: programs read different ones; remove one"
         if len(tables) == 2:
@@ -236,11 +225,6 @@ class ConfigFile:
         parts = fields.get("mlp_layer_types") if forced else None
         full = (number for number, name in enumerate(hf.layer_types) if name == FULL)
         return tuple(number for number in full if parts is None or parts[number] not in forced)
-
-    def layer_bases(self) -> tuple[float, ...]:
-        """rope_theta of layers with other bases; empty: one base for all."""
-        stated = vars(self.hf).get("layer_rope_theta") if self.hf.model_type in OWN_BASES else None
-        return tuple(dict.fromkeys(float(base) for base in stated or () if base))
 
 
 def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.models import (
     cache_name,
-    check_model,
     has_frequencies,
     set_after_loading,
     set_since,
@@ -62,7 +61,6 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
-    check_model(model)
     vision = find_vision_model(model)
     if vision is not None:
         described = describe(vision)
@@ -112,7 +110,11 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
     if not torch.isfinite(logits).all():
         yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
         return
-    if not_causal := list(_future(probe)):
+    other = probe.ids()
+    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
+    text = "another last token moves the logits before it"
+    not_causal = list(differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], logits[:, :-1]))
+    if not_causal:
         yield from not_causal
         return
     comparison.run(far=not differences)
@@ -253,24 +255,12 @@ def _bypassed(probe: Probe) -> Evidence:
         yield "length_not_declared", text, length / probe.length
 
 
-# ------------------------------------------------------------------------------------------ the configuration itself
-
-
 def _stored(probe: Probe) -> ConfigFile | None:
-    """config.json in the folder that the model was loaded from."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
     return read_config(file) if file.parts[:-1] and file.is_file() else None
 
 
 # ------------------------------------------------------------------------------------------ probes of the logits
-
-
-def _future(probe: Probe) -> Evidence:
-    ids = probe.ids()
-    other = ids.clone()
-    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
-    text = "another last token moves the logits before it"
-    yield from differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], probe.logits(ids)[:, :-1])
 
 
 def _cache(probe: Probe) -> Evidence:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encoding import Encoding, Sum, augmented_by
+from posenc.encoding import Encoding, augmented_by
+from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, attended
-from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, visibility
+from posenc.pretrained.attach import AttentionCall, attended, combined
+from posenc.pretrained.masks import FAR, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
-
-__all__ = ["NAME", "GatedCache", "Pass", "Plan", "attend", "begun"]
 
 NAME = "posenc_encoding"
 """The attention implementation of these models in transformers."""
@@ -35,13 +34,9 @@ class Plan:
     def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
         if self.sums is None or self.sums[0] is not encoding:
             part = [encoding.at(self.number)[0]] if self.layer.rotates else []
-            window = [] if self.layer.window is None else [SlidingWindow(self.layer.window)]
-            self.sums = encoding, _sum(*part), _sum(*part, *window)
+            window = [] if self.layer.window is None else [Window(self.layer.window - 1)]
+            self.sums = encoding, combined(*part), combined(*part, *window)
         return self.sums[1:]
-
-
-def _sum(*parts: Encoding) -> Encoding | None:
-    return None if not parts else parts[0] if len(parts) == 1 else Sum(*parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +81,9 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     mask: Any = inputs.get("attention_mask")
     ids: Any = inputs.get("position_ids")
     seen = 0 if cache is None else cache.get_seq_length()
-    full = 0 if cache is None else _full_layer(cache)
+    # the first layer whose cache has all keys, else 0; transformers has such a function from 5.23 on
+    kinds = [getattr(cache, kind) for kind in ("is_sliding", "is_linear", "is_dummy") if hasattr(cache, kind)]
+    full = next((layer for layer, other in enumerate(zip(*kinds, strict=True)) if not any(other)), 0)
     keys = count if cache is None else cache.get_mask_sizes(count, full)[0]
     compiled = torch.compiler.is_compiling()
     if encoding.needs_length and not compiled and int(seen):
@@ -111,12 +108,6 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
         positions = _moved(positions, ids)
     positions = augmented_by(encoding, positions, rows).with_pass_cache()
     return Pass(encoding, replace(visible, positions=positions), ids)
-
-
-def _full_layer(cache: Any) -> int:
-    """The first layer whose cache has all keys; 0 where none has. transformers has such a function from 5.23 on."""
-    kinds = [getattr(cache, kind) for kind in ("is_sliding", "is_linear", "is_dummy") if hasattr(cache, kind)]
-    return next((layer for layer, other in enumerate(zip(*kinds, strict=True)) if not any(other)), 0)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:
@@ -154,9 +145,8 @@ def attend(call: AttentionCall) -> Tensor:
         scale = here.encoding.scale_of(plan.number, call.query.shape[3])
         options = {"layer": here.encoding.at(plan.number)[1], "gates": gates}
         if scale != usual and call.scale is not None:
-            options["scale"] = (
-                call.scale * scale / usual
-            )  # scale is in place of 1 / sqrt(d), which the model's may not be
+            # it is in place of 1 / sqrt(d), which the model's may not be
+            options["scale"] = call.scale * scale / usual
     return attended(replace(call, value=value), acting, windowed, visible, **options)
 
 

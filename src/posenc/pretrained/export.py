@@ -24,21 +24,16 @@ from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
 from posenc.pretrained.gguf_architectures import ARCHITECTURES as WRITTEN
 from posenc.pretrained.gguf_architectures import llama_cpp_keys
-from posenc.pretrained.gguf_file import check_expressed, check_layers
+from posenc.pretrained.gguf_file import check_layers, expressed
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
-from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwrap
 from posenc.pretrained.plain_form import plain_form
 from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, PROGRAMS, TRANSFORMERS, VLLM
-from posenc.pretrained.rope_config import (
-    hf_config,
-    hf_rope_parameters,
-    rope_parameters_of,
-    writable,
-)
+from posenc.pretrained.rope_config import hf_config, rope_parameters_of, writable
 from posenc.scratch import replacing, sweep
 
-__all__ = ["Export", "ProgramAnswer", "expresses", "hf_rope_parameters", "rope_parameters_of", "to_hf"]
+__all__ = ["Export", "ProgramAnswer", "expresses", "rope_parameters_of", "to_hf"]
 
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""
@@ -90,7 +85,7 @@ def to_hf(
 ) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 
-    Frequency schedules are expressed exactly, see `hf_rope_parameters`; before anything is written, transformers' own
+    Frequency schedules are expressed exactly, see `posenc.pretrained.rope_config.hf_rope_parameters`; before anything is written, transformers' own
     rotary module is compared with the model's. Position maps and changes of attention are beyond a configuration: the
     checkpoint is then that of the model before, with an entry `posenc` from which `posenc.load` extends it again, and the
     report states it. The model is unchanged. The folder appears complete or not at all.
@@ -104,7 +99,6 @@ def to_hf(
         InputError: an adapter that is not merged, a folder that is not empty or a file, or a model whose own rotary module does
             not follow its configuration.
     """
-    check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
     inner, folder = unwrap(model), Path(directory)
@@ -125,7 +119,11 @@ def to_hf(
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
         config.save_pretrained(made)
         if tokenizer is not None:
-            _save_tokenizer(tokenizer, made, report.length)
+            before, tokenizer.model_max_length = tokenizer.model_max_length, report.length
+            try:
+                tokenizer.save_pretrained(made)
+            finally:
+                tokenizer.model_max_length = before
         if old:
             file = made / "config.json"
             both = json.loads(file.read_text(encoding="utf-8")) | old
@@ -151,18 +149,12 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
     model_type = str(config.model_type)
     if has_learned_table(inner):
         table = "its table is in the weights; nothing to set"
-        method, length = table_of(inner)
-        return config, Export(name, model_type, method, length, True, (), {}, table, table), {}
+        return config, Export(name, model_type, *table_of(inner), True, (), {}, table, table), {}
     structure = model_structure(inner)
     if attachment is None:
         length = int(structure.config.max_position_embeddings)
-        loaded = {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
-        old, answers = readable_by_transformers_4(_fields(structure.config), loaded, length)
-        answers = _with_layers(answers, structure, length)
-        command, parameters = (
-            f"vllm serve {shlex.quote(name)} --max-model-len {length}",
-            structure.config.rope_parameters,
-        )
+        old, answers = _answers(structure, structure.config, _loaded(structure, length), length)
+        command, parameters = _served(name, length), structure.config.rope_parameters
         flags = f"-c {length} (on a GGUF file of it)"
         old = {} if structure.config is not inner.config else old
         return config, Export(name, model_type, None, length, True, (), parameters, command, flags, answers), old
@@ -180,68 +172,67 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
         old = {}
     else:
         config = written
-    command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
-    served = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
-    if served is not None:
-        command = f"cannot serve these frequencies: {served.why}"
+    refused = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
+    command = _served(name, length) if refused is None else f"cannot serve these frequencies: {refused.why}"
     flags = llama_cpp(structure, wanted, length, written.rope_parameters)
-    return (
-        config,
-        Export(name, model_type, method, length, True, (), written.rope_parameters, command, flags, answers),
-        old,
-    )
+    of = name, model_type, method, length, True, ()
+    return config, Export(*of, written.rope_parameters, command, flags, answers), old
 
 
 def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export, dict[str, Any]]:
     """A model with an encoding as one that plain transformers has, its configuration, the report, and fields of transformers 4."""
     made, wanted = plain_form(inner)
     config, length, name = made.config, int(inner.config.max_position_embeddings), str(folder)
-    old, answers = readable_by_transformers_4(_fields(config), wanted, length) if wanted else ({}, ())
-    answers = _with_layers(answers, model_structure(made), length) if answers else answers
-    if not answers:  # no rotation
+    old: dict[str, Any] = {}
+    if wanted:
+        old, answers = _answers(model_structure(made), config, wanted, length)
+    else:
         no_rules = f"posenc does not have its rules for positions of {config.model_type} that are not RoPE's"
         others = (ProgramAnswer(each, None, no_rules) for each in PROGRAMS if each != TRANSFORMERS)
         answers = (ProgramAnswer(TRANSFORMERS, True, known_by="run"), *others)
     try:
-        check_expressed(model_structure(made), None, length)
+        expressed(model_structure(made), None, length)
         flags = f"posenc.to_gguf writes a GGUF file of what posenc.load reads from here; serve it with -c {length}"
     except InputError as error:
         flags = f"posenc.to_gguf writes no GGUF file of it: {error}"
     parameters = getattr(config, "rope_parameters", None) or {}
-    command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
-    report = Export(
-        name, config.model_type, inner.config.encoding, length, True, (), parameters, command, flags, answers
-    )
-    return made, config, report, old
+    of = name, config.model_type, inner.config.encoding, length, True, ()
+    return made, config, Export(*of, parameters, _served(name, length), flags, answers), old
 
 
-def _with_layers(
-    answers: tuple[ProgramAnswer, ...], structure: ModelStructure, length: int
-) -> tuple[ProgramAnswer, ...]:
-    """The answers, llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
-    if structure.model_type not in WRITTEN:
-        return answers
+def _served(folder: str, length: int) -> str:
+    return f"vllm serve {shlex.quote(folder)} --max-model-len {length}"
+
+
+def _loaded(structure: ModelStructure, length: int) -> dict[str, Frequencies]:
+    """The frequencies of a model as it was loaded, for a text of a length."""
+    return {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
+
+
+def _answers(
+    structure: ModelStructure, config: Any, wanted: Mapping[str, Frequencies], length: int
+) -> tuple[dict[str, Any], tuple[ProgramAnswer, ...]]:
+    """Fields of transformers 4 to add to a configuration, and every program's answer; llama.cpp's also by what it computes of the
+    layers beside their rotation: windows, and which rotate."""
+    old, answers = readable_by_transformers_4(json.loads(config.to_json_string()), wanted, length)
     try:
-        check_layers(structure, length)
+        if structure.model_type in WRITTEN:
+            check_layers(structure, length)
     except InputError as error:
-        return tuple(
+        answers = tuple(
             ProgramAnswer(LLAMA_CPP, False, f"{error.reason}{each.why and '; '}{each.why}")
             if each.program == LLAMA_CPP
             else each
             for each in answers
         )
-    return answers
+    return old, answers
 
 
 def _written(
     attachment: Attachment,
 ) -> tuple[Any, int, dict[str, Frequencies], dict[str, Any], tuple[ProgramAnswer, ...]]:
     """The configuration of an extension by frequencies, its length, the frequencies by layer type, fields of transformers 4 to
-    add to it, and what programs make of both.
-
-    Raises:
-        InputError: transformers refuses the frequencies in a configuration, or its module computes others from it.
-    """
+    add to it, and what programs make of both."""
     structure, length = attachment.structure, int(attachment.design.config.get("max_position_embeddings", 0))
     length = length or int(structure.config.max_position_embeddings)
     rotations = attachment.design.rotations
@@ -257,9 +248,7 @@ def _written(
         )
     if wanted:
         _check_rotation(attachment, written, length)
-    computed = wanted or {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
-    old, answers = readable_by_transformers_4(_fields(written), computed, length)
-    answers = _with_layers(answers, structure, length)
+    old, answers = _answers(structure, written, wanted or _loaded(structure, length), length)
     kind = written.rope_parameters.get("rope_type")
     if structure.family.latent and wanted and kind not in ("default", "yarn"):
         why = "its latent attention takes every scaling for yarn"
@@ -273,12 +262,6 @@ def _written(
             for each in answers
         )
     return written, length, wanted, old, answers
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    """A configuration as in its file."""
-    fields: dict[str, Any] = json.loads(config.to_json_string())
-    return fields
 
 
 PYTHON = "python"
@@ -312,7 +295,7 @@ def expresses(change: ModelChange, program: str) -> ProgramAnswer:
     if name != LLAMA_CPP:
         return next(each for each in answers if each.program == name)
     try:
-        check_expressed(change.structure, change, length)
+        expressed(change.structure, change, length)
         return ProgramAnswer(name, True, "by posenc.to_gguf")
     except InputError as error:
         flags = llama_cpp(change.structure, wanted, length, written.rope_parameters)
@@ -323,11 +306,7 @@ def expresses(change: ModelChange, program: str) -> ProgramAnswer:
 
 @torch.no_grad()
 def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
-    """Compare the rotation that transformers will make of a configuration with the model's.
-
-    Raises:
-        InputError: they differ by more than float32 rounds.
-    """
+    """Compare the rotation that transformers will make of a configuration with the model's."""
     structure = attachment.structure
     decoder: Any = structure.decoder
     module = next((each.value for each in attachment.changes if each.name == "rotary_emb"), None)
@@ -343,15 +322,6 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
                 f"transformers' {type(structure.rotary).__name__} does not rotate as {attachment.report.method} does, "
                 f"whatever its configuration says: {structure.model_type} cannot be exported with it"
             )
-
-
-def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
-    before = tokenizer.model_max_length
-    tokenizer.model_max_length = length
-    try:
-        tokenizer.save_pretrained(folder)
-    finally:
-        tokenizer.model_max_length = before
 
 
 def llama_cpp(
@@ -412,6 +382,5 @@ def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[
         "rope.scaling.yarn_beta_fast": "--yarn-beta-fast",
         "rope.scaling.yarn_beta_slow": "--yarn-beta-slow",
     }
-    return override + "".join(
-        f" {flags[key]} {f'{value:.10g}' if isinstance(value, float) else value}" for key, value in keys.items()
-    )
+    texts = {key: f"{value:.10g}" if isinstance(value, float) else value for key, value in keys.items()}
+    return override + "".join(f" {flags[key]} {text}" for key, text in texts.items())

@@ -21,7 +21,6 @@ from posenc.pretrained.models import (
     Layer,
     ModelStructure,
     Rope,
-    check_model,
     longer_lengths,
     model_structure,
     record_of,
@@ -139,10 +138,9 @@ def extend(
     Raises:
         InputError: a model, method, option or length that is not supported.
     """
-    check_model(model)
+    inner = unwrap(model)
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
-    inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
     if has_learned_table(inner):
@@ -173,7 +171,6 @@ def restore(model: Any) -> bool:
     Returns:
         Whether there was anything to undo.
     """
-    check_model(model)
     resized = restore_size(model)
     if isinstance(find_vision_model(model), TimmModel):
         return resized
@@ -225,9 +222,8 @@ def plan_fit(
             previous.attach()
     if fitting.improved:
         rope = start.structure.rope
-        unit = (
-            float(rope.schedule["factor"]) if rope.schedule["name"] == "linear" else 1.0
-        )  # which `_composed` multiplies
+        # which `_composed` multiplies
+        unit = float(rope.schedule["factor"]) if rope.schedule["name"] == "linear" else 1.0
         found = {"stretch": [s / unit for s in fitting.stretch], "attention_factor": fitting.attention_factor}
         start = plan_rotary(inner, "explicit", None, target, found)
     start.report = replace(start.report, fitting=fitting)
@@ -284,7 +280,14 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     if not chosen.rotates and not chosen.attention:
         return Design(rotations, identity, (), config)
     check_attention(structure)
-    _check_attention(structure, chosen)
+    if all(layer.window is not None for layer in structure.layers):
+        raise InputError(
+            f"every layer of this model sees at most {structure.layers[0].window} tokens",
+            "load it with sliding_window=None to let it see more, or use a frequency schedule",
+            method=chosen.text,
+        )
+    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
+        raise InputError(f"{structure.model_type} has learned sinks", "leave softmax_n out", method=chosen.text)
     places = {
         number: rotations[layer.layer_type]
         for number, layer in enumerate(structure.layers)
@@ -296,12 +299,14 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         turning = {number: mapped[each] for number, each in places.items() if structure.layers[number].window is None}
     of_layers = []
     for number, layer in enumerate(structure.layers):
-        parts = _parts(layer, chosen, turning.get(number))
+        parts = [turning[number]] if number in turning else []
+        if layer.window is None:  # others stay as they were
+            parts += chosen.attention.values()
         if chosen.bands is not None and layer.rotates and layer.window is None:
             kind = layer.layer_type
             turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
-            parts += (QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)),)
-        of_layers.append(parts)
+            parts.append(QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)))
+        of_layers.append(tuple(parts))
     sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
     mapped_layers = frozenset(() if chosen.map is None else changed)
     return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config, mapped_layers)
@@ -358,29 +363,6 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
     }
 
 
-def _parts(layer: Layer, chosen: Plan, rotation: Encoding | None) -> tuple[Encoding, ...]:
-    """What the encoding of our attention in a layer is the sum of, with the rotation that the rotary module leaves to it. One
-    with a sliding window stays as it was."""
-    parts: list[Encoding] = []
-    if rotation is not None:
-        parts.append(rotation)
-    if layer.window is None:
-        parts += chosen.attention.values()
-    return tuple(parts)
-
-
-def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
-    """Refuse what `posenc.attention` cannot serve."""
-    if all(layer.window is not None for layer in structure.layers):
-        raise InputError(
-            f"every layer of this model sees at most {structure.layers[0].window} tokens",
-            "load it with sliding_window=None to let it see more, or use a frequency schedule",
-            method=chosen.text,
-        )
-    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
-        raise InputError(f"{structure.model_type} has learned sinks", "leave softmax_n out", method=chosen.text)
-
-
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next(t for t, rope in structure.ropes.items() if rope is structure.rope)
     rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
@@ -394,6 +376,9 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
     changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
+    rotation_of = [*([] if chosen.rotates else ["no rotation"]), *([] if chosen.bands is None else [str(chosen.bands)])]
+    if chosen.scales:
+        rotation_of.append(f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head")
     return Extension(
         model_type=structure.model_type,
         method=chosen.text,
@@ -402,7 +387,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         original_length=structure.trained_length,
         schedule=chosen.schedule,
         map=chosen.map,
-        attention=(*_rotation_of(chosen), *(str(part) for part in chosen.attention.values())),
+        attention=(*rotation_of, *(str(part) for part in chosen.attention.values())),
         stretch=tuple(stretch(rotation, dim, base=theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
@@ -417,22 +402,11 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     )
 
 
-def _rotation_of(chosen: Plan) -> Iterator[str]:
-    if not chosen.rotates:
-        yield "no rotation"
-    if chosen.bands is not None:
-        yield str(chosen.bands)
-    if chosen.scales:
-        yield f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head"
-
-
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
-    """Whether a method changes anything in a layer."""
     scheduled = chosen.schedule is not None and layer.layer_type in structure.unbounded
     mapped = (chosen.map is not None or bool(chosen.scales) or chosen.bands is not None) and layer.window is None
-    return (layer.rotates and (scheduled or mapped or not chosen.rotates)) or (
-        bool(chosen.attention) and layer.window is None
-    )
+    around = bool(chosen.attention) and layer.window is None
+    return around or (layer.rotates and (scheduled or mapped or not chosen.rotates))
 
 
 def _notes(

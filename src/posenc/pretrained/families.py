@@ -7,8 +7,6 @@ from typing import Literal
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
 
-__all__ = ["ENCODED", "FAMILIES", "REFUSED", "Family", "family_of"]
-
 Table = Literal["halves", "repeated", "pairs", "complex", "sections"]
 """Layout of a model's cos and sin: (c, c) side by side, each pair's value twice in a row, once per pair, cos + i sin once per
 pair, or the sections of M-RoPE, which the model's module puts together from one table for each axis of the positions."""

@@ -86,6 +86,5 @@ FINDINGS, VISION_FINDINGS = _read().values()
 
 def listed() -> str:
     """Every finding with its severity and meaning, as text."""
-    return "\n".join(
-        f"  {name} ({known.severity}): {known.meaning}" for name, known in (FINDINGS | VISION_FINDINGS).items()
-    )
+    every = (FINDINGS | VISION_FINDINGS).items()
+    return "\n".join(f"  {name} ({known.severity}): {known.meaning}" for name, known in every)

@@ -6,8 +6,8 @@ import hashlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -31,8 +31,8 @@ from posenc.errors import (
 )
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.inference import check_tokens
-from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+from posenc.pretrained.inference import check_tokens, modes_restored
+from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.state import disagreement, read, write
 from posenc.scratch import replacing, sweep
 from posenc.stopping import stoppable
@@ -124,7 +124,6 @@ def finetune(
             precision without LoRA, a loss that is not finite (the weights must then be loaded again, unless LoRA), a
             checkpoint of another training, of another program or of more steps; peft is missing.
     """
-    check_model(model)
     settings, texts = prepared(
         model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
@@ -134,7 +133,7 @@ def finetune(
     if store is not None:
         store.check()
     began = time.perf_counter()
-    with _modes_restored(model), torch.random.fork_rng():
+    with modes_restored(model), torch.random.fork_rng():
         torch.manual_seed(int(seed))  # adapters start from random numbers, and dropout draws them
         tuned = model if lora is None else _with_adapters(model_structure(model), lora)
         if lora is None:
@@ -146,6 +145,8 @@ def finetune(
             if lora is not None:
                 tuned.unload()  # type: ignore[operator]
             raise
+        finally:
+            model.zero_grad()
         if lora is not None:
             tuned.merge_and_unload()  # type: ignore[operator]
     count = sum(p.numel() for p in trained)
@@ -167,8 +168,18 @@ def prepared(
         settings["length"] = limit
     if settings["pose"] and settings["target_length"] is None:
         settings["target_length"] = limit
-    _check(settings)
-    texts = token_texts(text, tokenizer, settings["length"])
+    length, target = settings["length"], settings["target_length"]
+    check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
+    check_integers(0, warmup=settings["warmup"])
+    check_integers(2, length=length)  # one token to predict the other from
+    check_integers(target_length=target)
+    check_positive(learning_rate=settings["learning_rate"])
+    if target is not None and not settings["pose"]:
+        raise InputError("needs pose=True, which skips positions up to there", target_length=target)
+    if settings["pose"] and target < length:
+        raise InputError(f"must be at least length={length}", target_length=target)
+    several = isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text)
+    texts = [row for each in (text if several else [text]) for row in token_rows(each, tokenizer, length)]
     check_tokens(model, torch.cat(texts))
     if settings["lora"] is not None:
         needs("peft", "peft")
@@ -181,21 +192,6 @@ def prepared(
     return settings, texts
 
 
-@contextmanager
-def _modes_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module and requires_grad of each weight, and drop all gradients."""
-    modes = [(module, module.training) for module in model.modules()]
-    wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for weight, trains in wanted:
-            weight.requires_grad_(trains)
-            weight.grad = None
-
-
 def _train(
     model: nn.Module,
     trained: list[nn.Parameter],
@@ -204,7 +200,6 @@ def _train(
     store: "Checkpoint | None",
     progress: Callable[[int, float], None] | None,
 ) -> list[float]:
-    """Train the weights; the loss of each step."""
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     optimizer = torch.optim.AdamW(trained, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
@@ -219,8 +214,13 @@ def _train(
             rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
             optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
             loss = _loss(model, texts, settings, generator)
+            if not loss.isfinite() and step == 0:
+                why = f"its loss is {loss.item()} before it is trained"
+                raise InputError(why, "posenc.doctor(model) may find the cause", argument="model")
             if not loss.isfinite():
-                raise _not_finite(loss.item(), step, settings)
+                reload = "" if settings["lora"] else ", and load the model again, whose weights are not finite"
+                why = f"the loss is {loss.item()} at step {step}"
+                raise InputError(why, f"lower it{reload}", learning_rate=settings["learning_rate"])
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -233,7 +233,8 @@ def _train(
                     progress(len(losses), losses[-1])
             except KeyboardInterrupt:
                 stopped.append(signal.SIGINT)
-            if store is not None and (stopped or store.due() or len(losses) == settings["steps"]):
+            due = store is not None and time.perf_counter() - store.written >= store.every
+            if store is not None and (stopped or due or len(losses) == settings["steps"]):
                 store.write(trained, optimizer, generator, losses)
     return losses
 
@@ -246,7 +247,6 @@ def _behaviour(model: nn.Module, loss: Tensor, norm: Tensor) -> dict[str, float]
 
 
 def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-    """The loss on random windows."""
     length, batch, device = settings["length"], settings["batch_size"], next(model.parameters()).device
     windows = _windows(texts, length, batch, generator)
     positions = torch.arange(length).expand(batch, -1)
@@ -261,8 +261,7 @@ def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
 
 
 def _windows(texts: Sequence[Tensor], length: int, count: int, generator: torch.Generator) -> Tensor:
-    """Random windows (count, length). Those that would begin too late in their text are drawn again, so that all windows are
-    equally likely."""
+    """Random windows (count, length), all as likely: those that would begin too late in their text are drawn again."""
     places = torch.tensor([len(text) - length + 1 for text in texts])
     windows: list[Tensor] = []
     while len(windows) < count:
@@ -271,28 +270,6 @@ def _windows(texts: Sequence[Tensor], length: int, count: int, generator: torch.
         fits = starts < places[drawn]
         windows += [texts[t][s : s + length] for t, s in zip(drawn[fits].tolist(), starts[fits].tolist(), strict=True)]
     return torch.stack(windows[:count])
-
-
-def _not_finite(loss: float, step: int, settings: Mapping[str, Any]) -> InputError:
-    if step == 0:
-        return InputError(
-            f"its loss is {loss} before it is trained", "posenc.doctor(model) may find the cause", argument="model"
-        )
-    reload = "" if settings["lora"] else ", and load the model again, whose weights are not finite"
-    return InputError(
-        f"the loss is {loss} at step {step}", f"lower it{reload}", learning_rate=settings["learning_rate"]
-    )
-
-
-def token_texts(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> list[Tensor]:
-    """Token ids (tokens,) of each of the documents that `finetune` takes.
-
-    Raises:
-        InputError: as `token_rows`.
-    """
-    if isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text):
-        return [row for each in text for row in token_rows(each, tokenizer, length)]
-    return [*token_rows(text, tokenizer, length)]
 
 
 def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:
@@ -317,19 +294,6 @@ def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) 
             f"text has {rows.shape[-1]} tokens, and a window {length}: pass a longer text, or a smaller length"
         )
     return rows
-
-
-def _check(settings: Mapping[str, Any]) -> None:
-    length, target = settings["length"], settings["target_length"]
-    check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
-    check_integers(0, warmup=settings["warmup"])
-    check_integers(2, length=length)  # one token to predict the other from
-    check_integers(target_length=target)
-    check_positive(learning_rate=settings["learning_rate"])
-    if target is not None and not settings["pose"]:
-        raise InputError("needs pose=True, which skips positions up to there", target_length=target)
-    if settings["pose"] and target < length:
-        raise InputError(f"must be at least length={length}", target_length=target)
 
 
 def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
@@ -399,9 +363,6 @@ class Checkpoint(StateFile):
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
 
-    def due(self) -> bool:
-        return time.perf_counter() - self.written >= self.every
-
     def write(
         self,
         trained: Sequence[nn.Parameter],
@@ -446,8 +407,7 @@ class Checkpoint(StateFile):
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and trained[0].is_cuda:
             torch.cuda.set_rng_state(state["random_cuda"], trained[0].device)
-        losses: list[float] = state["losses"]
-        return losses
+        return state["losses"]
 
     def remove(self) -> None:
         """Delete the file, and the folder if nothing else is in it."""

@@ -3,8 +3,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from posenc.functional import cos_sin
 from posenc.pretrained.attach import Attachment, RotaryModule
 from posenc.pretrained.changes import Change, ChangeReport
 from posenc.pretrained.finetune import StateFile, identity, token_rows
-from posenc.pretrained.inference import check_tokens, evaluating
+from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.stopping import stoppable
 from posenc.tasks import create
 
@@ -154,7 +154,8 @@ class Fit:
         windows = Windows(self, structure.model, target)
         module = FittedRotary(start).to(next(structure.model.parameters()).device)
         began, exchange = time.perf_counter(), [Change(owner, "rotary_emb", module) for owner in structure.rotaries]
-        with frozen(structure.model), evaluating(structure.model), torch.enable_grad():
+        with modes_restored(structure.model), torch.enable_grad():
+            structure.model.eval().requires_grad_(False)
             try:
                 for each in exchange:
                     each.swap()
@@ -178,14 +179,12 @@ class Fit:
         """What decides the result, beside the text."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_SETTINGS}
 
-    def _store(self, folder: Path, windows: "Windows") -> StateFile:
-        of = identity(windows.model, windows.rows, self.settings | {"target": windows.target})
-        return StateFile(folder / "fit.safetensors", of)
-
     def _search(self, module: "FittedRotary", windows: "Windows") -> list[tuple[int, float]]:
-        """Search; the module then has the best that was found."""
         generator = torch.Generator().manual_seed(self.seed)
-        store = None if self.checkpoint is None else self._store(Path(self.checkpoint), windows)
+        store = None
+        if self.checkpoint is not None:
+            of = identity(windows.model, windows.rows, self.settings | {"target": windows.target})
+            store = StateFile(Path(self.checkpoint) / "fit.safetensors", of)
         search = (Gradient if self.search == "gradient" else Evolution)(self, module, windows, generator)
         every, steps = EVERY[self.search], self.steps or STEPS[self.search]
         best = module.values()
@@ -308,9 +307,8 @@ class Windows:
             for task, weight in ((None, 1 - share), (fit.task, share)):
                 if weight == 0:
                     continue
-                ids, first = self._text(
-                    rows, task, generator, step * count + index, index / count if step < 0 else None
-                )
+                at = index / count if step < 0 else None
+                ids, first = self._text(rows, task, generator, step * count + index, at)
                 stride = max((len(ids) - first) // SCORED, 1)
                 offset = int(torch.randint(stride, (), generator=generator))
                 positions = torch.arange(len(ids))[None]
@@ -347,11 +345,8 @@ class Windows:
         device = next(self.model.parameters()).device
         ids, scored = window.ids.to(device), window.scored.to(device)
         # without a mask, transformers takes positions that jump for packed sequences which do not see each other
-        inputs = {
-            "position_ids": window.positions.to(device),
-            "attention_mask": torch.ones_like(ids),
-            "use_cache": False,
-        }
+        positions = window.positions.to(device)
+        inputs = {"position_ids": positions, "attention_mask": torch.ones_like(ids), "use_cache": False}
         if self.keeps:
             logits = self.model(input_ids=ids, **inputs, logits_to_keep=scored).logits[0]
         else:
@@ -379,7 +374,8 @@ class Gradient:
         self.optimizer.zero_grad()
         loss = fit.pull * self.learned[0].square().sum()
         loss.backward()
-        for window in self.windows.drawn(self.windows.train, fit.batch_size, self.generator, self._draw()):
+        number = int(torch.randint(1 << 20, (), generator=self.generator))
+        for window in self.windows.drawn(self.windows.train, fit.batch_size, self.generator, number):
             part = window.weight * self.windows.nats(window)
             part.backward()  # one graph at a time: the memory is that of one window
             loss = loss.detach() + part.detach()
@@ -388,9 +384,6 @@ class Gradient:
                 f"the fit diverges, its loss is {loss.item():.4g}", "lower it", learning_rate=fit.learning_rate
             )
         self.optimizer.step()
-
-    def _draw(self) -> int:
-        return int(torch.randint(1 << 20, (), generator=self.generator))
 
     def state(self) -> dict[str, Any]:
         return {"values": self.module.values(), "optimizer": self.optimizer.state_dict()}
@@ -457,16 +450,3 @@ class Evolution:
     def load(self, state: dict[str, Any]) -> None:
         self.population, self.scores = state["population"].to(self.population), state["scores"]
         self.module.assign(state["values"])
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """The weights take no gradients; afterwards those that did do again, and gradients that were there are."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in trained:
-        weight.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for weight in trained:
-            weight.requires_grad_(True)

@@ -18,7 +18,7 @@ from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.gguf_architectures import ARCHITECTURES, Architecture, llama_cpp_keys
-from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
 from posenc.scratch import replacing, sweep
 
@@ -65,9 +65,13 @@ def to_gguf(
     import gguf
 
     check_word("dtype", dtype, TYPES)
-    structure, architecture, rope, tensors, vocabulary = content(model, tokenizer, pre)
+    structure, rope, tensors, vocabulary = content(model, tokenizer, pre)
     inner, path = unwrap(model), check_file(file)
-    length, attachment = int(inner.config.max_position_embeddings), attached(inner)
+    length, attachment, architecture = (
+        int(inner.config.max_position_embeddings),
+        attached(inner),
+        ARCHITECTURES[structure.model_type],
+    )
     method = None if attachment is None else attachment.report.method
     sweep(path.parent)
     with replacing(path) as made:
@@ -97,21 +101,18 @@ def to_gguf(
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
 
 
-def content(model: Any, tokenizer: Any, pre: str | None = None) -> tuple[Any, ...]:
-    """What the file of a model has besides its weights; refuses what `to_gguf` refuses of a model and its tokenizer."""
-    check_model(model)
+def content(
+    model: Any, tokenizer: Any, pre: str | None = None
+) -> tuple[ModelStructure, dict[str, Any], dict[str, Tensor], dict[str, Any]]:
+    """What the file of a model has besides its weights, after the model's structure: keys and tensors of its rotation, and its
+    vocabulary. Refuses what `to_gguf` refuses of a model and its tokenizer."""
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
     inner = unwrap(model)
     structure = model_structure(inner)
-    if structure.model_type not in ARCHITECTURES:
-        raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
-    architecture = ARCHITECTURES[structure.model_type]
-    rope, tensors = _rotation(attached(inner), structure, architecture)
-    check_layers(structure, int(inner.config.max_position_embeddings))
+    rope, tensors = expressed(structure, attached(inner), int(inner.config.max_position_embeddings))
     size = int(structure.config.vocab_size)
-    vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
-    return structure, architecture, rope, tensors, vocabulary
+    return structure, rope, tensors, _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
 
 
 def check_file(file: str | os.PathLike[str]) -> Path:
@@ -128,19 +129,24 @@ def check_file(file: str | os.PathLike[str]) -> Path:
 # ------------------------------------------------------------------------------------------ rotation
 
 
-def check_expressed(structure: ModelStructure, attachment: Attachment | None, length: int) -> None:
-    """Raises:
-    InputError: a model type, or an extension of it, that `to_gguf` does not write."""
+Rotation = tuple[dict[str, Any], dict[str, Tensor]]
+"""Keys and tensors."""
+
+
+def expressed(structure: ModelStructure, attachment: Attachment | None, length: int) -> Rotation:
+    """The rotation of a model, extended or not, in a file.
+
+    Raises:
+        InputError: a model type, or an extension of it, that `to_gguf` does not write.
+    """
     if structure.model_type not in ARCHITECTURES:
         raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
-    _rotation(attachment, structure, ARCHITECTURES[structure.model_type])
+    found = _rotation(attachment, structure, ARCHITECTURES[structure.model_type])
     check_layers(structure, length)
+    return found
 
 
-def _rotation(
-    attachment: Attachment | None, structure: ModelStructure, architecture: Architecture
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys and tensors."""
+def _rotation(attachment: Attachment | None, structure: ModelStructure, architecture: Architecture) -> Rotation:
     wanted: Mapping[str, Frequencies] = {kind: rope.frequencies() for kind, rope in structure.ropes.items()}
     if attachment is not None:
         if missing := attachment.not_expressed:
@@ -171,7 +177,7 @@ def _rotation(
             more, tensors = _two_lists(rope, frequencies, beyond, architecture)
             return keys | more, tensors
     schedule: Mapping[str, Any] = rope.schedule if attachment is None else attachment.report.schedule or rope.schedule
-    more, tensors = _expressed(frequencies, rope, schedule, architecture)
+    more, tensors = _of_one(frequencies, rope, schedule, architecture)
     if "rope.freq_base_swa" in keys and "rope.scaling.attn_factor" in more:
         raise InputError(
             f"its attention factor is of full_attention, and llama.cpp's {architecture.name} has one for all layers",
@@ -181,14 +187,8 @@ def _rotation(
     return keys | more, tensors
 
 
-def _two_lists(
-    rope: Rope, short: Frequencies, long: Frequencies, architecture: Architecture
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys and tensors of longrope: llama.cpp takes the second list once its context exceeds the original length.
-
-    Raises:
-        InputError: an architecture with one list, or two attention factors.
-    """
+def _two_lists(rope: Rope, short: Frequencies, long: Frequencies, architecture: Architecture) -> Rotation:
+    """Keys and tensors of longrope: llama.cpp takes the second list once its context exceeds the original length."""
     if len(architecture.divisors) < 2:
         raise InputError(
             f"inputs beyond {rope.original_length} tokens rotate by other frequencies, and llama.cpp's "
@@ -204,19 +204,13 @@ def _two_lists(
     keys["rope.scaling.original_context_length"] = rope.original_length
     if short.attention_factor != 1:
         keys["rope.scaling.attn_factor"] = float(short.attention_factor)
-    lists = {"short": short, "long": long}
-    return keys, {
-        name: stretch(
-            next(each for kind, each in lists.items() if kind in name), rope.rotary_dim, base=rope.rope_theta
-        ).clamp(max=MAX_STRETCH)
-        for name in architecture.divisors
-    }
+    lists = {name: short if "short" in name else long for name in architecture.divisors}
+    dim, base = rope.rotary_dim, rope.rope_theta
+    return keys, {name: stretch(each, dim, base=base).clamp(max=MAX_STRETCH) for name, each in lists.items()}
 
 
-def _expressed(
-    wanted: Frequencies, rope: Rope, schedule: Mapping[str, Any], architecture: Architecture
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys and tensors of one rotation. schedule: that it was made by."""
+def _of_one(wanted: Frequencies, rope: Rope, schedule: Mapping[str, Any], architecture: Architecture) -> Rotation:
+    """schedule: that it was made by."""
     rotary_dim, base, original = rope.rotary_dim, rope.rope_theta, rope.original_length
     keys: dict[str, Any] = {"rope.freq_base": float(base)}
     plain = create({"name": "default"}, rotary_dim, base=base).inv_freq
@@ -290,9 +284,8 @@ def _write_keys(writer: Any, structure: ModelStructure, length: int, dtype: str)
     writer.add_file_type(int(getattr(gguf.LlamaFileType, {"float32": "ALL_F32", "float16": "MOSTLY_F16"}[dtype])))
     if structure.model_type in ("gemma2", "gemma3_text"):
         writer.add_sliding_window(int(config.sliding_window))
-        writer.add_array(
-            f"{writer.arch}.attention.sliding_window_pattern", [layer.window is not None for layer in structure.layers]
-        )
+        windowed = [layer.window is not None for layer in structure.layers]
+        writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", windowed)
     if structure.model_type == "gemma2":
         writer.add_attn_logit_softcapping(float(config.attn_logit_softcapping))
         writer.add_final_logit_softcapping(float(config.final_logit_softcapping))
@@ -348,12 +341,7 @@ def _numbers(size: int) -> dict[str, Any]:
 
 
 def _vocabulary(tokenizer: Any, size: int, pre: str | None) -> dict[str, Any]:
-    """Model, tokens, types, merges or scores, and special ids of a fast tokenizer.
-
-    Raises:
-        InputError: no fast tokenizer, one that is not byte-pair encoding or has no merges, or a pre-tokenizer that is not
-            recognised.
-    """
+    """Model, tokens, types, merges or scores, and special ids of a fast tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError("pass a fast tokenizer of transformers", tokenizer=tokenizer)
@@ -398,11 +386,7 @@ def _vocabulary(tokenizer: Any, size: int, pre: str | None) -> dict[str, Any]:
 
 
 def _pre_tokenizer(data: Any) -> str:
-    """llama.cpp's name of a pre-tokenizer.
-
-    Raises:
-        InputError: it is not recognised.
-    """
+    """llama.cpp's name of a pre-tokenizer."""
     parts = [] if data is None else data.get("pretokenizers", [data])
     kinds = [part["type"] for part in parts]
     patterns = [str(part.get("pattern", {}).get("Regex", "")) for part in parts if part["type"] == "Split"]

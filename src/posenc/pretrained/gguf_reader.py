@@ -11,8 +11,6 @@ import torch
 
 from posenc.errors import InputError
 
-__all__ = ["MORE", "read_gguf", "rotation_of", "unpacker"]
-
 MORE = {"gemma": "gemma2", "olmo2": "qwen3", "smollm3": "llama"}
 """Architectures that transformers' reader lacks -> one that it has, whose keys and order of weights they share."""
 

@@ -27,7 +27,7 @@ from posenc.encodings.patterns import read
 from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
-from posenc.pretrained.attach import register_attention
+from posenc.pretrained.attach import register_attention, unrotated
 from posenc.pretrained.encoded_pass import NAME, GatedCache, Pass, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import token_index
@@ -210,18 +210,10 @@ class Unrotated(nn.Module):
         self.rotary = rotary
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        turns = self.rotary(*given, **named)
-        if isinstance(turns, Tensor):  # complex numbers
-            return torch.ones_like(turns)
-        cos, sin = turns
-        return torch.ones_like(cos), torch.zeros_like(sin)
-
-
-# ------------------------------------------------------------------------------------------ the encoding of a model
+        return unrotated(self.rotary(*given, **named))
 
 
 def _made(config: Any) -> Encoding:
-    """The encoding that a configuration names, for a model of its shape."""
     return create(
         config.encoding, dim=config.hidden_size, num_heads=config.num_attention_heads, head_dim=head_dim_of(config),
         num_kv_heads=getattr(config, "num_key_value_heads", None), num_layers=config.num_hidden_layers,
@@ -230,11 +222,7 @@ def _made(config: Any) -> Encoding:
 
 
 def _completed(text: Any, structure: ModelStructure) -> str:
-    """The text with the options of the model's rotation that it leaves out, where they are not the defaults.
-
-    Raises:
-        InputError: no text, a class outside of the registry, or a rotation that these options do not express.
-    """
+    """The text with the options of the model's rotation that it leaves out, where they are not the defaults."""
     if not isinstance(text, str) or not text.strip():
         raise InputError("pass a text, such as 'alibi' or 'rope/rope/rope/none'", encoding=text)
     ropes = {(rope.rope_theta, rope.rotary_dim): rope for rope in structure.ropes.values()}
@@ -299,7 +287,7 @@ class _Encoded:
     def _install(self, structure: ModelStructure, encoding: Encoding) -> None:
         decoder: Any = structure.decoder
         attentions: list[Any] = [layer.module for layer in structure.layers]
-        if "share" in _overridden(encoding) and not all(hasattr(module, "q_proj") for module in attentions):
+        if _shares(encoding) and not all(hasattr(module, "q_proj") for module in attentions):
             raise InputError(
                 f"{encoding.known_as} puts vectors through the query and the key projection of a layer, which are one matrix here"
             )
@@ -342,7 +330,7 @@ class _Encoded:
             attention(q, k, k, windowed, positions, layer=layer, gates=gates, sink=sink)
 
     def _share(self, encoding: Encoding) -> None:
-        if "share" in _overridden(encoding):
+        if _shares(encoding):
             attentions: list[Any] = [plan.layer.module for plan in self._plans]
             encoding.share([(attends.q_proj, attends.k_proj) for attends in attentions])
 
@@ -353,23 +341,16 @@ class _Encoded:
         if isinstance(module, Encoding):
             return module
         names = [] if module.disable_adapters else module.active_adapters
-        chosen: Encoding = module.modules_to_save[names[0]] if names else module.original_module
-        return chosen
+        return module.modules_to_save[names[0]] if names else module.original_module
 
     def _get_name(self) -> str:
         """The plain class's: Trainer knows by this name that label smoothing has to shift the labels."""
         return str(self.plain.__name__)
 
-    # -------------------------------------------------------------------------------------- a forward pass
-
     def _begin(
         self, decoder: Any, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Where the tokens of the pass are, for its layers. A forward pre-hook of the decoder.
-
-        Raises:
-            InputError: another attention function than ours, or a cache with an encoding that cannot use one.
-        """
+        """Where the tokens of the pass are, for its layers. A forward pre-hook of the decoder."""
         name, encoding = decoder.config._attn_implementation, self.acting_encoding
         if name != NAME:
             raise InputError(
@@ -395,8 +376,6 @@ class _Encoded:
             return None
         name = next((name for name in (*CACHES, "layer_past") if name in named), CACHES[0])
         return given, named | {name: GatedCache(named.get(name), gates)}
-
-    # -------------------------------------------------------------------------------------- weights
 
     def initialize_weights(self) -> None:
         """As transformers', which knows the encoding's weights and tables not: those that no file had are made anew."""
@@ -438,7 +417,7 @@ def _add_repeats(encoding: nn.Module, state: dict[str, Any], prefix: str, *_: An
             state.setdefault(prefix + name, state[prefix + first])
 
 
-def _overridden(encoding: Encoding) -> set[str]:
-    """Which of the hooks that are no sites an encoding, or a part of it, overrides."""
+def _shares(encoding: Encoding) -> bool:
+    """Whether an encoding, or a part of it, takes projections of the layers."""
     parts = [module for module in encoding.modules() if isinstance(module, Encoding) and not hasattr(module, "parts")]
-    return {"share"} if any(type(part).share is not Encoding.share for part in parts) else set()
+    return any(type(part).share is not Encoding.share for part in parts)

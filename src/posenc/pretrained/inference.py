@@ -26,13 +26,23 @@ Progress = Callable[[int, int], object]
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model without dropout; afterwards each module is in its own mode again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    with modes_restored(model):
+        model.eval()
+        yield
+
+
+@contextmanager
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of each module and requires_grad of each weight afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, training in modes:
+            module.training = training
+        for weight, trains in wanted:
+            weight.requires_grad_(trains)
 
 
 def loss_by_position(

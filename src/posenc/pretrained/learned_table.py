@@ -79,8 +79,7 @@ def table_of(model: nn.Module) -> tuple[str | None, int]:
 
 def table_module(model: nn.Module) -> nn.Embedding:
     """The module of a model's table."""
-    module: nn.Embedding = unwrap(model).base_model.get_submodule(TABLES[unwrap(model).config.model_type])
-    return module
+    return unwrap(model).base_model.get_submodule(TABLES[unwrap(model).config.model_type])
 
 
 def rows_of_table(model: nn.Module) -> Tensor:

@@ -180,8 +180,7 @@ def as_text(task: Task, tokenizer: Any, sample: Sample) -> tuple[str, str]:
 
 
 def _scored(tokenizer: Any, prompt: str, answer: str) -> int:
-    """How many tokens lm-eval scores: a prompt's last spaces go to the answer, and the tokenizer's prefix of a text is an
-    empty prompt's."""
+    """How many tokens lm-eval scores: a prompt's last spaces go to the answer, a text's prefix to an empty prompt."""
     return len(encode(tokenizer, prompt + answer)) - len(encode(tokenizer, prompt.rstrip()))
 
 

@@ -155,7 +155,11 @@ def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str
             f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
             stacklevel=4,
         )
-    _extend_as_saved(model)
+    entry = getattr(model.config, "posenc", None)  # of `to_hf`, where no configuration expresses the method
+    if entry is not None:
+        method, length = check_entry(entry, "config.json")
+        del model.config.posenc  # extend writes it anew, and restore must not put it back
+        extend(model, method, target_length=length)
     watch(model)
     return model
 
@@ -264,11 +268,7 @@ def _may_be_on_the_hub(name: str) -> bool:
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
     """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are. The hub's
-    warnings of each try to reach it are left out: the last one is the error.
-
-    Raises:
-        InputError: what was read, and the error, which is also its cause.
-    """
+    warnings of each try to reach it are left out: the last one is the error."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -352,11 +352,7 @@ def _take_own_attention(config: Any) -> None:
 def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
     """The configuration of a DroPE checkpoint (SakanaAI/DroPE, custom_models/drope.py: model_type llama_drope or
     qwen2_drope) as that of the model it was made of, with the method to extend it by; None: it is none. From `stored` is
-    taken what names the authors' code.
-
-    Raises:
-        InputError: an attention_type with norms of queries and keys, which the model it was made of does not have.
-    """
+    taken what names the authors' code."""
     from transformers import AutoConfig
 
     kind = str(stored.get("model_type"))
@@ -399,7 +395,6 @@ def _check_safe(name: str, stored: Mapping[str, Any]) -> None:
 
 
 def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
-    """The class of transformers to load a model as."""
     import transformers
 
     reads_text = config.get_text_config(decoder=True).model_type in FAMILIES
@@ -460,15 +455,6 @@ def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
         warnings.warn(f"posenc: {name} {text}", stacklevel=4)
 
 
-def _extend_as_saved(model: Any) -> None:
-    """Extend by the entry `posenc` that `to_hf` wrote because no configuration of transformers expresses the method."""
-    entry = getattr(model.config, "posenc", None)
-    if entry is not None:
-        method, length = check_entry(entry, "config.json")
-        del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, method, target_length=length)
-
-
 def adapted(model: Any, folder: Path) -> Any:
     """A model under the extension that an adapter was trained with, and the adapter on it.
 
@@ -521,7 +507,6 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     file: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     with _reading(f"{path}: this GGUF file cannot be read: "):
         check_gguf(path)
-    with _reading(f"{path}: this GGUF file cannot be read: "):
         reader = read_gguf(path)
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
         unpack = unpacker(reader, **names)
@@ -610,71 +595,49 @@ def _gguf_dtype(reader: Any) -> torch.dtype | None:
     return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
 
 
-SCALED = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear", ".rope.scaling.attn_factor")
-"""How the keys of a GGUF file end that scale its rotation."""
+SCALED = {"scaling.type", "scaling.factor", "scale_linear", "scaling.attn_factor", "freq_base_swa"}
+"""Keys of a GGUF file, after ".rope.", that scale its rotation."""
 
 
 def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
-    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
-
-    Raises:
-        InputError: divisors of the frequencies without those that belong to them, or two bases where one rotates all layers.
-    """
+    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does."""
     from posenc.pretrained.programs import ALL, header_readings
 
     header = rotation_of(reader)
-    keys = {key: value for key, value in header.items() if key.endswith((*SCALED, ".rope.freq_base_swa"))}
+    stated = {key.partition(".rope.")[2]: value for key, value in header.items() if ".rope." in key}
     divisors = [name for name in header if name.startswith("rope_f")]
     tables = getattr(config, "rope_parameters", None)
-    if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
+    if not tables or not (stated.keys() & SCALED or divisors) or tables.get("rope_type", "default") != "default":
         return
-    header["general.architecture"] = reader.fields["general.architecture"].contents()
-    length = int(config.max_position_embeddings)
+    length, original = int(config.max_position_embeddings), stated.get("scaling.original_context_length")
     if len({str(header[name]) for name in divisors}) > 1:
-        made = config.rope_parameters = dict(tables) | _longrope(path, header, length)
+        # for short and for long inputs (Phi-3), between which llama.cpp chooses by its context, and transformers by the text
+        lists = {f"{key}_factor": header.get(f"rope_factors_{key}.weight") for key in ("short", "long")}
+        if None in lists.values() or not original:
+            raise InputError(
+                f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
+                "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
+            )
+        config.rope_parameters = dict(tables) | lists | {
+            "rope_type": "longrope", "rope_theta": float(stated.get("freq_base", 1e4)),
+            "original_max_position_embeddings": int(original),
+            "attention_factor": float(stated.get("scaling.attn_factor", 1.0)), "factor": max(length / original, 1.0),
+        }  # fmt: skip
         if hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
-            config.original_max_position_embeddings = made["original_max_position_embeddings"]
+            config.original_max_position_embeddings = int(original)
         return
     found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
     by_type = rope_parameters_by_type(config)
+    kinds = ("default",) if config.model_type in LONGROPE_ONLY else NAMED
     made = {}
     for kind, parameters in by_type.items():
         reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
         if kind is None and SLIDING in found:
             raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
-        made[kind] = {
-            **parameters,
-            **scaling_parameters(
-                Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
-                int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
-                length, ("default",) if config.model_type in LONGROPE_ONLY else NAMED,
-            ),
-        }  # fmt: skip
+        numbers = Frequencies(reading.inv_freq, reading.attention_factor)
+        of = reading.rotary_dim, reading.base, int(original or length), length, kinds
+        made[kind] = {**parameters, **scaling_parameters(numbers, *of)}
     config.rope_parameters = made.get(None, made)
-
-
-def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """rope_parameters of a file with divisors of the frequencies for short and for long inputs (Phi-3), between which llama.cpp
-    chooses by its context, and transformers by the text.
-
-    Raises:
-        InputError: one of the lists, or the length from which the second counts, is missing.
-    """
-    lists = {key: header.get(f"rope_factors_{key.partition('_')[0]}.weight") for key in ("short_factor", "long_factor")}
-    original = next(
-        (value for key, value in header.items() if key.endswith(".rope.scaling.original_context_length")), None
-    )
-    if None in lists.values() or not original:
-        raise InputError(
-            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
-            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
-        )
-    factor = next((value for key, value in header.items() if key.endswith(".rope.scaling.attn_factor")), 1.0)
-    base = next((value for key, value in header.items() if key.endswith(".rope.freq_base")), 1e4)
-    return lists | {
-        "rope_type": "longrope", "rope_theta": float(base), "original_max_position_embeddings": int(original),
-        "attention_factor": float(factor), "factor": max(length / original, 1.0),
-    }  # fmt: skip
 
 
 def _take_layers(reader: Any, config: Any) -> None:
@@ -693,6 +656,5 @@ def _take_layers(reader: Any, config: Any) -> None:
     largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
     if largest is not None:
         shared = config.num_hidden_layers == largest
-        config.query_pre_attn_scalar = (
-            config.hidden_size // config.num_attention_heads if shared else head_dim_of(config)
-        )
+        width = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = width if shared else head_dim_of(config)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.bias import Dense, Relative
+from posenc.bias import Dense
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -96,7 +96,9 @@ def visibility(
     """
     if mask is None:
         positions = Positions.arange(queries, keys - queries, causal=True, device=device)
-        if position_ids is None or _contiguous(position_ids):
+        if position_ids is None or position_ids.shape[1] == 1:
+            return Visibility(positions)
+        if not torch.compiler.is_compiling() and bool((position_ids.diff(dim=1) == 1).all()):
             return Visibility(positions)
         k = positions.k.expand(position_ids.shape[0], -1)
         return Visibility(_positions(k[:, keys - queries :], k, None, position_ids))
@@ -106,15 +108,18 @@ def visibility(
         if not documents:
             return Visibility(_positions(q, k, of_k >= 0, position_ids))
         at = k if position_ids is None else position_ids.expand_as(k)
-        return Visibility(
-            Positions(q=at, k=at, q_order=q, k_order=k, causal=True, q_document=documents[0], k_document=documents[0])
-        )
-    mask = mask[..., :keys]
-    return _from_mask(mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2, position_ids)
-
-
-def _contiguous(ids: Tensor) -> bool:
-    return ids.shape[1] == 1 or (not torch.compiler.is_compiling() and bool((ids.diff(dim=1) == 1).all()))
+        of = {"q_document": documents[0], "k_document": documents[0]}
+        return Visibility(Positions(q=at, k=at, q_order=q, k_order=k, causal=True, **of))
+    mask = mask[..., :keys]  # a user's: causal where it is, and the mask itself
+    allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    queries, keys = allowed.shape[-2:]
+    anyone = allowed.any(1)  # (batch, queries, keys)
+    k = torch.arange(keys, device=allowed.device)[None].expand(len(anyone), -1)
+    end = torch.where(anyone[:, -1], k, -1).amax(1, keepdim=True)  # the last query sees itself and nothing later
+    q = k if queries == keys else end - queries + 1 + k[:, :queries]
+    positions = _positions(q, k, anyone.any(1), position_ids)
+    causal = not torch.compiler.is_compiling() and not bool((anyone & (k[:, None] > q[:, :, None])).any())
+    return Visibility(replace(positions.with_causal(causal), counted=False), allowed)
 
 
 def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor | None) -> Positions:
@@ -144,18 +149,6 @@ def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor 
     return Positions(q=at.gather(1, slot), k=at, q_order=q, k_order=k, causal=True, valid=valid, q_valid=q_valid)
 
 
-def _from_mask(allowed: Tensor, position_ids: Tensor | None) -> Visibility:
-    """From a user's mask: causal where it is, and the mask itself."""
-    queries, keys = allowed.shape[-2:]
-    anyone = allowed.any(1)  # (batch, queries, keys)
-    k = torch.arange(keys, device=allowed.device)[None].expand(len(anyone), -1)
-    end = torch.where(anyone[:, -1], k, -1).amax(1, keepdim=True)  # the last query sees itself and nothing later
-    q = k if queries == keys else end - queries + 1 + k[:, :queries]
-    positions = _positions(q, k, anyone.any(1), position_ids)
-    causal = not torch.compiler.is_compiling() and not bool((anyone & (k[:, None] > q[:, :, None])).any())
-    return Visibility(replace(positions.with_causal(causal), counted=False), allowed)
-
-
 class BoolMask(Encoding):
     """Only what a bool mask lets through, for a single forward pass."""
 
@@ -168,29 +161,3 @@ class BoolMask(Encoding):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
         precise = torch.promote_types(q.dtype, torch.float32)
         return Dense(torch.zeros_like(self.mask, dtype=precise).masked_fill(~self.mask, torch.finfo(precise).min))
-
-
-def _by_order(positions: Positions) -> Positions:
-    """The same tokens, each at its index in the row."""
-    return replace(positions, q=positions.q_order, k=positions.k_order).with_known(diagonal=positions.diagonal)
-
-
-class SlidingWindow(Encoding):
-    """Only the nearest keys: a query sees those at a distance below `window`, as transformers' sliding layers do."""
-
-    bias_reads_keys = False
-    shift_invariant = True
-
-    def __init__(self, window: int) -> None:
-        super().__init__()
-        self.window = window
-
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        lowest, window = torch.finfo(torch.float32).min, self.window
-
-        def beyond(head: Tensor, distance: Tensor) -> Tensor:
-            return torch.where(distance < window, 0.0, lowest) + 0.0 * head
-
-        if positions.start is None:  # a window counts tokens, whatever gaps there are between their positions
-            positions = positions.shared(SlidingWindow, lambda: _by_order(positions))
-        return Relative(beyond, q.shape[1], positions)

@@ -140,10 +140,6 @@ def _unbounded(fits: Callable[[Options, float], bool]) -> Callable[[Options, flo
     return lambda options, served: math.inf if fits(options, served) else served
 
 
-def _leaky_reach(o: Options, served: float) -> float:
-    return math.ceil((served - o["window"]) * o["factor"] + o["window"]) if o["window"] < served else served
-
-
 def _grouped_reach(o: Options, served: float) -> float:
     """Far distances are i // group - j // group + window - window / group, see `position_maps.self_extend`."""
     window, group = o["window"], o["group"]
@@ -151,10 +147,6 @@ def _grouped_reach(o: Options, served: float) -> float:
         return served
     shift = window - window // group if window % group == 0 else window - window / group
     return math.ceil(served - shift) * group
-
-
-def _jet_reach(o: Options, served: float) -> float:
-    return math.ceil(served) * o["groups"] if max(o["window"], o["trained"]) <= served else served
 
 
 def _lampe_reach(o: Options, served: float) -> float:
@@ -191,7 +183,7 @@ METHODS: dict[str, Method] = {
         position_maps.leaky_rerope,
         defaults={"window": _window, "factor": _slowdown},
         exact=lambda o, n: o["window"],
-        reach=_leaky_reach,
+        reach=lambda o, n: math.ceil((n - o["window"]) * o["factor"] + o["window"]) if o["window"] < n else n,
         grows="factor",
     ),
     "self_extend": Method(
@@ -212,7 +204,7 @@ METHODS: dict[str, Method] = {
             "least": lambda n: 1,
         },
         exact=lambda o, n: o["trained"] if o["least"] == 1 else o["window"],
-        reach=_jet_reach,
+        reach=lambda o, n: math.ceil(n) * o["groups"] if max(o["window"], o["trained"]) <= n else n,
         remedy="trained and window of {:.0f} at most",
         grows="groups",
     ),
@@ -293,7 +285,7 @@ METHODS: dict[str, Method] = {
 """Every method by name; the table of `posenc.extend`."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """A method for given lengths.
 
@@ -326,49 +318,41 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     parts = [_read(spec) for spec in parse_sum(method)]
     _distribute(parts, options)
     _check_compatible(method, [name for name, _ in parts])
-    schedule: dict[str, Any] | None = None
-    position_map: dict[str, Any] | None = None
-    attention: dict[str, Encoding] = {}
-    scales: tuple[float, ...] = ()
-    bands: BandScale | None = None
-    exact: list[int] = []
-    tuning: Tuning = "works without"
-    factor: float | None = None
+    found, exact = Plan(method), list[int]()
     for name, given in parts:
         chosen = METHODS[name]
         chosen.check(name, given)
         if chosen.tuning != "works without":
-            tuning = chosen.tuning
+            found.tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
-            factor = given.get("factor", factor)
-            schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
+            found.factor = given.get("factor", found.factor)
+            found.schedule = {"name": name, **given} | ({} if found.schedule is None else {"of": found.schedule})
             continue
         if chosen.kind == "heads":
             if "scales" not in given:
                 raise InputError(
                     "needs scales=posenc.pretrained.ms_poe.head_scales(model, ids), measured on a text", method=method
                 )
-            scales = chosen.make(**given)
+            found.scales = chosen.make(**given)
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
-            position_map = {"name": name, **given}
-            position_maps.create(position_map)
+            found.map = {"name": name, **given}
+            position_maps.create(found.map)
         elif chosen.kind == "bands":
-            bands = chosen.make(**given)
+            found.bands = chosen.make(**given)
         elif chosen.kind == "attention":
-            attention[name] = chosen.make(**given)
+            found.attention[name] = chosen.make(**given)
         assert chosen.exact is not None
         exact.append(chosen.exact(given, others))
-    if schedule is not None:
+    if found.schedule is not None:
         shape: dict[str, Any] = {"original_max_positions": schedules.trained}
-        if schedules.target is not None or _needs_length(schedule):
+        if schedules.target is not None or _needs_length(found.schedule):
             shape |= {"factor": schedules.factor, "length": schedules.new}
-        schedule = frequencies.complete(schedule, **shape)
-    text = "+".join(str(Spec.of(name, given)) for name, given in parts)
-    rotates = all(name != "nope" for name, _ in parts)
-    return Plan(
-        text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates, scales, bands
-    )
+        found.schedule = frequencies.complete(found.schedule, **shape)
+    found.text = "+".join(str(Spec.of(name, given)) for name, given in parts)
+    found.exact = min(exact, default=None)
+    found.rotates = all(name != "nope" for name, _ in parts)
+    return found
 
 
 def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
@@ -443,8 +427,12 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
         assert method.reach is not None
         reached = max(method.reach(chosen.map, served), served)
         remedy = _remedy(method, chosen.map, served, wanted) if reached * (1 + STEP) < wanted else ""
-    elif chosen.factor is not None and served * (1 + STEP) < wanted and _innermost(chosen) in BY_FACTOR:
-        remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
+    elif chosen.factor is not None and served * (1 + STEP) < wanted:
+        innermost: Options = chosen.schedule or {}
+        while isinstance(innermost.get("of"), Mapping):
+            innermost = innermost["of"]
+        if innermost.get("name") in BY_FACTOR:
+            remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
     if remedy:
         missing = "the model reads as many without it" if target is None else f"{target} are wanted"
         raise InputError(f"reaches {reached:.0f} tokens, and {missing}", f"give {remedy}", method=chosen.text)
@@ -459,13 +447,6 @@ def _remedy(method: Method, options: Options, served: float, wanted: int) -> str
     values = range(math.ceil(options[name]), wanted + 1)
     enough = next((n for n in values if reach({**options, name: n}, served) >= wanted), None)
     return method.remedy.format(served, wanted) if enough is None else f"{name}={enough} or more"
-
-
-def _innermost(chosen: Plan) -> str:
-    schedule = chosen.schedule or {}
-    while isinstance(schedule.get("of"), Mapping):
-        schedule = schedule["of"]
-    return str(schedule.get("name"))
 
 
 def _needs_length(schedule: Options) -> bool:

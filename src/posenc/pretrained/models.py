@@ -72,9 +72,8 @@ class Rope:
     def at(self, length: int) -> dict[str, Any]:
         """The schedule for inputs of a length, on which it may depend."""
         if self.long_attention_factor is not None:
-            return dict(self.schedule) | (
-                {"attention_factor": self.long_attention_factor} if length > self.original_length else {}
-            )
+            long = length > self.original_length
+            return dict(self.schedule) | ({"attention_factor": self.long_attention_factor} if long else {})
         return dict(self.schedule) | ({"length": length} if "length" in self.schedule else {})
 
     def frequencies(self) -> frequencies.Frequencies:
@@ -162,16 +161,14 @@ class ModelStructure:
         return sum(self._cached(layer) * layer.window for layer in self.layers if layer.window is not None)
 
     def _cached(self, layer: Layer) -> int:
-        """Numbers of one token in a layer."""
         if self.family.latent:
             latent = getattr(self.config, "kv_lora_rank", None)
             return self.head_dim if latent is None else int(latent) + self.rope.rotary_dim
         module: Any = layer.module
         if getattr(module, "is_kv_shared_layer", False):
             return 0
-        shared: int = getattr(
-            module, "num_key_value_groups", self.num_heads // self.num_kv_heads
-        )  # by layer in Gemma 4
+        usual = self.num_heads // self.num_kv_heads
+        shared: int = getattr(module, "num_key_value_groups", usual)  # by layer in Gemma 4
         return 2 * layer.head_dim * (self.num_heads // shared)
 
 
@@ -195,13 +192,26 @@ def model_structure(model: nn.Module) -> ModelStructure:
     config = decoder.config
     layers = attention_layers(decoder, family)
     parameters = config.rope_parameters
-    _check_set(parameters, config)
+    for why in set_after_loading(parameters):
+        raise InputError(
+            f'{why}; set it in config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model '
+            "as it was made"
+        )
+    check_parameters(config)
     rope_per_type = "rope_type" not in parameters
     tables = [parameters[kind] for kind in parameters] if rope_per_type else [parameters]
     widths = {layer.layer_type: layer.head_dim for layer in layers}
 
     def rope(parameters: Mapping[str, Any], prefix: str, width: int) -> Rope:
-        return _rope(rotary, parameters, config, prefix, width, family)
+        buffers = tables_of(rotary, prefix, parameters)
+        stated = stated_rope(parameters, config, 2 * buffers[0].numel(), width, family)
+        factor = attention_factor(rotary, prefix, parameters)
+        if not all(buffer.is_meta or has_frequencies(buffer, factor, stated) for buffer in buffers):
+            raise InputError(
+                f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
+                "configuration or the table was changed after loading; reload the model, and posenc.doctor(model) says what differs"
+            )
+        return stated
 
     if rope_per_type:
         ropes = {t: rope(parameters[t], f"{t}_", width) for t, width in widths.items()}
@@ -268,8 +278,7 @@ def decoder_of(inner: Any) -> Any:
 
 def record_of(inner: Any) -> ModelChange | None:
     """The change of a transformers model that is in effect; None: there is none."""
-    change: ModelChange | None = getattr(decoder_of(inner), RECORD, None)
-    return change
+    return getattr(decoder_of(inner), RECORD, None)
 
 
 def unwrap(model: Any) -> Any:
@@ -281,18 +290,8 @@ def unwrap(model: Any) -> Any:
     if hasattr(model, "get_base_model"):  # PEFT, whose adapters live inside the layers
         model = model.get_base_model()
     if not hasattr(getattr(model, "config", None), "model_type") or not hasattr(model, "base_model"):
-        raise InputError("pass a transformers model, as AutoModelForCausalLM loads it", model=model)
-    return model
-
-
-def check_model(model: Any) -> None:
-    """Refuse what is not a module, such as a name.
-
-    Raises:
-        InputError: says what to pass instead.
-    """
-    if not isinstance(model, nn.Module):
         raise InputError("pass a transformers model, the first that posenc.load(name) returns", model=model)
+    return model
 
 
 def attention_layers(decoder: Any, family: Family) -> tuple[Layer, ...]:
@@ -343,17 +342,6 @@ def set_since(config: Any, change: Any) -> Iterator[str]:
                 return
 
 
-def _check_set(parameters: Any, config: Any) -> None:
-    """Raises:
-    InputError: rope_parameters that transformers' constructor did not make, or numbers that cannot be."""
-    for why in set_after_loading(parameters):
-        raise InputError(
-            f'{why}; set it in config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model '
-            "as it was made"
-        )
-    check_parameters(config)
-
-
 def set_after_loading(parameters: Any) -> Iterator[str]:
     """A sentence where rope_parameters are not complete, as transformers' constructor makes them."""
     tables = (
@@ -363,25 +351,6 @@ def set_after_loading(parameters: Any) -> Iterator[str]:
         if not isinstance(table, Mapping) or table.get("rope_type") is None or table.get("rope_theta") is None:
             yield f"config.rope_parameters={parameters}: was set after the model was made, which changes no frequencies"
             return
-
-
-def _rope(
-    rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix: str, head_dim: int, family: Family
-) -> Rope:
-    """The rotation that config.rope_parameters states, after a check that the module computes with it.
-
-    Raises:
-        InputError: it computes with other frequencies.
-    """
-    buffers = tables_of(rotary, prefix, parameters)
-    rope = stated_rope(parameters, config, 2 * buffers[0].numel(), head_dim, family)
-    factor = attention_factor(rotary, prefix, parameters)
-    if not all(buffer.is_meta or has_frequencies(buffer, factor, rope) for buffer in buffers):
-        raise InputError(
-            f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
-            "configuration or the table was changed after loading; reload the model, and posenc.doctor(model) says what differs"
-        )
-    return rope
 
 
 def tables_of(rotary: nn.Module, prefix: str, parameters: Mapping[str, Any]) -> list[Tensor]:
@@ -426,15 +395,8 @@ def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) ->
     return float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
 
 
-LENGTHS = (
-    "max_sequence_length",
-    "model_max_length",
-    "seq_length",
-    "max_seq_len",
-    "max_seq_length",
-    "n_ctx",
-    "context_length",
-)
+LENGTHS = ("max_sequence_length", "model_max_length", "seq_length", "max_seq_len", "max_seq_length", "n_ctx",
+           "context_length")  # fmt: skip
 """Fields beside max_position_embeddings in which configurations state a length."""
 
 

@@ -5,7 +5,8 @@ scales = head_scales(model, ids)                  # measured on a text
 posenc.extend(model, "ms_poe", scales=scales)     # position / scale, head by head
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,24 +72,6 @@ def ranked_scales(shares: Tensor, least: float, most: float) -> list[float]:
     return [least + (most - least) * order.index(head) / len(order) for head in range(len(order))]
 
 
-class _Measured(Encoding):
-    """The rotation of a layer whose scales are chosen as it sees queries and keys; least = most = 1: they stay."""
-
-    sees_order = True
-    shift_invariant = True
-
-    def __init__(self, structure: ModelStructure, layer: Layer, least: float, most: float) -> None:
-        super().__init__()
-        self.parts = structure, layer, least, most
-        self.scales = [1.0] * structure.num_kv_heads
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        structure, of, least, most = self.parts
-        if most > 1:
-            self.scales = ranked_scales(outlier_shares(q, k), least, most)
-        return head_rotation(structure, of, self.scales).to(q.device).rotate(q, k, positions)
-
-
 @torch.no_grad()
 def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.8, skip: int = 2) -> list[float]:
     """The scales of Ms-PoE for `extend(model, "ms_poe", scales=...)`, measured in one pass over a text: heads whose last
@@ -118,21 +101,44 @@ def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.
         raise InputError("pass tokens (batch, n) of at least two", ids=ids)
     check_tokens(inner, ids)
     structure = model_structure(inner)
-    measured = []
-    for number, layer in enumerate(structure.layers):
-        still = number < skip or layer.window is not None or not layer.rotates
-        measured.append(_Measured(structure, layer, *((1.0, 1.0) if still else (least, most))))
-    read_through(structure, measured, ids)
-    return [scale for one in measured for scale in one.scales]
+    heads = structure.num_kv_heads
+    scales = [1.0] * heads * len(structure.layers)
+
+    def rotated(number: int, layer: Layer, q: Tensor, k: Tensor) -> Encoding:
+        own = slice(number * heads, (number + 1) * heads)
+        if number >= skip and layer.window is None and most > 1:
+            scales[own] = ranked_scales(outlier_shares(q, k), least, most)
+        return head_rotation(structure, layer, scales[own])
+
+    read_through(structure, rotated, ids)
+    return scales
+
+
+Rotated = Callable[[int, Layer, Tensor, Tensor], Encoding]
+"""The number of a layer, the layer, its queries and keys before they rotate -> its rotation."""
+
+
+class _Seeing(Encoding):
+    """A layer's rotation, chosen as it sees queries and keys."""
+
+    sees_order = True
+    shift_invariant = True
+
+    def __init__(self, rotation: Callable[[Tensor, Tensor], Encoding]) -> None:
+        super().__init__()
+        self.rotation = rotation
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return self.rotation(q, k).to(q.device).rotate(q, k, positions)
 
 
 @torch.no_grad()
-def read_through(structure: ModelStructure, rotations: Sequence[Encoding], ids: Tensor) -> None:
-    """One pass over (batch, n) tokens, in which each layer's queries and keys go through another rotation before they
-    are turned; afterwards the model is as it was."""
+def read_through(structure: ModelStructure, rotated: Rotated, ids: Tensor) -> None:
+    """One pass over (batch, n) tokens with other rotations in the layers that rotate. The model is then as it was."""
     check_attention(structure)
     encodings = [
-        rotation if layer.rotates else None for layer, rotation in zip(structure.layers, rotations, strict=True)
+        _Seeing(partial(rotated, number, layer)) if layer.rotates else None
+        for number, layer in enumerate(structure.layers)
     ]
     loaded = structure.loaded_length
     still = {kind: rope.rotation(rope.at(loaded)) for kind, rope in structure.ropes.items()}

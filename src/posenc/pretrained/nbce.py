@@ -177,7 +177,13 @@ def nbce_steps(
     if temperature < 0:
         raise InputError("must be 0 (the most likely token) or more", temperature=temperature)
     device = next(model.parameters()).device
-    write = template if callable(template) else _format(template)
+    if isinstance(template, str) and not all(field in template for field in ("{context}", "{question}")):
+        raise InputError("must have the fields {context} and {question}", template=template)
+    write = (
+        template
+        if callable(template)
+        else lambda context, question: template.format(context=context, question=question)
+    )
     prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
     check_tokens(model, torch.tensor([max(map(max, prompts))]))
     warn_of_length(model, max(map(len, prompts)))
@@ -226,12 +232,6 @@ def _check(pooling: str, top_p: float, beta: float, eta: float) -> None:
     check_word("pooling", pooling, POOLINGS)
     if not 0 < top_p <= 1:
         raise InputError("must lie in (0, 1]", "1 keeps every token", top_p=top_p)
-
-
-def _format(template: str) -> Callable[[str, str], str]:
-    if "{context}" not in template or "{question}" not in template:
-        raise InputError("must have the fields {context} and {question}", template=template)
-    return lambda context, question: template.format(context=context, question=question)
 
 
 def _top_p(log_probs: Tensor, top_p: float) -> Tensor:

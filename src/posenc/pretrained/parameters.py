@@ -10,23 +10,6 @@ from typing import Any, TypeGuard
 
 from posenc.errors import InputError, shown, unknown
 
-__all__ = [
-    "NEEDED",
-    "NO_LIMIT",
-    "READ_BY",
-    "ROPE_PARAMETERS",
-    "STEP",
-    "check_parameters",
-    "config_of",
-    "head_dim_of",
-    "impossible",
-    "impossible_in",
-    "impossible_sentences",
-    "is_number",
-    "rope_parameters_by_type",
-    "unknown_type",
-]
-
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -202,6 +185,13 @@ def config_of(config: Any, layer_type: str | None) -> Any:
     if layer_type not in (getattr(config, "layer_types", None) or ()):
         return config
     return getattr(config, "per_layer_config", {layer_type: config})[layer_type]
+
+
+def score_factor(parameters: Mapping[str, Any]) -> float:
+    """Of the scores in latent attention under YaRN: the square of 0.1 mscale_all_dim ln(factor) + 1."""
+    mscale, factor = parameters.get("mscale_all_dim") or 0.0, parameters.get("factor") or 1.0
+    applies = factor > 1 and parameters.get("rope_type") == "yarn"
+    return float(0.1 * mscale * math.log(factor) + 1) ** 2 if applies else 1.0
 
 
 def rope_parameters_by_type(config: Any) -> dict[str | None, Mapping[str, Any]]:

@@ -22,10 +22,9 @@ from posenc.encodings.visible import Window
 from posenc.errors import InputError, listed
 from posenc.frequencies import Frequencies
 from posenc.pretrained.families import ENCODED, FAMILIES
+from posenc.pretrained.inference import evaluating
 from posenc.pretrained.parameters import head_dim_of
 from posenc.pretrained.rope_config import rope_parameters_of, same_frequencies
-
-__all__ = ["plain_form"]
 
 LLAMA_LIKE = ("llama", "mistral", "ministral", "qwen2", "smollm3")
 """Types whose layers SmolLM3 has too, weight by weight."""
@@ -61,7 +60,10 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
     kind = str(model.config.model_type).removeprefix(ENCODED)
     try:
         layers = [_layer(model, plan) for plan in model._plans]
-        rotation = _one_rotation(layers)
+        found = [layer.rotation for layer in layers if layer.rotation is not None]
+        rotation = found[0] if found else None
+        if any(not same_frequencies(_frequencies(each), _frequencies(rotation)) for each in found):
+            raise InputError("its layers rotate by different frequencies")
         if any(layer.alibi is not None for layer in layers):
             made = _mpt(model, kind, layers)
         else:
@@ -107,16 +109,6 @@ def _frequencies(rotation: Any) -> Frequencies:
     return Frequencies(rotation.vectors(0)[0, :, 0].detach().cpu().double(), rotation.attention_factor)
 
 
-def _one_rotation(layers: list[_Layer]) -> Encoding | None:
-    found = [layer.rotation for layer in layers if layer.rotation is not None]
-    if any(not same_frequencies(_frequencies(each), _frequencies(found[0])) for each in found):
-        raise InputError("its layers rotate by different frequencies")
-    return found[0] if found else None
-
-
-# ------------------------------------------------------------------------------------------ rotation, none, and windows
-
-
 def _rotated(model: Any, kind: str, layers: list[_Layer], rotation: Encoding | None) -> Any:
     config = model.config
     fields: dict[str, Any] = {} if rotation is None else {"rope_parameters": _parameters(model, rotation)}
@@ -142,7 +134,8 @@ def _rotated(model: Any, kind: str, layers: list[_Layer], rotation: Encoding | N
         raise InputError(f"{what} are SmolLM3's, whose other layers are those of {listed(LLAMA_LIKE)}")
     numbers = [int(each) for each in rotates]
     smollm3 = {"no_rope_layers": numbers, "layer_types": types, "attention_bias": bias, "head_dim": head_dim_of(config)}
-    return _made(model, "smollm3", _shape(config) | {"rope_parameters": _base(config)} | fields | window | smollm3)
+    base = {"rope_type": "default", "rope_theta": float(config.rope_parameters.get("rope_theta", 10000.0))}
+    return _made(model, "smollm3", _shape(config) | {"rope_parameters": base} | fields | window | smollm3)
 
 
 def _parameters(model: Any, rotation: Any) -> dict[str, Any]:
@@ -159,14 +152,9 @@ def _parameters(model: Any, rotation: Any) -> dict[str, Any]:
     return dict(own)
 
 
-def _base(config: Any) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": float(config.rope_parameters.get("rope_theta", 10000.0))}
-
-
 def _own_fields(config: Any) -> dict[str, Any]:
-    return {
-        key: value for key, value in config.to_dict().items() if key not in ("model_type", "encoding", "rope_scaling")
-    }
+    left = ("model_type", "encoding", "rope_scaling")
+    return {key: value for key, value in config.to_dict().items() if key not in left}
 
 
 def _shape(config: Any) -> dict[str, Any]:
@@ -174,15 +162,12 @@ def _shape(config: Any) -> dict[str, Any]:
     return fields | {"head_dim": head_dim_of(config)}
 
 
-def _made(model: Any, kind: str, fields: Mapping[str, Any]) -> Any:
-    """A model of a type with the weights of another, which are not copied."""
-    weights = {key: value for key, value in model.state_dict().items() if not key.startswith("encoding.")}
-    return _with_weights(kind, fields, weights, model)
-
-
-def _with_weights(kind: str, fields: Mapping[str, Any], weights: dict[str, Tensor], model: Any) -> Any:
+def _made(model: Any, kind: str, fields: Mapping[str, Any], weights: dict[str, Tensor] | None = None) -> Any:
+    """A model of a type, with the weights of another by default, which are not copied."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
+    if weights is None:
+        weights = {key: value for key, value in model.state_dict().items() if not key.startswith("encoding.")}
     fields = {key: value for key, value in fields.items() if key not in ("architectures", "_attn_implementation")}
     config: Any = CONFIG_MAPPING[kind](**deepcopy(dict(fields)))
     mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -206,9 +191,6 @@ def _with_weights(kind: str, fields: Mapping[str, Any], weights: dict[str, Tenso
     return made.eval()
 
 
-# ------------------------------------------------------------------------------------------ ALiBi
-
-
 def _mpt(model: Any, kind: str, layers: list[_Layer]) -> Any:
     """MPT, whose layers have LayerNorm without a bias, an MLP of two matrices with GELU, and nothing else that is added."""
     config, heads = model.config, int(model.config.num_attention_heads)
@@ -223,11 +205,7 @@ def _mpt(model: Any, kind: str, layers: list[_Layer]) -> Any:
     biases = [key for key, value in weights.items() if key.endswith(".bias") and bool(value.any())]
     if biases:
         raise InputError(f"MPT has no biases, and {biases[0]} is not 0")
-    if (
-        config.hidden_act != "gelu"
-        or config.intermediate_size % config.hidden_size
-        or config.intermediate_size != 4 * config.hidden_size
-    ):
+    if config.hidden_act != "gelu" or config.intermediate_size != 4 * config.hidden_size:
         raise InputError(
             f"MPT has hidden_act='gelu' and an MLP 4 times as wide as the model, and this one {config.hidden_act!r} and "
             f"{config.intermediate_size / config.hidden_size:g}"
@@ -256,30 +234,19 @@ def _mpt(model: Any, kind: str, layers: list[_Layer]) -> Any:
         "attn_config": {"alibi": True}, "learned_pos_emb": False,
         **{key: getattr(config, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")},
     }  # fmt: skip
-    return _with_weights("mpt", fields, new, model)
-
-
-# ------------------------------------------------------------------------------------------ the comparison
+    return _made(model, "mpt", fields, new)
 
 
 @torch.no_grad()
 def _compare(model: Any, made: Any, layers: list[_Layer]) -> None:
-    """Run both on a text that leaves the windows, where these are not long.
-
-    Raises:
-        InputError: the logits differ by more than rounding.
-    """
+    """Run both on a text that leaves the windows, where these are not long."""
     longest = max((layer.window or 0 for layer in layers), default=0)
     length = min(int(model.config.max_position_embeddings), max(2 * longest, 32), TESTED)
     generator = torch.Generator().manual_seed(0)
     device = next(made.parameters()).device
     ids = torch.randint(int(model.config.vocab_size), (1, length), generator=generator).to(device)
-    was = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         wanted, found = (each(ids, use_cache=False).logits.float() for each in (model, made))
-    finally:
-        model.train(was)
     rounding = {torch.float32: 1e-3, torch.float64: 1e-6}.get(made.dtype, 0.05)
     off = float((wanted - found).abs().max() / wanted.std())
     if not off < rounding:

@@ -50,18 +50,18 @@ class FrequencyTable:
     def rotary_dim(self) -> int:
         return 2 * self.inv_freq.numel()
 
-    @property
-    def still_pairs(self) -> int:
-        """Pairs of channels with frequency 0 (of Gemma 4)."""
-        return int((self.inv_freq == 0).sum())
-
-    def slow_pairs(self, length: int) -> int:
-        """Pairs of channels that complete no rotation within `length` tokens."""
-        return int((self.inv_freq.double() * length < 2 * math.pi).sum())
-
-    def base_bound(self) -> int | None:
-        """The first distance at which a token like the query is not preferred to a random one, see `first_negative`."""
-        return first_negative(self.inv_freq)
+    def described(self, tokens: int) -> "RotationDescription":
+        """tokens: that a query sees, at most."""
+        turning = self.inv_freq[self.inv_freq != 0].double()  # Gemma 4 has pairs that stand still
+        return RotationDescription(
+            rope_theta=self.parameters.get("rope_theta"),
+            schedule=str(self.parameters.get("rope_type", "default")),
+            rotary_dim=2 * turning.numel(),
+            attention_factor=self.attention_factor,
+            tokens=tokens,
+            slow_pairs=int((turning * tokens < 2 * math.pi).sum()),
+            base_bound=first_negative(self.inv_freq),
+        )
 
 
 @dataclass(frozen=True)
@@ -213,18 +213,7 @@ class Probe:
             dtype=str(self.model.dtype).removeprefix("torch."),
             attention=str(self.config._attn_implementation),
             extended=None if self.attachment is None else self.attachment.report.method,
-            rotations={
-                kind: RotationDescription(
-                    rope_theta=table.parameters.get("rope_theta"),
-                    schedule=str(table.parameters.get("rope_type", "default")),
-                    rotary_dim=table.rotary_dim - 2 * table.still_pairs,
-                    attention_factor=table.attention_factor,
-                    tokens=self.tokens(kind),
-                    slow_pairs=table.slow_pairs(self.tokens(kind)) - table.still_pairs,
-                    base_bound=table.base_bound(),
-                )
-                for kind, table in self.tables().items()
-            },
+            rotations={kind: table.described(self.tokens(kind)) for kind, table in self.tables().items()},
             computed=computed,
         )
 
@@ -301,8 +290,7 @@ class Probe:
             self.model._compiled_call_impl = before
 
     def rebuilt_rotary(self, times: float = 1.0) -> nn.Module:
-        """transformers' rotary module from the current configuration, with its bases multiplied. Errors of
-        transformers pass through."""
+        """transformers' rotary module from the configuration, its bases multiplied. transformers' errors pass through."""
         device, config = next(self.rotary.buffers()).device, copy.deepcopy(self.config)
         for parameters in rope_parameters_by_type(config).values():
             if times != 1:

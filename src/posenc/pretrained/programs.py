@@ -20,24 +20,11 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
-from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.config_file import FULL, OWN_BASES, SLIDING, ConfigFile
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
-from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type
+from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type, score_factor
 from posenc.pretrained.recorded import RECORDS, RULES, answer_of
-
-__all__ = [
-    "ALL",
-    "LLAMA_CPP",
-    "PROGRAMS",
-    "TRANSFORMERS",
-    "TRANSFORMERS_4",
-    "VLLM",
-    "NotKnown",
-    "ProgramFails",
-    "Reading",
-    "programs_answer",
-]
 
 ALL = "all layers"
 TRANSFORMERS, TRANSFORMERS_4, VLLM, LLAMA_CPP = "transformers 5", "transformers 4", "vLLM", "llama.cpp"
@@ -148,13 +135,9 @@ def _reading(
 
 
 def _created(schedule: Mapping[str, Any], rotary_dim: int, base: float) -> frequencies.Frequencies:
-    """Frequencies, also by a linear factor below 1, which every program divides by.
-
-    Raises:
-        NotKnown: posenc computes none from such numbers, and what a program does with them was not tried.
-    """
+    """Frequencies, also by a linear factor below 1, which every program divides by."""
     if schedule["name"] == "linear" and 0 < schedule["factor"] < 1:
-        plain = frequencies.create({"name": "default"}, rotary_dim, base=base)
+        plain = frequencies.default(rotary_dim, base=base)
         return frequencies.Frequencies(plain.inv_freq / schedule["factor"], plain.attention_factor)
     try:
         return frequencies.create(schedule, rotary_dim, base=base)
@@ -180,7 +163,6 @@ def _tables(config: ConfigFile) -> dict[str | None, Mapping[str, Any]]:
 
 
 def _transformers5(config: ConfigFile, length: int) -> Found:
-    """The model type's own rotary module is run."""
     hf, tables = hf_of(config), _tables(config)
     if why := config.without_positions():
         raise ProgramFails(f"its layers do not rotate: {why}")
@@ -188,7 +170,8 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
         raise ProgramFails("its model has no rotary positions")
     kind = _rotary_class(hf)
     try:
-        if own := config.layer_bases():
+        stated = vars(hf).get("layer_rope_theta") if hf.model_type in OWN_BASES else None
+        if own := tuple(dict.fromkeys(float(base) for base in stated or () if base)):
             tables = {f"base {base:.10g}": {**table, "rope_theta": base} for table in tables.values() for base in own}
             turned = {layers: _turned(kind(_with(hf, table)), None, table, length) for layers, table in tables.items()}
         else:
@@ -203,11 +186,11 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
         if beta := table.get("llama_4_scaling_beta"):
             original = table.get("original_max_position_embeddings")
             notes.append(f"its attention multiplies queries by 1 + {beta:g} ln(1 + floor(position / {original})) too")
-        scores = _score_factor(table) if "kv_lora_rank" in vars(hf) else 1.0
+        scores = score_factor(table) if "kv_lora_rank" in vars(hf) else 1.0
         if scores != 1:
             notes.append(f"its attention multiplies scores by {scores:.4g} too (mscale_all_dim)")
         if table.get("rope_type") == "longrope" and length > (table.get("original_max_position_embeddings") or length):
-            plain = base_frequencies(bases[layers], 2 * inv_freq.numel())
+            plain = frequencies.default(2 * inv_freq.numel(), base=bases[layers]).inv_freq
             long = torch.tensor(table["long_factor"], dtype=torch.float64)
             if not torch.allclose(inv_freq * long, plain, rtol=1e-4, atol=0):
                 notes.append("takes short_factor at every length")
@@ -216,32 +199,13 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
 
 
 def _with(hf: Any, table: Mapping[str, Any]) -> Any:
-    """The configuration with another table of the rotation."""
     changed = copy.deepcopy(hf)
     changed.rope_parameters = dict(table)
     return changed
 
 
-def base_frequencies(base: float, rotary_dim: int) -> Tensor:
-    return frequencies.create({"name": "default"}, rotary_dim, base=base).inv_freq
-
-
-def _score_factor(table: Mapping[str, Any]) -> float:
-    """Of latent attention under YaRN: the square of 0.1 mscale_all_dim ln(factor) + 1."""
-    mscale, factor = table.get("mscale_all_dim"), table.get("factor") or 1.0
-    return (
-        (0.1 * mscale * math.log(factor) + 1) ** 2
-        if mscale and factor > 1 and table.get("rope_type") == "yarn"
-        else 1.0
-    )
-
-
 def _rotary_class(hf: Any) -> Any:
-    """transformers' rotary module of a model type.
-
-    Raises:
-        NotKnown: it has none under a name like that of the others, or needs a package that is missing.
-    """
+    """transformers' rotary module of a model type."""
     try:
         module = import_module(type(hf).__module__.replace(".configuration_", ".modeling_"))
     except ImportError as error:
@@ -275,8 +239,8 @@ def _turned(module: Any, layers: str | None, table: Mapping[str, Any], length: i
     scaling = float(getattr(module, f"{layers}_attention_scaling" if layers else "attention_scaling", 1.0))
     factor = scaling if math.isclose(scaling, factor, rel_tol=1e-6) else factor
     angle = torch.atan2(sin, cos)
-    same = torch.allclose(buffer.cos() * factor, cos, atol=1e-6) and torch.allclose(
-        buffer.sin() * factor, sin, atol=1e-6
+    same = all(
+        torch.allclose(of * factor, found, atol=1e-6) for of, found in ((buffer.cos(), cos), (buffer.sin(), sin))
     )
     return (buffer if same else angle), factor
 
@@ -293,12 +257,7 @@ def _require_fields(config: ConfigFile) -> None:
 
 
 def _alike(program: str, config: ConfigFile) -> bool:
-    """Whether a program was recorded to compute what transformers 5 does for the model type, and has no rules here.
-
-    Raises:
-        ProgramFails: it was recorded to have no such model type.
-        NotKnown: it has the model of which this is a part, or may have it.
-    """
+    """Whether a program was recorded to compute what transformers 5 does for the model type, and has no rules here."""
     record, outer = RECORDS[program], str(config.outer.get("model_type", config.model_type))
     if outer in record["missing"]:
         raise ProgramFails(f"it has no model type {outer!r}")
@@ -337,9 +296,8 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     if "rope_parameters" in raw:
         ignored = "does not read rope_parameters, which transformers 5 writes"
     if config.model_type == "gemma3_text":
-        yield _reading(
-            SLIDING, raw.get("rope_local_base_freq", 10000.0), {"name": "default"}, rotary_dim, None, ignored
-        )
+        local = raw.get("rope_local_base_freq", 10000.0)
+        yield _reading(SLIDING, local, {"name": "default"}, rotary_dim, None, ignored)
     layers = FULL if config.model_type == "gemma3_text" else ALL
     original = raw.get("original_max_position_embeddings")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -347,7 +305,12 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
         raise ProgramFails(
             f"it fails: {kind} takes a part of head_dim, which is None in its {config.model_type} unless stated"
         )
-    _check_v4(config.model_type, scaling)
+    fields = {"olmo": {"type", "factor"}, "olmo2": {"type", "factor"}, "phi3": {"type", "short_factor", "long_factor"}}
+    kinds = ("longrope", "su", "yarn") if config.model_type == "phi3" else ("linear", "dynamic")
+    wanted = fields.get(config.model_type)  # at others their configuration class raises
+    if scaling and wanted and (scaling.keys() != wanted or scaling["type"] not in kinds):
+        what = f"its {config.model_type} takes {listed(sorted(wanted))} in rope_scaling and no other key"
+        raise ProgramFails(f"{what}, type {listed(kinds)}")
     if config.model_type == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"
     if kind == "longrope" and not original:
@@ -356,27 +319,11 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     yield _reading(layers, base, schedule, rotary_dim, None, ignored)
 
 
-def _check_v4(model_type: str, scaling: Mapping[str, Any]) -> None:
-    """Raises:
-    ProgramFails: a rope_scaling at which the model type's configuration class in transformers 4 raises."""
-    fields = {"olmo": {"type", "factor"}, "olmo2": {"type", "factor"}, "phi3": {"type", "short_factor", "long_factor"}}
-    kinds = ("longrope", "su", "yarn") if model_type == "phi3" else ("linear", "dynamic")
-    wanted = fields.get(model_type)
-    if scaling and wanted and (scaling.keys() != wanted or scaling["type"] not in kinds):
-        raise ProgramFails(
-            f"its {model_type} takes {listed(sorted(wanted))} in rope_scaling and no other key, type {listed(kinds)}"
-        )
-
-
 def _schedule(
     kind: str, given: Mapping[str, Any], config: ConfigFile, length: int, original: int | None = None
 ) -> dict[str, Any]:
     """A table of rope_parameters as a schedule for a text of a length. original: the length before the stretch, where a field
-    beside the table states it; the two lengths then give longrope's factor.
-
-    Raises:
-        ProgramFails: an unknown rope_type, or a key that is missing or text.
-    """
+    beside the table states it; the two lengths then give longrope's factor."""
     kind = "longrope" if kind == "su" else kind
     if kind not in ROPE_PARAMETERS:
         raise ProgramFails(f"it has no rope_type {kind!r}")
@@ -418,16 +365,13 @@ def _longrope_factor(config: ConfigFile, given: Mapping[str, Any], length: int) 
     return float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
 
 
-def _as_transformers5(config: ConfigFile, length: int) -> Found:
-    """Of a program that was recorded to compute the same for other configurations of the model type."""
+def _as_transformers5(config: ConfigFile, length: int, note: str = "") -> Found:
+    """Of a program that was recorded to compute the same for other configurations of the model type, or that runs the module."""
     for reading in _transformers5(config, length):
-        yield replace(reading, known_by="rules", note="")
-
-
-def _by_transformers(config: ConfigFile, length: int) -> Found:
-    for reading in _transformers5(config, length):
-        note = "has no class for the model type, and runs transformers' module"
         yield replace(reading, known_by="rules", note=note)
+
+
+NO_CLASS = "has no class for the model type, and runs transformers' module"
 
 
 def _require_one_rotation(config: ConfigFile) -> None:
@@ -436,23 +380,10 @@ def _require_one_rotation(config: ConfigFile) -> None:
         raise NotKnown(f"it computes other distances beyond a chunk, by {DUAL_CHUNK}, which was not tried")
 
 
-def _require_served(name: str, given: Mapping[str, Any], length: int) -> None:
-    """vLLM's cos and sin of yarn end at factor times the original length, from which it also derives max_model_len.
-
-    Raises:
-        ProgramFails: the text is longer.
-    """
-    factor, original = given.get("factor"), given.get("original_max_position_embeddings")
-    if name == "yarn" and is_number(factor) and is_number(original) and factor * original * (1 + STEP) < length:
-        raise ProgramFails(
-            f"it takes at most {round(factor * original)} tokens, factor times original_max_position_embeddings of yarn"
-        )
-
-
 def _vllm(config: ConfigFile, length: int) -> Found:
     _require_one_rotation(config)
     if config.model_type in VLLM_BACKEND:
-        yield from _by_transformers(config, length)
+        yield from _as_transformers5(config, length, NO_CLASS)
         return
 
     def adapt(kind: str, given: dict[str, Any]) -> Served:
@@ -466,19 +397,18 @@ def _vllm(config: ConfigFile, length: int) -> Found:
         if name == "longrope":
             if FAMILIES[config.model_type].layout == "interleaved":
                 raise ProgramFails("its longrope is for models that pair channels across halves")
-            notes = (
-                ["takes longrope's factors for max_model_len tokens, whatever the text's length"]
-                if length < config.length
-                else []
-            )
+            notes = []
+            if length < config.length:
+                notes.append("takes longrope's factors for max_model_len tokens, whatever the text's length")
             if given.get("attention_factor") is not None:
                 notes.append("does not read attention_factor of longrope")
-            return (
-                {**given, "at_length": config.length},
-                _longrope_factor(config, given, config.length),
-                "; ".join(notes),
-            )
-        _require_served(name, given, length)
+            factor = _longrope_factor(config, given, config.length)
+            return {**given, "at_length": config.length}, factor, "; ".join(notes)
+        # cos and sin of yarn end there, from which it also derives max_model_len
+        times, original = given.get("factor"), given.get("original_max_position_embeddings")
+        if name == "yarn" and is_number(times) and is_number(original) and times * original * (1 + STEP) < length:
+            what = "factor times original_max_position_embeddings of yarn"
+            raise ProgramFails(f"it takes at most {round(times * original)} tokens, {what}")
         if name == "dynamic" and "alpha" not in given and "max_trained_positions" not in given:
             note = "scales dynamic by max_trained_positions, which the file lacks: no stretch at any length"
             return {**given, "rope_type": "default"}, None, note
@@ -490,14 +420,12 @@ def _vllm(config: ConfigFile, length: int) -> Found:
 def _sglang(config: ConfigFile, length: int) -> Found:
     _require_one_rotation(config)
     if config.model_type in SGLANG_BACKEND:
-        yield from _by_transformers(config, length)
+        yield from _as_transformers5(config, length, NO_CLASS)
         return
     if config.model_type == "phi":
         raise ProgramFails("its class reads partial_rotary_factor of the configuration, which transformers 5 has moved")
     tables = _tables(config)
-    if (
-        config.model_type == "gemma3_text"
-    ):  # a module by transformers' functions, which does not exchange longrope's factors
+    if config.model_type == "gemma3_text":  # by transformers' functions, without an exchange of longrope's factors
         short = any(table.get("rope_type") == "longrope" for table in tables.values())
         for reading in _transformers5(config, 1 if short else length):
             name = reading.schedule
@@ -596,9 +524,8 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     """Keys and tensors that llama.cpp's converter writes for a config.json (conversion/base.py and its classes)."""
     raw, kind = config.raw, config.model_type
     _require_rules(config)
-    usual = (
-        V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}
-    )  # transformers 4 completes what is read
+    # transformers 4 completes what is read
+    usual = V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}
     table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or usual)
     inner = {key: value for key, value in (table.get(FULL) or table).items() if value is not None}
     if FULL not in table and SLIDING not in table:
@@ -643,9 +570,9 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     elif rope_type == "llama3" and kind in LLAMA3_ARCHITECTURES:
         schedule = _schedule("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0,
                                         "original_max_position_embeddings": 8192} | inner, config, 1)  # fmt: skip
-        header["rope_freqs.weight"] = frequencies.stretch(
-            frequencies.create(schedule, dim, base=float(theta or 10000.0)), dim, base=float(theta or 10000.0)
-        ).tolist()
+        base = float(theta or 10000.0)
+        made = frequencies.create(schedule, dim, base=base)
+        header["rope_freqs.weight"] = frequencies.stretch(made, dim, base=base).tolist()
     elif rope_type in ("longrope", "su"):
         original = inner.get("original_max_position_embeddings") or config.length
         keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
@@ -661,9 +588,8 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     elif rope_type not in (None, "default"):
         notes.append(f"its converter drops rope_type {rope_type!r}")
     if kind == "gemma3_text":
-        keys["rope.freq_base_swa"] = dict(table.get(SLIDING) or {}).get("rope_theta") or raw.get(
-            "rope_local_base_freq", 10000.0
-        )
+        local = dict(table.get(SLIDING) or {}).get("rope_theta")
+        keys["rope.freq_base_swa"] = local or raw.get("rope_local_base_freq", 10000.0)
     header[NOTE] = "; ".join(notes)
     return header | {f"{arch}.{key}": value for key, value in keys.items()}
 

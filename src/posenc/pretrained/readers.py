@@ -2,7 +2,7 @@
 """What six programs compute from one configuration: a config.json or the header of a GGUF file, without weights."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -133,6 +133,8 @@ class ProgramComparison:
 
     def text(self, width: int | None = None) -> str:
         """The comparison in words. width: columns that the table may take."""
+        still = self.readings[0].unrotated if self.readings else ()  # as the first program has them
+        numbers = ", ".join(map(str, still[:8])) + (", ..." if len(still) > 8 else "")
         titles = ("program", "layers", "base", "schedule", "rotated", "attention factor", "known by", "as")
         letters = {
             id(reading): chr(ord("A") + number)
@@ -148,12 +150,11 @@ class ProgramComparison:
             for r in self.readings
         ]  # fmt: skip
         table = aligned(rows, str.ljust, width)
-        windows = ", ".join(
-            f"{kind} {'all keys' if size is None else f'{size} keys'}" for kind, size in self.windows.items()
-        )
+        sizes = {kind: "all keys" if size is None else f"{size} keys" for kind, size in self.windows.items()}
+        windows = ", ".join(f"{kind} {size}" for kind, size in sizes.items())
         lines = [
             f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens; a query sees: {windows}",
-            *_unrotated(self.readings, self.layers),
+            *([f"{len(still)} of {self.layers} layers do not rotate: {numbers}"] if still else []),
             "",
             *(table if self.readings else []),
         ]
@@ -162,15 +163,6 @@ class ProgramComparison:
         lines += ["", *(self.apart() or [self.agreement()])]
         lines += [f"{each.program}: {each.note}" for each in self.readings if each.note]
         return "\n".join([*lines, *(f"\n{finding}" for finding in self.findings)])
-
-
-def _unrotated(readings: Sequence[Reading], layers: int | None) -> list[str]:
-    """A line on the layers without rotation, as the first program has them."""
-    still = readings[0].unrotated if readings else ()
-    if not still:
-        return []
-    numbers = ", ".join(map(str, still[:8])) + (", ..." if len(still) > 8 else "")
-    return [f"{len(still)} of {layers} layers do not rotate: {numbers}"]
 
 
 def difference(reading: Reading, most: Reading, length: int) -> str:
@@ -207,27 +199,36 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         raise InputError(f"{config.name}: model type {config.model_type!r}: {REFUSED[config.model_type]}")
     findings = diagnosis(None, _evidence(config)).findings
     impossible = [why for table in config.tables() for why, _ in impossible_sentences(table)]
-    impossible += [
-        each.evidence for each in findings if each.name == "parameter_impossible" and each.measured is not None
-    ]
+    cannot = [each for each in findings if each.name == "parameter_impossible"]
+    impossible += [each.evidence for each in cannot if each.measured is not None]
     readings: list[Reading] = []
     refused: list[ProgramRefusal] = []
     not_known: list[ProgramRefusal] = []
-    length = length or _length(config)
+    try:
+        length = length or config.length
+    except InputError as error:  # transformers refuses it: because of a table beside the model, where it has one
+        for why in config.beside():
+            raise InputError(f"{config.name}: {why}: move it into that part ({error})") from error
+        raise
     for program in PROGRAMS:
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
         try:
             if impossible and program != TRANSFORMERS:
                 raise NotKnown(f"what it does with such a number was not tried: {impossible[0]}")
-            found = _collapsed(programs_answer(program, config, length))
+            found = programs_answer(program, config, length)
+            if len(found) > 1 and all(found[0].same(each) and found[0].base == each.base for each in found):
+                found = [replace(found[0], layers=ALL)]
             readings += [replace(each, program=program, unrotated=_still(config, program)) for each in found]
         except ProgramFails as error:
             refused.append(ProgramRefusal(program, str(error)))
         except NotKnown as error:
             not_known.append(ProgramRefusal(program, str(error)))
     if not (readings or findings):
-        if config.model_type not in FAMILIES and not config.type_is_known:
+        from transformers import CONFIG_MAPPING
+
+        stated = [config.model_type, config.outer.get("model_type"), config.raw.get("model_type")]
+        if config.model_type not in FAMILIES and not any(each in CONFIG_MAPPING for each in stated):
             raise unknown("model type", config.model_type, FAMILIES, 0.7)
         reasons = "; ".join(f"{each.program}: {each.why}" for each in refused + not_known)
         raise InputError(f"{config.name}: no program is known to run it: {reasons}")
@@ -238,19 +239,7 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     )  # fmt: skip
 
 
-def _length(config: ConfigFile) -> int:
-    """Raises:
-    InputError: the file states none, and transformers refuses it: because of a table beside the model, where it has one."""
-    try:
-        return config.length
-    except InputError as error:
-        for why in config.beside():
-            raise InputError(f"{config.name}: {why}: move it into that part ({error})") from error
-        raise
-
-
 def _is_known(config: ConfigFile) -> bool:
-    """Whether transformers takes it."""
     try:
         return config.hf is not None
     except InputError:
@@ -280,10 +269,3 @@ def _still(config: ConfigFile, program: str) -> tuple[int, ...]:
     if program == LLAMA_CPP and config.model_type == "smollm3":
         return tuple(range(3, int(config.hf.num_hidden_layers), 4))
     return config.unrotated()
-
-
-def _collapsed(readings: list[Reading]) -> list[Reading]:
-    """One reading where all layer types rotate alike."""
-    first, *others = readings
-    alike = others and all(first.same(other) and first.base == other.base for other in others)
-    return [replace(first, layers=ALL)] if alike else readings

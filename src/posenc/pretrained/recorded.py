@@ -10,8 +10,6 @@ from typing import Any
 from posenc.errors import InputError
 from posenc.pretrained.config_file import ConfigFile
 
-__all__ = ["RECORDS", "RULES", "answer_of", "fingerprint"]
-
 RULES = "rules"
 RECORDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
 """Program -> its "version" and the "date"; "as transformers 5": model types of which it computes the same for each probe;

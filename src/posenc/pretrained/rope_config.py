@@ -22,16 +22,8 @@ LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
 SCORES = {"mscale": 1.0, "mscale_all_dim": 1.0}
 """Options of "yarn" under which its temperature multiplies the scores and not cos and sin, as DeepSeek trains with."""
-SCALING = {
-    "rope_type",
-    "type",
-    "original_max_position_embeddings",
-    "max_position_embeddings",
-    "alpha",
-    "short_mscale",
-    "long_mscale",
-    *(key for keys in ROPE_PARAMETERS.values() for key in keys),
-}
+SCALING = {"rope_type", "type", "original_max_position_embeddings", "max_position_embeddings", "alpha", "short_mscale", "long_mscale",
+           *(key for keys in ROPE_PARAMETERS.values() for key in keys)}  # fmt: skip
 """Keys of rope_parameters that belong to a scaling; the others describe the model."""
 MAX_STRETCH = 1e30
 """A divisor that stops a pair, since JSON has no infinity: the angle stays below 1e-23 for any length."""
@@ -39,7 +31,7 @@ MAX_STRETCH = 1e30
 
 def hf_rope_parameters(
     structure: ModelStructure,
-    frequencies: Frequencies | Mapping[str, Frequencies],
+    frequencies: Mapping[str, Frequencies],
     length: int,
     kinds: Collection[str] = NAMED,
     schedules: Mapping[str, Mapping[str, Any]] | None = None,
@@ -51,21 +43,19 @@ def hf_rope_parameters(
     parameters as loaded stay, see `pinned`.
 
     Args:
-        structure: of the model. frequencies: of all layers, or by layer type (Gemma 3), where types left out stay as
-            loaded. length: tokens that the frequencies are made for. kinds: of rope_types beside "longrope" that may be
+        structure: of the model. frequencies: by layer type, where types left out stay as loaded. length: tokens that the frequencies are made for. kinds: of rope_types beside "longrope" that may be
             taken. schedules: by layer type, what made the frequencies, where that is known: its options are tried too.
 
     Raises:
         InputError: a layer type the model lacks, frequencies of another width, or different ones for layer types
             that share one rotation.
     """
-    by_type = frequencies if isinstance(frequencies, Mapping) else dict.fromkeys(structure.ropes, frequencies)
-    if unknown_types := sorted(set(by_type) - set(structure.ropes)):
+    if unknown_types := sorted(set(frequencies) - set(structure.ropes)):
         raise InputError(f"frequencies for layer type {unknown_types[0]!r}: the model has {', '.join(structure.ropes)}")
     given = pinned(structure)
     written = {
         layer_type: _written(structure, rope, given[layer_type] if structure.rope_per_type else given,
-                             by_type.get(layer_type), length, kinds, (schedules or {}).get(layer_type, {}))
+                             frequencies.get(layer_type), length, kinds, (schedules or {}).get(layer_type, {}))
         for layer_type, rope in structure.ropes.items()
     }  # fmt: skip
     if structure.rope_per_type:
@@ -78,7 +68,7 @@ def hf_rope_parameters(
 
 def hf_config(
     structure: ModelStructure,
-    frequencies: Frequencies | Mapping[str, Frequencies],
+    frequencies: Mapping[str, Frequencies],
     length: int,
     schedules: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
@@ -99,11 +89,10 @@ def hf_config(
     return config
 
 
-def _computed(structure: ModelStructure, config: Any, frequencies: Frequencies | Mapping[str, Frequencies]) -> bool:
+def _computed(structure: ModelStructure, config: Any, frequencies: Mapping[str, Frequencies]) -> bool:
     """Whether the model's kind of rotary module has the frequencies."""
     module = type(structure.rotary)(config)
-    by_type = frequencies if isinstance(frequencies, Mapping) else dict.fromkeys(structure.ropes, frequencies)
-    for layer_type, wanted in by_type.items():
+    for layer_type, wanted in frequencies.items():
         buffer = getattr(module, f"{layer_type}_inv_freq" if structure.rope_per_type else "inv_freq").double()
         if buffer.shape != wanted.inv_freq.shape or not torch.allclose(buffer, wanted.inv_freq, rtol=1e-5, atol=1e-20):
             return False
@@ -222,11 +211,41 @@ def scaling_parameters(
     """rope_parameters of a rotation. kinds: of rope_types beside "longrope" that may be taken. latent: of latent attention,
     where "yarn" has its temperature in the scores. layout: vLLM and SGLang have longrope for "half" alone. schedule: what made
     the frequencies, where that is known."""
-    divisors = stretch(frequencies, rotary_dim, base=rope_theta)
-    candidates = _candidates(
-        frequencies, divisors.max().item(), rotary_dim, rope_theta, original_length, latent, layout, schedule or {}
-    )
-    for base, kind, options in candidates:
+    divisors, made = stretch(frequencies, rotary_dim, base=rope_theta), schedule or {}
+    factor = divisors.max().item()
+
+    def candidates() -> Iterator[tuple[float, str, dict[str, Any]]]:
+        """A base, a rope_type and its keys, first what most programs compute."""
+        yield rope_theta, "default", {}
+        base = new_base(rotary_dim, frequencies)
+        if base is not None:
+            yield base, "default", {}
+        if 1 < factor < MAX_STRETCH:
+            yield rope_theta, "linear", {"factor": factor}
+        first = float(f"{1 / float(frequencies.inv_freq[0]):.12g}") if frequencies.inv_freq[0] > 0 else 0.0
+        if 1 < first < MAX_STRETCH:  # finer positions and another base
+            base = new_base(rotary_dim, Frequencies(frequencies.inv_freq * first, frequencies.attention_factor))
+            if base is not None:
+                yield base, "linear", {"factor": first}
+        if not 1 < factor < MAX_STRETCH:
+            return
+        original = {"original_max_position_embeddings": original_length}
+        yarn = {"factor": factor, "beta_fast": 32.0, "beta_slow": 1.0, **original}
+        usual = {"yarn": yarn | (SCORES if latent else {})}
+        usual["llama3"] = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original}
+        yield rope_theta, "yarn", usual["yarn"]
+        if not latent:
+            yield rope_theta, "yarn", yarn | {"truncate": False}
+        if layout == "interleaved" and not latent:
+            yield rope_theta, "yarn", yarn | {"attention_factor": float(frequencies.attention_factor)}
+        yield rope_theta, "llama3", usual["llama3"]
+        if (kind := str(made.get("name"))) in usual:
+            renamed = (*_RENAMED.items(), ("truncate", "truncate"))
+            options = {key: float(made[key]) for key in _NUMBERS if key in made}
+            options |= {key: made[name] for key, name in renamed if name in made}
+            yield rope_theta, kind, usual[kind] | options
+
+    for base, kind, options in candidates():
         if kind not in kinds:
             continue
         candidate = {"name": kind} | {_RENAMED.get(name, name): value for name, value in options.items()}
@@ -242,54 +261,10 @@ def scaling_parameters(
     }  # fmt: skip
 
 
-Candidate = tuple[float, str, dict[str, Any]]
-"""A base, a rope_type and its keys."""
 _RENAMED = {"original_max_position_embeddings": "original_max_positions"}
 """A key of rope_parameters -> the option of a schedule."""
 _NUMBERS = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor")
 """Options of "yarn" and "llama3" that programs read, as floats, which transformers asks for."""
-
-
-def _candidates(
-    frequencies: Frequencies,
-    factor: float,
-    rotary_dim: int,
-    rope_theta: float,
-    original_length: int,
-    latent: bool,
-    layout: Layout,
-    schedule: Mapping[str, Any],
-) -> Iterator[Candidate]:
-    """What may be these frequencies, first what most programs compute. factor: the largest divisor."""
-    yield rope_theta, "default", {}
-    base = new_base(rotary_dim, frequencies)
-    if base is not None:
-        yield base, "default", {}
-    if 1 < factor < MAX_STRETCH:
-        yield rope_theta, "linear", {"factor": factor}
-    first = float(f"{1 / float(frequencies.inv_freq[0]):.12g}") if frequencies.inv_freq[0] > 0 else 0.0
-    if 1 < first < MAX_STRETCH:  # finer positions and another base
-        base = new_base(rotary_dim, Frequencies(frequencies.inv_freq * first, frequencies.attention_factor))
-        if base is not None:
-            yield base, "linear", {"factor": first}
-    if not 1 < factor < MAX_STRETCH:
-        return
-    original = {"original_max_position_embeddings": original_length}
-    yarn = {"factor": factor, "beta_fast": 32.0, "beta_slow": 1.0, **original}
-    yield rope_theta, "yarn", yarn | (SCORES if latent else {})
-    if not latent:
-        yield rope_theta, "yarn", yarn | {"truncate": False}
-    if layout == "interleaved" and not latent:
-        yield rope_theta, "yarn", yarn | {"attention_factor": float(frequencies.attention_factor)}
-    llama3 = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original}
-    yield rope_theta, "llama3", llama3
-    usual, kind = {"yarn": yarn | (SCORES if latent else {}), "llama3": llama3}, str(schedule.get("name"))
-    if kind in usual:
-        options = {key: float(schedule[key]) for key in _NUMBERS if key in schedule}
-        options |= {
-            key: schedule[name] for key, name in (*_RENAMED.items(), ("truncate", "truncate")) if name in schedule
-        }
-        yield rope_theta, kind, usual[kind] | options
 
 
 def new_base(rotary_dim: int, frequencies: Frequencies) -> float | None:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from posenc.spec import read_json
 
-__all__ = ["TOLERANCE", "disagreement", "packed", "read", "unpacked", "write"]
-
 TOLERANCE = 1e-5
 """How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. benchmarks/behaviour.py
 measures how far apart processors are, and programs."""
@@ -87,9 +85,6 @@ def read(path: Path) -> Any:
         return unpacked(structure, tensors)
     except (SafetensorError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: is no state of a training ({error})") from error
-
-
-# ---------------------------------------------------------------- behaviour
 
 
 def disagreement(here: Mapping[str, float], there: Mapping[str, float]) -> str:

@@ -18,8 +18,6 @@ from posenc.pretrained.parameters import (
     rope_parameters_by_type,
 )
 
-__all__ = ["edited", "impossible_numbers", "stated", "unstated"]
-
 ORIGINAL = "original_max_position_embeddings"
 ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
 """Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
@@ -46,11 +44,8 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
     by_type = rope_parameters_by_type(config)
     if given and "rope_theta" not in stored and any("rope_theta" not in parameters for parameters in nested or [given]):
         taken = next(iter(by_type.values())).get("rope_theta")
-        yield (
-            "base_not_stated",
-            f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}",
-            None,
-        )
+        text = f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}"
+        yield "base_not_stated", text, None
     yield from _stated_elsewhere(config, stored, next(iter(by_type.values())))
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
@@ -127,9 +122,8 @@ def _unread(config: Any, parameters: Mapping[str, Any], kind: str, where: str) -
     read = ALWAYS_READ | {*ROPE_PARAMETERS[kind], *READ_BY.get(str(config.model_type), ())}
     read |= set(getattr(config, "ignore_keys_at_rope_validation", None) or ())
     if kind == "longrope":  # which vLLM and SGLang read in place of attention_factor
-        read |= {
-            key for key in ("short_mscale", "long_mscale") if parameters.get(key) == parameters.get("attention_factor")
-        }
+        factor = parameters.get("attention_factor")
+        read |= {key for key in ("short_mscale", "long_mscale") if parameters.get(key) == factor}
     for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
         value = parameters[key]
         text = f"{key}={value} in rope_parameters{where}, whose rope_type is {kind}"
@@ -150,8 +144,7 @@ def _temperature(parameters: Mapping[str, Any], kind: str, where: str) -> Eviden
 
 
 def _stretch(length: int, parameters: Mapping[str, Any], missing: bool, where: str) -> Evidence:
-    """The length that a schedule stretches to against max_position_embeddings. missing: the file does not state the original
-    length."""
+    """The stretched length against max_position_embeddings. missing: the file does not state the original length."""
     original, factor = parameters.get(ORIGINAL), float(parameters["factor"])
     if not is_number(original) or not factor > 1:
         return

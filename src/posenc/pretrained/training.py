@@ -14,7 +14,6 @@ from posenc.errors import InputError, check_word
 from posenc.pretrained.doctor import configuration
 from posenc.pretrained.findings import SEVERITIES, Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating
-from posenc.pretrained.models import check_model
 from posenc.pretrained.probe import PROBE, Probe, differ
 from posenc.pretrained.traps import softmax_scale
 
@@ -38,7 +37,6 @@ def examine_batch(model: nn.Module, batch: Mapping[str, Any]) -> Diagnosis:
     Raises:
         InputError: a model that doctor refuses, or a batch without input_ids of two dimensions.
     """
-    check_model(model)
     ids = batch.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
         raise InputError("has no input_ids (batch, n)", "pass a batch as the model is called with it", argument="batch")
@@ -67,10 +65,8 @@ def _evidence(probe: Probe, ids: Tensor, batch: Mapping[str, Any]) -> Evidence:
         yield from differ(probe, "sees_the_future", text, row.changed(index == index[-1])[:, near], row.logits[:, near])
     if packed.any():
         start = int(begins[row.number].int().argmax())
-        near, text = (
-            slice(start, start + PROBE),
-            f"other tokens before {start} move the logits of the text that begins there",
-        )
+        near = slice(start, start + PROBE)
+        text = f"other tokens before {start} move the logits of the text that begins there"
         yield from differ(probe, "batch_leaks", text, row.changed(index < start)[:, near], row.logits[:, near])
     mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.all():
@@ -108,7 +104,6 @@ def _begins(positions: Tensor | None, ids: Tensor) -> Tensor:
 
 
 def _row(value: Any, row: int, batch: int) -> Any:
-    """One row of an argument, where it has rows."""
     if not isinstance(value, Tensor) or batch == 1:
         return value
     if value.dim() >= 2 and value.shape[0] == batch:

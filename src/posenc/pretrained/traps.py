@@ -83,11 +83,8 @@ def stored_frequencies(probe: Probe, folder: Path) -> Evidence:
                     if is_number(base) and base > 0:
                         known.append(frequencies.default(table.rotary_dim, base=base).inv_freq)
                     if not any(_rounded(stored, each) for each in known):
-                        yield (
-                            "stored_frequencies_differ",
-                            f"{name} in {file.name}: {_off(stored, known[-1], probe)}",
-                            None,
-                        )
+                        text = f"{name} in {file.name}: {_off(stored, known[-1], probe)}"
+                        yield "stored_frequencies_differ", text, None
                         return
     except (InputError, SafetensorError, OSError):  # there are none to read
         return

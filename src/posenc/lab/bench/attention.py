@@ -86,7 +86,7 @@ def _differences(k: Tensor) -> Tensor:
 
 
 def _t5_bias(table: Tensor, k: Tensor, rows: Tensor, bidirectional: bool) -> Tensor:
-    return _by_distance(table[:, biases.t5_buckets(_differences(k), bidirectional)], rows, k.shape[2])[None]
+    return _by_distance(table[:, biases.t5(_differences(k), bidirectional)], rows, k.shape[2])[None]
 
 
 def _t5(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
@@ -119,7 +119,7 @@ def _xlnet(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 
 def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    buckets = biases.deberta_buckets(-_differences(k), BUCKETS, MOST_RELATIVE)
+    buckets = biases.deberta(-_differences(k), BUCKETS, MOST_RELATIVE)
     index = _by_distance((buckets + BUCKETS).clamp(0, 2 * BUCKETS - 1), rows, k.shape[2])
     queries, keys = (heads((w["table"] @ w[name].mT)[None])[0] for name in ("q", "k"))
     return q, k, content.deberta(q, k, queries, keys, index, index) * DEBERTA_SCALE
@@ -390,7 +390,7 @@ def flex(inputs: AttentionInputs) -> Built:
     weights = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
     host, before = BenchModel(inputs, weights), length - count
     of_heads = slopes(inputs.x.float())
-    buckets = biases.t5_buckets(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
+    buckets = biases.t5(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i + before >= j

@@ -10,10 +10,8 @@ profile.sink                        # a tensor (layers, heads)
 profile.retrieving()                # the heads that attend to the answer
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
+from posenc.encodings.visible import Window
 from posenc.errors import InputError, as_json
 from posenc.frequencies import create, wavelengths
 from posenc.functional import Layout
@@ -30,12 +29,10 @@ from posenc.pretrained.attach import (
     AttentionCall,
     LayerPlan,
     attached,
+    attending,
     check_attention,
-    register_attention,
-    set_implementation,
 )
 from posenc.pretrained.inference import check_tokens, evaluating
-from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import ModelStructure, model_structure
 from posenc.tasks import Sample
 
@@ -183,17 +180,12 @@ class AttentionProfile:
         return as_json(values | changed | {"unfinished_share": self.unfinished_share}, 5)
 
 
-NAME = "posenc_observed"
-"""The name of the observed attention for transformers. It has no mask function of that name, and so makes no masks."""
-
-
-@contextmanager
-def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]:
-    """Sum the attention of a model, extended or not, in every pass over one text without a cache. Memory is heads x chunk x N
-    at a time, never N x N.
+def _observing(body: ModelStructure, sums: "_Sums", chunk: int) -> Callable[[AttentionCall], Tensor]:
+    """The attention of a model, extended or not, in a pass over one text without a cache, which it sums. Memory is heads x chunk x
+    N at a time, never N x N.
 
     Raises:
-        InputError: the model's attention cannot be set, or is not causal.
+        InputError: it is not causal.
     """
     if any(not getattr(layer.module, "is_causal", True) for layer in body.layers):
         raise InputError(
@@ -206,7 +198,7 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         index, query, key = indices[call.module], call.query, call.key
         plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
         window = body.layers[index].window
-        encoding = plan.windowed if plan is not None else None if window is None else SlidingWindow(window)
+        encoding = plan.windowed if plan is not None else None if window is None else Window(window - 1)
         with torch.autocast(query.device.type, enabled=False):
             positions = Positions.arange(query.shape[2], causal=True, device=query.device)
             problem = prepare(
@@ -221,28 +213,7 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
                 outs.append(Reference().output(problem, weights, first))
         return problem.finished(torch.cat(outs, 2))
 
-    _register()
-    before = body.config._attn_implementation
-    try:
-        for module in indices:
-            module._posenc_observe = observe  # type: ignore[assignment]
-        set_implementation(body.model, NAME)
-        yield
-    finally:
-        set_implementation(body.model, before)
-        for module in indices:
-            del module._posenc_observe
-
-
-@cache
-def _register() -> None:
-    """Once, since transformers never forgets a function, nor what it refers to: this one refers to no model."""
-
-    def attend(call: AttentionCall) -> Tensor:
-        observe: Callable[[AttentionCall], Tensor] = call.module._posenc_observe  # type: ignore[assignment]
-        return observe(call)
-
-    register_attention(NAME, attend, None)
+    return observe
 
 
 @torch.no_grad()
@@ -281,7 +252,7 @@ def attention_profile(
     edges = (0, *(2**power for power in range((longest - 1).bit_length())))
     sums = _Sums(body, sinks, first_row, torch.tensor(edges))
     device = next(body.model.parameters()).device
-    with evaluating(body.model), _observed(body, sums, chunk):
+    with evaluating(body.model), attending(body, _observing(body, sums, chunk)):
         for text in texts:
             sums.start(text)
             body.decoder(input_ids=text.ids[None].to(device), use_cache=False)

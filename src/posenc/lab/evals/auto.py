@@ -55,7 +55,7 @@ from posenc.pretrained.extend import Extension, extend, restore, target_of
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.learned_table import TableExtension, has_learned_table
 from posenc.pretrained.methods import written_factor
-from posenc.pretrained.models import check_model, model_structure, record_of, unwrap
+from posenc.pretrained.models import model_structure, record_of, unwrap
 from posenc.scratch import scratch
 from posenc.tasks import Sample, create
 from posenc.tasks.running_text import pydoc
@@ -368,7 +368,6 @@ def select(
         InputError: a model without rotation, lengths, a program, minutes or a text that do not serve, before anything is measured.
         Interrupted: Ctrl-C or SIGTERM; what was measured is in the directory. The model is as before the call.
     """
-    check_model(model)
     inner = unwrap(model)
     if has_learned_table(inner):
         raise InputError(

@@ -8,7 +8,6 @@ from posenc.errors import check_integers, check_numbers
 from posenc.pretrained.extend import Extension
 from posenc.pretrained.extend import extend as extend_by
 from posenc.pretrained.learned_table import TableExtension
-from posenc.pretrained.models import check_model
 from posenc.spec import check_options
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ def extend(
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
-    check_model(model)
     if method != CHOSEN:
         return extend_by(model, method, factor=factor, target_length=target_length, **options)
     check_numbers(factor=factor)

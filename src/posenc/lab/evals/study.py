@@ -50,7 +50,7 @@ from posenc.pretrained.inference import check_causal, check_tokens, evaluating, 
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import chosen_because, load
 from posenc.pretrained.methods import written_factor
-from posenc.pretrained.models import cache_name, check_model, model_structure, unwrap
+from posenc.pretrained.models import cache_name, model_structure, unwrap
 from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
@@ -606,9 +606,8 @@ def evaluate(
 
     The model is restored afterwards.
     """
-    check_model(model)
-    chosen = settings_of(preset, **settings)
     name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
+    chosen = settings_of(preset, **settings)
     study = Evaluation(model, tokenizer, chosen, name, attention)
     return run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
 

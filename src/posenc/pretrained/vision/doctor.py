@@ -53,15 +53,17 @@ def describe(vision: VisionModel) -> VisionDescription:
     dtype = next(p.dtype for p in vision.tower.parameters())
     before = None if record is None else record.report.old
     parts, short = tuple(position_parts(vision)), str(dtype).removeprefix("torch.")
-    return VisionDescription(
-        vision.library, vision.model_type, vision.image_size, vision.patch_size, short, parts, before
-    )
+    sizes = vision.image_size, vision.patch_size
+    return VisionDescription(vision.library, vision.model_type, *sizes, short, parts, before)
 
 
 def vision_evidence(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
     """Findings, each with a number. The model is unchanged."""
     yield from _of_tables(vision, parts)
-    yield from _of_sizes(vision)
+    rows, columns = vision.grid(vision.image_size)
+    larger = vision.pixels((rows + 1, columns + 1))
+    if error := _error(vision, larger):
+        yield "one_size", f"an image of {by(larger)} gives: {error}", None
     if isinstance(vision, TransformersModel):
         yield from _of_transformers(vision, parts)
         yield from _of_swin(vision)
@@ -82,13 +84,6 @@ def _of_tables(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
             yield "formula_interpolated", text, worst
 
 
-def _of_sizes(vision: VisionModel) -> Evidence:
-    rows, columns = vision.grid(vision.image_size)
-    larger = vision.pixels((rows + 1, columns + 1))
-    if error := _error(vision, larger):
-        yield "one_size", f"an image of {by(larger)} gives: {error}", None
-
-
 def _of_transformers(vision: TransformersModel, parts: tuple[Part, ...]) -> Evidence:
     learned = [part for part in parts if part.kind in (LEARNED, SINUSOIDS)]
     rows, columns = vision.grid(vision.image_size)
@@ -96,7 +91,9 @@ def _of_transformers(vision: TransformersModel, parts: tuple[Part, ...]) -> Evid
     if rows != columns:
         for name, module in vision.tower.named_modules():
             if hasattr(module, "generate_relative_position_index"):
-                worst = _swapped(module, (rows, columns))
+                bias, index = module((rows, columns))[0], module.generate_relative_position_index((rows, columns))
+                true = module.relative_position_bias_table[index.to(bias.device)].permute(2, 0, 1)
+                worst = float((bias - true).abs().max())
                 yield "rows_for_columns", f"{name}: biases are off by up to {worst:.2g}", worst
                 break
     if not learned or not hasattr(embeddings, "interpolate_pos_encoding"):
@@ -105,7 +102,8 @@ def _of_transformers(vision: TransformersModel, parts: tuple[Part, ...]) -> Evid
     table = _rows(vision, part)
     exact = resample(table, (rows, columns), new, vision.default_method(LEARNED))
     try:
-        interpolated = _interpolated(vision, embeddings, part, table, new)
+        tokens = table.new_empty(1, part.prefix + new[0] * new[1], table.shape[1])
+        interpolated: Tensor = embeddings.interpolate_pos_encoding(tokens, *vision.pixels(new))[0, part.prefix :]
     except RuntimeError as error:
         if rows != columns:
             yield "square_only", f"interpolating to {by(new)} patches fails: {on_one_line(error, 120)}", None
@@ -137,19 +135,15 @@ def _of_swin(vision: TransformersModel) -> Evidence:
     if window > 1 and (error := _error(vision, small)):
         yield "below_a_window", f"images below {by(one)} are not read; one of {by(small)} gives: {error}", float(one[0])
     if not lost and not _error(vision, one):
-        worst = _remembered(vision, one)
+        tower = shared_copy(vision.tower).eval()
+        before, _, after = (
+            tower(pixel_values=vision.images(size)).last_hidden_state
+            for size in (vision.image_size, one, vision.image_size)
+        )
+        worst = float((after - before).abs().max())
         if worst > 0:
             text = f"after one image of {by(one)} the output for {by(vision.image_size)} is off by up to {worst:.2g}"
             yield "small_images_stay", text, worst
-
-
-def _remembered(vision: TransformersModel, small: Grid) -> float:
-    """How much an image of a smaller size changes the outputs afterwards."""
-    tower = shared_copy(vision.tower).eval()
-    before = tower(pixel_values=vision.images(vision.image_size)).last_hidden_state
-    tower(pixel_values=vision.images(small))
-    after = tower(pixel_values=vision.images(vision.image_size)).last_hidden_state
-    return float((after - before).abs().max())
 
 
 def _lost(block: Any) -> bool:
@@ -157,21 +151,6 @@ def _lost(block: Any) -> bool:
     configured = getattr(block, "config", None) or getattr(block.attention, "config", None)
     window = int(configured.window_size) if configured is not None else 0
     return window > 1 and min(block.input_resolution) > window and block.shift_size == 0
-
-
-def _swapped(module: Any, window: Grid) -> float:
-    """How far the biases that transformers' BEiT reads from a table are from the right ones."""
-    bias = module(window)[0]
-    index = module.generate_relative_position_index(window)
-    true = module.relative_position_bias_table[index.to(bias.device)].permute(2, 0, 1)
-    return float((bias - true).abs().max())
-
-
-def _interpolated(vision: TransformersModel, embeddings: Any, part: Part, table: Tensor, new: Grid) -> Tensor:
-    """The table of patches as transformers interpolates it at a call."""
-    tokens = table.new_empty(1, part.prefix + new[0] * new[1], table.shape[1])
-    interpolated: Tensor = embeddings.interpolate_pos_encoding(tokens, *vision.pixels(new))
-    return interpolated[0, part.prefix :]
 
 
 def _rows(vision: VisionModel, part: Part) -> Tensor:

@@ -190,8 +190,7 @@ class TransformersModel(VisionModel):
             grid = self.grid((images.shape[2], images.shape[3]))
             extra["noise"] = torch.linspace(0, 1, grid[0] * grid[1], device=images.device)[None]
         output = tower(pixel_values=images, **extra)
-        hidden: Tensor = output.last_hidden_state if hasattr(output, "last_hidden_state") else output.feature_maps[-1]
-        return hidden
+        return output.last_hidden_state if hasattr(output, "last_hidden_state") else output.feature_maps[-1]
 
 
 class TimmModel(VisionModel):
@@ -228,8 +227,7 @@ class TimmModel(VisionModel):
 
     @torch.no_grad()
     def read(self, images: Tensor) -> Tensor:
-        features: Tensor = shared_copy(self.model).eval().forward_features(images)
-        return features
+        return shared_copy(self.model).eval().forward_features(images)
 
 
 def find_vision_model(model: nn.Module) -> VisionModel | None:
@@ -268,9 +266,10 @@ def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
 
 
-def _towers(model: nn.Module) -> dict[str, Any]:
+def _towers(model: Any) -> dict[str, Any]:
     """Modules with a supported configuration that read images, by name; the innermost where a model wraps another."""
-    towers = {name: module for name, module in model.named_modules() if _is_tower(module)}
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    towers = {name: module for name, module in modules if _is_tower(module)}
     return {
         name: module
         for name, module in towers.items()

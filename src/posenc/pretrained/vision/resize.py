@@ -209,9 +209,8 @@ def _differences(
 
 def _state(module: nn.Module) -> dict[str, Any]:
     """Buffers, and attributes that may depend on the size."""
-    plain = {
-        n: value for n, value in vars(module).items() if isinstance(value, PLAIN) and n not in ("training", RECORD)
-    }
+    others = ("training", RECORD)
+    plain = {n: value for n, value in vars(module).items() if isinstance(value, PLAIN) and n not in others}
     for name in ("_traits", "_model_args"):  # from which timm builds the model again
         if isinstance(vars(module).get(name), dict):
             plain[name] = vars(module)[name]

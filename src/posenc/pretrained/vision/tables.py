@@ -216,9 +216,8 @@ def resampled_table(
         check_word("method for this table", method, OF_PATCHES if kind == LEARNED else OF_OFFSETS)
         patches = (resample if kind == LEARNED else resample_offsets)(patches, old, new, method)
     made = torch.cat((patches, apart) if last else (apart, patches))
-    return Part(name, kind, prefix, old, new, method if old != new else ""), made.reshape(
-        *weight.shape[:-2], *made.shape
-    )
+    part = Part(name, kind, prefix, old, new, method if old != new else "")
+    return part, made.reshape(*weight.shape[:-2], *made.shape)
 
 
 def rows_of_patches(part: Part, weight: Tensor) -> Tensor:

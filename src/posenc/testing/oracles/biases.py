@@ -22,28 +22,15 @@ def alibi(num_heads: int, *, first: int = 1) -> list[float]:
 
 
 def t5(
-    relative_position: Sequence[int], bidirectional: bool, num_buckets: int, max_distance: int, *,
+    relative_position: Any, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, *,
     cut: OfTensor = torch.floor,
-) -> list[int]:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """T5's buckets of key position minus query position (Raffel et al. 2020, section 2.1; _relative_position_bucket in
     mesh_tensorflow/transformer/transformer_layers.py).
 
     Faults: cut makes a step of the logarithm an integer.
     """
-    buckets = t5_buckets(torch.tensor(relative_position), bidirectional, num_buckets, max_distance, cut=cut)
-    found: list[int] = buckets.tolist()
-    return found
-
-
-def t5_buckets(
-    relative: Tensor,
-    bidirectional: bool,
-    num_buckets: int = 32,
-    max_distance: int = 128,
-    *,
-    cut: OfTensor = torch.floor,
-) -> Tensor:
-    """`t5` of a tensor of integers."""
+    relative = torch.as_tensor(relative_position)
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
     distance = relative.abs() if bidirectional else (-relative).clamp(min=0)
@@ -53,15 +40,10 @@ def t5_buckets(
     return buckets + side * (relative > 0) if bidirectional else buckets
 
 
-def deberta(relative_position: Sequence[int], buckets: int, max_position: int) -> list[int]:
+def deberta(relative_position: Any, buckets: int, max_position: int) -> Tensor:
     """DeBERTa-v2's signed log buckets of query position minus key position, for distances below max_position (He et al.
     2021; make_log_bucket_position in microsoft/DeBERTa, deberta/da_utils.py)."""
-    found: list[int] = deberta_buckets(torch.tensor(relative_position), buckets, max_position).tolist()
-    return found
-
-
-def deberta_buckets(relative: Tensor, buckets: int, max_position: int) -> Tensor:
-    """`deberta` of a tensor of integers."""
+    relative = torch.as_tensor(relative_position)
     middle, distance = buckets // 2, relative.abs()
     steps = (distance.clamp(min=middle).double() / middle).log() / math.log((max_position - 1) / middle) * (middle - 1)
     far = middle + steps.round(decimals=9).ceil().long()
@@ -208,7 +190,7 @@ def t5_bias(
     """
     table = torch.as_tensor(table, dtype=torch.float64)
     of_pairs = _distances(distance, num_queries, num_keys)
-    return table[t5_buckets(of_pairs, bidirectional, len(table), max_distance, cut=cut)].movedim(-1, 0)
+    return table[t5(of_pairs, bidirectional, len(table), max_distance, cut=cut)].movedim(-1, 0)
 
 
 def swin_bias(table: Any, height: int, width: int, **options: Any) -> Tensor:

@@ -63,8 +63,6 @@ def sinusoidal_2d(
     return torch.tensor(rows, dtype=torch.float64)
 
 
-# -------------------------------------------------------------------- tables and waves, one position at a time
-
 Table = Sequence[Sequence[float]]
 
 
