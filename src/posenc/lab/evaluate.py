@@ -30,7 +30,7 @@ def score(
     examples, of how many tokens, if not those of the settings."""
     here, before, scores = passes(), model.encoding, []
     examples, tokens = shape or (settings.examples, settings.tokens_at(condition))
-    model.encoding = variant.at(condition).to(here.device)
+    model.encoding = variant.at(condition).to(here.place)
     try:
         for rows in torch.arange(examples).split(max(1, BATCH_TOKENS // tokens)):
             logits, targets = here.forward(model, read(rows))

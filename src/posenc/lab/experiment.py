@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import isabstract
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.encodings import create
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Batch(Protocol):
-    """Examples of one step; rows depend on nothing but themselves, so processes may share them out."""
+    """Examples of one step."""
 
     @property
     def inputs(self) -> Tensor:
@@ -46,9 +46,6 @@ class Batch(Protocol):
     @property
     def positions(self) -> Positions | None:
         """Where the inputs are; None: the model's default."""
-
-    def rows(self, which: slice | Tensor) -> Self:
-        """Some of the examples."""
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -423,6 +420,23 @@ class Execution:
     def facts(self) -> dict[str, Any]:
         """What differs from one process of a CPU."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+    @property
+    def place(self) -> torch.device:
+        """The device."""
+        return torch.device(self.device)
+
+    def wrap(self, model: TransformerBase) -> nn.Module:
+        """What a forward pass in training goes through."""
+        model.to(self.place)
+        return cast(nn.Module, torch.compile(model)) if self.compiled else model
+
+    def forward(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The logits of a batch, and its targets."""
+        batch = batch.to(self.place)
+        with torch.autocast(self.place.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            logits = module(batch.inputs, batch.positions).float()
+        return logits, batch.targets
 
 
 @dataclass(frozen=True)

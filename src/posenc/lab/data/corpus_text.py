@@ -108,7 +108,7 @@ class Corpus:
 
 
 class TextBatch(NamedTuple):
-    """Sequences of one step; rows depend on nothing but themselves, so processes may share them.
+    """Sequences of one step.
 
     tokens: (batch, length + 1), the last one a target only. documents: likewise, the document of each token; None: one
     running text.
@@ -116,10 +116,6 @@ class TextBatch(NamedTuple):
 
     tokens: Tensor
     documents: Tensor | None = None
-
-    def rows(self, which: slice | Tensor) -> "TextBatch":
-        """Some of the sequences."""
-        return TextBatch(self.tokens[which], None if self.documents is None else self.documents[which])
 
     def to(self, device: torch.device) -> "TextBatch":
         """On a device; the program does not wait for a GPU to have received them."""
