@@ -263,8 +263,9 @@ def loaded_from(texts: Path, plan: Plan) -> Dataset:
     if not folder.exists():
         corpus = plan.settings.load(plan.data)[0]
         folder.mkdir(parents=True)
-        corpus.write(folder)
-    return Corpus.read(folder)
+        torch.save(corpus, folder / "corpus.pt")
+    loaded: Corpus = torch.load(folder / "corpus.pt", mmap=True, weights_only=False)
+    return loaded
 
 
 def main() -> None:

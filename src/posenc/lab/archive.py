@@ -25,7 +25,7 @@ from posenc.lab.measure import first_steps, mean_loss
 from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
-from posenc.lab.study import difference, identity, versions
+from posenc.lab.study import difference, identity, in_words, versions
 from posenc.spec import REFUSED, names_code, read_json
 
 __all__ = ["Part", "read", "write"]
@@ -213,11 +213,6 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
         new = replace(new, machines=machines, runs={**old.runs, **records}, behaviours={**before, **computed})
         paths.append(folder.write(new.name, new.to_bytes()))
     return paths
-
-
-def in_words(versions: Mapping[str, str]) -> str:
-    """ "posenc 1.0.0, torch 2.9.0"."""
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def read(directory: str | Path, tasks: Sequence[str] = ()) -> list[Part]:

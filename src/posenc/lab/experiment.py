@@ -481,6 +481,7 @@ class Preset:
     seeds: int
 
 
+CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 TEN = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi", "shaw", "fire", "fox")
 """The encodings that people use most, and what is next to them."""
 

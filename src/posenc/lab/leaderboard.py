@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from posenc.errors import InputError, listed
-from posenc.lab.archive import Part, archived, behaviours, in_words, read, write
+from posenc.lab.archive import Part, archived, behaviours, read, write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, Tick, create
@@ -22,7 +22,7 @@ from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
-from posenc.lab.study import Pages, Progress, Study, difference, run
+from posenc.lab.study import Pages, Progress, Study, difference, in_words, run
 
 __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 

@@ -10,7 +10,8 @@ from posenc.lab.machine import check_present
 
 __all__ = ["executing", "passes"]
 
-_current: ContextVar[Execution] = ContextVar("execution", default=Execution())
+USUAL = Execution()
+_current: ContextVar[Execution] = ContextVar("execution", default=USUAL)
 
 
 def passes() -> Execution:

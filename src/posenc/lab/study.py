@@ -172,9 +172,9 @@ def versions() -> dict[str, str]:
     return {"posenc": version(), "torch": str(torch.__version__)}
 
 
-def program() -> str:
-    """The same in words."""
-    return ", ".join(f"{name} {version}" for name, version in versions().items())
+def in_words(versions: Mapping[str, str]) -> str:
+    """ "posenc 1.0.0, torch 2.9.0"."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 LONGEST_VALUE = 40
@@ -405,7 +405,7 @@ def _run(
                 for cell in (cell for cell in job if cell not in measured):
                     raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
                 for cell in job:
-                    here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], program())
+                    here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], in_words(versions()))
                     store.save(ids[cell], here[cell])
                     if cell in known:
                         progress.say(study.compared(cell, known[cell].record, measured[cell]))

@@ -10,11 +10,7 @@ from posenc.lab.study import Results
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
 from posenc.report.html import Choice, Panel, plot, rendered
-from posenc.report.terminal import (  # before rich: it reports what to install if that is missing
-    print_files,
-    print_table,
-    stdout,
-)
+from posenc.report.terminal import print_cells, print_files, stdout  # before rich, which may be missing
 
 # isort: split
 from rich.markup import escape
@@ -143,7 +139,7 @@ def show(results: Results, directory: str) -> None:
     out = stdout()
     for table in tables(results):
         out.print(f"\n[bold]{escape(table.title)}[/bold] ({escape(table.unit)})")
-        print_table(out, table.head[:2], table.head[2:], [(row[:2], row[2:]) for row in table.texts])
+        print_cells(out, table)
     for note in notes(results):
         out.print(f"- {note}", markup=False, soft_wrap=True)
     out.print()

@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -80,16 +79,6 @@ class Corpus:
         once more than it occurs, so that none is impossible."""
         counts = self.train.tokens.long().bincount(minlength=self.vocab_size).double() + 1
         return -(counts / counts.sum()).log()[self.test.tokens.long()].mean().item()
-
-    def write(self, folder: Path) -> None:
-        """Write the corpus for other processes to `read`."""
-        torch.save(self, folder / "corpus.pt")
-
-    @classmethod
-    def read(cls, folder: Path) -> "Corpus":
-        """The corpus that another process wrote, mapped into memory rather than loaded. The file is trusted: it is a pickle."""
-        corpus: Corpus = torch.load(folder / "corpus.pt", mmap=True, weights_only=False)
-        return corpus
 
     def facts(self) -> dict[str, object]:
         """The data, as results.json describes them."""

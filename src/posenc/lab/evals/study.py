@@ -324,7 +324,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return {
             "model": self.model_facts | {"precision": chosen_because(self.model)},
             "settings": {"preset": preset_of(s), **asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
-            "machine": describe(self.device) | _versions(),
+            "machine": describe(self.device) | versions() | {"transformers": version("transformers")},
             **results,
             "exact_tokens": {method: self.exact.get(method, 0) for method in s.methods if method != NONE},
             "attention": {method: r.profile for method, r in profiles.items() if r.profile is not None} or None,
@@ -499,10 +499,6 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "head_dim": int(getattr(c, "head_dim", None) or c.hidden_size // heads),
             "rope_theta": parameters.get("rope_theta"),
         }
-
-
-def _versions() -> dict[str, str]:
-    return versions() | {"transformers": version("transformers")}
 
 
 def _means(profile: Mapping[str, Any]) -> dict[str, float]:

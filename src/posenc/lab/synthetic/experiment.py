@@ -15,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.data.corpus_text import IGNORED
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
+from posenc.lab.experiment import CORE, LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
 from posenc.lab.records import Aggregate, level, share
 from posenc.transformer import TransformerBase
 
@@ -23,7 +23,6 @@ __all__ = ["IGNORED", "SequenceBatch", "Synthetic", "SyntheticCorpus", "answered
 
 ACCURACY, EXACT = "accuracy", "exact"
 """What is measured beside the loss: the share of right answer tokens, and whether all of a sequence's are right."""
-CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 HELD_OUT_SEED = 2**32 - 1
 """Of the test sequences; those of training are drawn from the seed of the run."""
 
