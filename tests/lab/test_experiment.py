@@ -25,6 +25,9 @@ class Sequences(NamedTuple):
     letters: Tensor
     positions: Positions | None = None
 
+    def rows(self, which):
+        return Sequences(self.letters[which])
+
     def to(self, device):
         return Sequences(self.letters.to(device))
 
