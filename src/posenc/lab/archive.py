@@ -278,8 +278,7 @@ def archived(
     }
     if parts and not found:
         raise InputError("has no runs of these tasks, encodings and seeds", directory=str(directory))
-    return {(id := identity(each.facts)): replace(each, record=_named(each.record, id)) for each in found.values()}
-
-
-def _named(record: RunRecord, id: str) -> RunRecord:
-    return replace(record, run={**record.run, "id": id})
+    named = {identity(each.facts): each for each in found.values()}
+    return {
+        id: replace(each, record=replace(each.record, run={**each.record.run, "id": id})) for id, each in named.items()
+    }

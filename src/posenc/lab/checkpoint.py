@@ -54,14 +54,10 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             self.path(run).parent.rmdir()  # unless there are others
 
-    def of(self, training: Training, behave: Behave) -> "TrainingCheckpoint":
-        """The checkpoint of a training, which continues from it if there is one. A file that is damaged or another program's is
-        deleted with a warning."""
-        return TrainingCheckpoint(training, self, behave)
-
 
 class TrainingCheckpoint:
-    """Saves one training.
+    """Saves one training, which continues from the file if there is one. A file that is damaged or another program's is deleted
+    with a warning.
 
     seconds: spent on the training, in earlier processes too.
     """

@@ -378,10 +378,6 @@ class OverLengths(Experiment):
     """A comparison of decoders that are trained at a length and tested at multiples of it, `factors`, of which the first is 1."""
 
     factors: tuple[int, ...]
-    dim: int
-    num_layers: int
-    num_heads: int
-    head_dim: int | None
     trained_at = 1
 
     def __post_init__(self) -> None:
