@@ -28,8 +28,6 @@ from posenc.lab.store import Stored
 from posenc.lab.study import difference, identity, in_words, versions
 from posenc.spec import REFUSED, names_code, read_json
 
-__all__ = ["Part", "read", "write"]
-
 SUFFIX = ".json.gz"
 SCHEMA = 1
 MOST_BYTES = 2**26
@@ -190,17 +188,8 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
         first = next(iter(runs))
         records = {run.encoding: stored.record for run, stored in runs.items()}
         computed = {run.encoding: stored.behaviour for run, stored in runs.items()}
-        new = Part(
-            task,
-            seed,
-            first.settings.to_dict(),
-            first.data,
-            versions(),
-            [machine],
-            records,
-            computed,
-            first.execution.facts(),
-        )
+        settings, execution = first.settings.to_dict(), first.execution.facts()
+        new = Part(task, seed, settings, first.data, versions(), [machine], records, computed, execution)
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(

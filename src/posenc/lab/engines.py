@@ -357,11 +357,7 @@ def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[fl
 
 # -------------------------------------------------------------------- by name
 
-ENGINES: dict[str, type[InProcess] | type[ProcessPool] | type[Ray]] = {
-    "here": InProcess,
-    "local": ProcessPool,
-    "ray": Ray,
-}
+ENGINES: dict[str, type[InProcess | ProcessPool | Ray]] = {"here": InProcess, "local": ProcessPool, "ray": Ray}
 
 
 def create(name: str, **options: Any) -> Engine:

@@ -24,8 +24,6 @@ from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
 from posenc.lab.study import difference, in_words, run
 
-__all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
-
 TASKS = (
     "text", "copy", "addition", "recall", "sort", "dyck", "induction", "reverse", "parity", "flip_flop", "n_back_1", "n_back_2",
     "n_back_3", "n_back_4", "selective_copy", "indirect_indexing", "a5",

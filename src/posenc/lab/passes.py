@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from posenc.lab.experiment import Execution
 from posenc.lab.machine import check_present
 
-__all__ = ["executing", "passes"]
-
 USUAL = Execution()
 _current: ContextVar[Execution] = ContextVar("execution", default=USUAL)
 

@@ -294,6 +294,7 @@ def run(
     if not 1 <= part <= parts:
         raise InputError("write two numbers, as in 1/4 for the first of four shares", share=f"{part}/{parts}")
     study.check()
+    engine, progress = engine or InProcess(), progress or Progress()
     with scratch() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
         with store.lock(command or f"posenc.{study.name}, from Python"):
@@ -302,18 +303,9 @@ def run(
             _merge(study, ids, facts, store, merge)
             begin()
             if not study.in_rounds:
-                _report_others(study, ids, facts, store, progress or Progress())
+                _report_others(study, ids, facts, store, progress)
             ids = dict(list(ids.items())[part - 1 :: parts])
-            return _run(
-                study,
-                ids,
-                facts,
-                store,
-                engine or InProcess(),
-                progress or Progress(),
-                command,
-                pages or (lambda _: {}),
-            )
+            return _run(study, ids, facts, store, engine, progress, command, pages or (lambda _: {}))
 
 
 def _run(

@@ -75,13 +75,8 @@ def sentence(name: str, trials: Rows) -> str:
     first, ahead = f"{name[0].upper()}{name[1:]}", sum(own <= best for own, best in pairs)
     ranges = (" to ".join(dict.fromkeys((ratio(min(of)), ratio(max(of))))) for of in zip(*pairs, strict=True))
     mine, others = ranges
-    rank = (
-        f"the fastest in {ahead} of {len(pairs)} cases"
-        if len(pairs) > 1
-        else "the fastest"
-        if ahead
-        else "not the fastest"
-    )
+    alone = "the fastest" if ahead else "not the fastest"
+    rank = f"the fastest in {ahead} of {len(pairs)} cases" if len(pairs) > 1 else alone
     return (
         f"{first}: posenc is {rank}. It takes {mine} times as long as "
         f"{trials[0]['limit']}, the best of the others {others}."

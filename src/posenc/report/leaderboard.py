@@ -16,8 +16,6 @@ from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
 
-__all__ = ["figures_of", "files", "mean_score", "show_tasks", "tables"]
-
 OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs")
 """What the page of a task takes from the results of all."""
 

@@ -203,11 +203,7 @@ class Trial(Evaluation):
         return self._texts[key]
 
     def results(self, done: Mapping[AnyCell, AnyRecord]) -> dict[str, Any]:
-        return {
-            "model": self.model_facts,
-            "settings": asdict(self.plan),
-            "machine": describe(self.device),
-        }
+        return {"model": self.model_facts, "settings": asdict(self.plan), "machine": describe(self.device)}
 
     def sentences(self, results: Results) -> dict[str, Any]:
         return {}

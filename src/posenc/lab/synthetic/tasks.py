@@ -12,8 +12,6 @@ from posenc.errors import InputError
 from posenc.lab.experiment import Criterion
 from posenc.lab.synthetic.experiment import ACCURACY, IGNORED, SequenceBatch, Synthetic, answered
 
-__all__ = ["TASKS"]
-
 
 class OfSymbols(Synthetic):
     """Symbols, each as so many tokens, and signs that are none, such as a separator."""
