@@ -28,6 +28,8 @@ from posenc.report.terminal import (  # before rich: the error states what to in
 # isort: split
 from rich.markup import escape
 
+__all__ = ["figures_of", "files", "page", "show", "tables"]
+
 Task = Mapping[str, Any]
 
 BASES = {"none": DASHES[0], "truncation": DASHES[1]}
