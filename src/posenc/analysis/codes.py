@@ -191,14 +191,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
         yield
 
 
-SHAPE: dict[str, Any] = {
-    "dim": 64,
-    "num_heads": 4,
-    "head_dim": 64,
-    "num_layers": 1,
-    "max_positions": 512,
-    "causal": True,
-}
+SHAPE: Any = {"dim": 64, "num_heads": 4, "head_dim": 64, "num_layers": 1, "max_positions": 512, "causal": True}
 """The model that an encoding given by name is made for by default."""
 HEAD_DIM = 64
 """Width of a head where the encoding takes any."""

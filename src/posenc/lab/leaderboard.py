@@ -65,12 +65,8 @@ class Leaderboard(ComparisonStudy):
             "tasks": tasks,
             "table": rows,
             "not_learned": {
-                name: [
-                    at
-                    for at in ENDS
-                    if None not in ranking.chance.values() and ranking.nobody_learned(end(ranking, at))
-                ]
-                for name, ranking in rankings.items()
+                name: [at for at in ENDS if None not in r.chance.values() and r.nobody_learned(end(r, at))]
+                for name, r in rankings.items()
             },
             "answer": self._table_places(rows),
         }

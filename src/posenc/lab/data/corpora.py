@@ -150,7 +150,7 @@ def without_copies(train: Sequence[bytes], test: Sequence[bytes]) -> list[bytes]
         for is_fresh, run in groupby(fresh):
             end = start + len(list(run))
             if is_fresh and end - start > BLOCK:
-                pieces.append(_characters(text[start:end]))
+                pieces.append(text[start:end].decode(errors="ignore").encode())  # no parts of characters at its ends
             start = end
         known[of] = True
     return pieces
@@ -179,11 +179,6 @@ def _common(texts: Sequence[bytes], hashes: Tensor) -> Tensor:
         at = torch.searchsorted(hashes, likely).clamp(max=len(hashes) - 1)
         found[at[hashes[at] == likely]] = True
     return found
-
-
-def _characters(piece: bytes) -> bytes:
-    """A piece of UTF-8 without parts of characters at its ends."""
-    return piece.decode(errors="ignore").encode()
 
 
 def _library() -> Iterator[tuple[str, bytes]]:
