@@ -387,8 +387,8 @@ def _run(
         if known.pop(cell, None) is None:
             del here[cell]
             store.set_aside(ids[cell], why)
-    for (kind, why), count in Counter((study.kind(cell), why) for cell, why in wrong.items()).items():
-        progress.say(f"Behaviour: {study.describe([kind])} ({count} of the {study.unit}) is measured again: {why}")
+    for (kind, why), times in Counter((study.kind(cell), why) for cell, why in wrong.items()).items():
+        progress.say(f"Behaviour: {study.describe([kind])} ({times} of the {study.unit}) is measured again: {why}")
     accept()
     before, presented = len(done), study.presentable(done)
     again = [cell for cell in study.repeated(known) if cell not in here]
