@@ -118,13 +118,7 @@ class Codes:
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise InputError(f"failed for {count} {self.of}s: {located(error)}", argument=self.name) from error
         shape = tuple(codes.shape)
-        if (
-            len(shape) != 2
-            or shape[0] != count
-            or shape[1] != (self.dim or shape[1])
-            or not shape[1]
-            or codes.is_complex()
-        ):
+        if not shape or shape != (count, self.dim or shape[-1]) or not shape[-1] or codes.is_complex():
             hint = "; return codes[0], without a batch" if shape[:2] == (1, count) else ""
             raise InputError(
                 f"gave {shape} of {codes.dtype} for {count} positions; must give real (n, {self.dim or 'dim'}), a "

@@ -84,25 +84,21 @@ class VectorModel:
             InputError: it has another shape or dtype, is not finite, or differs in a second call.
         """
         run = run or self
-        result, again = run(x, at), run(x, at)
-        if (
-            not isinstance(result, Tensor)
-            or result.dim() not in dims
-            or result.shape[:2] != x.shape[: result.dim()][:2]
-        ):
-            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        y, again = run(x, at), run(x, at)
+        if not isinstance(y, Tensor) or y.dim() not in dims or y.shape[:2] != x.shape[: y.dim()][:2]:
+            shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise InputError(
                 f"gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)", argument=self.name
             )
-        if result.dtype != x.dtype:
+        if y.dtype != x.dtype:
             raise InputError(
-                f"gave {result.dtype} for {x.dtype}", "let it compute in the dtype of its input", argument=self.name
+                f"gave {y.dtype} for {x.dtype}", "let it compute in the dtype of its input", argument=self.name
             )
-        if not bool(result.isfinite().all()):
+        if not bool(y.isfinite().all()):
             raise InputError("its representations are not finite", argument=self.name)
-        if not torch.equal(result, again):
+        if not torch.equal(y, again):
             raise InputError("gave two different results for the same input", "turn off its noise", argument=self.name)
-        return result
+        return y
 
 
 def vector_model(subject: Any, *, layers: int | None = None, name: str | None = None) -> VectorModel:

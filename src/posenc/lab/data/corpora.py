@@ -186,11 +186,7 @@ def _library() -> Iterator[tuple[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).parts
-        if (
-            not LEFT_OUT.intersection(parts)
-            and not parts[0].startswith("config-")
-            and "_sysconfigdata" not in parts[-1]
-        ):
+        if LEFT_OUT.isdisjoint(parts) and not parts[0].startswith("config-") and "_sysconfigdata" not in parts[-1]:
             yield "/".join(parts), path.read_bytes().replace(b"\r\n", b"\n")
 
 
