@@ -25,9 +25,6 @@ from posenc.lab.train import Training
 from posenc.pretrained.state import STATE, disagreement, packed, unpacked
 from posenc.spec import read_json
 
-Behave = Callable[[], Mapping[str, float]]
-"""Computes the behaviour of a run, see `posenc.lab.measure.behaviour`."""
-
 
 @dataclass(frozen=True)
 class Checkpoints:
@@ -59,10 +56,11 @@ class TrainingCheckpoint:
     """Saves one training, which continues from the file if there is one. A file that is damaged or another program's is deleted
     with a warning.
 
-    seconds: spent on the training, in earlier processes too.
+    behave: computes the behaviour of the run, see `posenc.lab.measure.behaviour`. seconds: spent on the training, in earlier
+    processes too.
     """
 
-    def __init__(self, training: Training, checkpoints: Checkpoints, behave: Behave) -> None:
+    def __init__(self, training: Training, checkpoints: Checkpoints, behave: Callable[[], Mapping[str, float]]) -> None:
         self.training = training
         self.behave = cache(behave)
         self.path: Path = checkpoints.path(training.run)

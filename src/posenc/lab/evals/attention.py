@@ -189,11 +189,7 @@ NAME = "posenc_observed"
 @contextmanager
 def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]:
     """Sum the attention of a model, extended or not, in every pass over one text without a cache. Memory is heads x chunk x N
-    at a time, never N x N.
-
-    Raises:
-        InputError: the model's attention cannot be set, or is not causal.
-    """
+    at a time, never N x N."""
     if any(not getattr(layer.module, "is_causal", True) for layer in body.layers):
         raise InputError(
             f"attention of a {body.model_type} model is not causal", "pass a causal model", argument="model"

@@ -521,11 +521,7 @@ def _source(folder: Folder, text: str | None) -> str | None:
 
 def _screened(model: Any, methods: Sequence[str], target: int, program: str) -> tuple[dict[str, int], dict[str, str]]:
     """The cost of each method that the model takes and the program runs: 0 for the unmodified model, 1 for frequencies in a
-    configuration, 2 for another attention, 3 for a position map. And why others are left out.
-
-    Raises:
-        InputError: an unknown method.
-    """
+    configuration, 2 for another attention, 3 for a position map. And why others are left out."""
     costs, skipped = {NONE: 0}, {}
     for method in (method for method in methods if method != NONE):
         stated = written_factor(method)

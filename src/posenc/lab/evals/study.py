@@ -546,11 +546,7 @@ class Remote:
 
 @functools.cache
 def _loaded(remote: Remote) -> Evaluation:
-    """The evaluation in this process, with a model that it loads once.
-
-    Raises:
-        InputError: this worker would measure something else than the driver.
-    """
+    """The evaluation in this process, with a model that it loads once."""
     model, tokenizer = load(remote.source, dtype=remote.dtype, device=remote.device)
     study = Evaluation(model, tokenizer, remote.settings, remote.name)
     expected, here = json.loads(remote.shared), json.loads(json.dumps(study.shared))
