@@ -3,7 +3,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from inspect import isabstract
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, cast
@@ -16,6 +18,7 @@ from posenc.encodings import create
 from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, check_fields, check_value
+from posenc.lab.machine import check_present
 from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
@@ -433,6 +436,29 @@ class Execution:
         with torch.autocast(self.place.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             logits = module(batch.inputs, batch.positions).float()
         return logits, batch.targets
+
+
+_now: ContextVar[Execution] = ContextVar("execution", default=Execution())  # noqa: B039, it is frozen
+
+
+def current_execution() -> Execution:
+    """That of the enclosing `executing`, or the CPU in float32."""
+    return _now.get()
+
+
+@contextmanager
+def executing(execution: Execution) -> Iterator[None]:
+    """Inside, models are trained and tested as a run asks for.
+
+    Raises:
+        InputError: this machine has no such device.
+    """
+    check_present(execution.device)
+    token = _now.set(execution)
+    try:
+        yield
+    finally:
+        _now.reset(token)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import torch
 
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints, TrainingCheckpoint
-from posenc.lab.experiment import Dataset, Run
-from posenc.lab.passes import executing
+from posenc.lab.experiment import Dataset, Run, executing
 from posenc.lab.records import RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.train import Training, activation_bytes, diverged

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from posenc.encoding import gates_of
 from posenc.encodings.shared import Affine
 from posenc.errors import InputError
-from posenc.lab.experiment import Batch, Execution, Experiment, Run
+from posenc.lab.experiment import Batch, Execution, Experiment, Run, current_execution
 from posenc.lab.muon import Muon
-from posenc.lab.passes import passes
 from posenc.lab.repeated import Repeated
 from posenc.transformer import Attention, TransformerBase
 
@@ -39,7 +38,7 @@ class Training:
     def __init__(self, run: Run, part: Any) -> None:
         self.run = run
         self.part = part
-        self.passes: Execution = passes()
+        self.passes: Execution = current_execution()
         self.model, self.random = _build(run)
         read = read_from_tokens(self.model)
         self.forward: nn.Module = self.passes.wrap(self.model)
@@ -211,7 +210,7 @@ def diverged(run: Run, when: str) -> InputError:
 
 def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) -> int:
     """Memory that one training batch occupies between its forward and its backward pass, parameters apart."""
-    here = passes()
+    here = current_execution()
     storages: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
@@ -284,7 +283,7 @@ def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.
     groups = [{"params": rest, "lr": s.adamw_learning_rate}]
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
-    on_gpu = passes().place.type == "cuda"  # there a step is captured, see `Repeated`
+    on_gpu = current_execution().place.type == "cuda"  # there a step is captured, see `Repeated`
     optimizers = [
         Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu or None, capturable=on_gpu),
