@@ -24,6 +24,8 @@ from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
 from posenc.spec import parse
 
+__all__ = ["figures_of", "files", "page", "show", "tables"]
+
 TEMPLATES = {Settings: "compare_text.html", ImageSettings: "compare_vision.html", Synthetic: "compare_synthetic.html"}
 """The templates of the pages of some experiments; others have compare.html."""
 
