@@ -31,12 +31,12 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.data import Corpus
 from posenc.lab.data.corpora import CORPORA
-from posenc.lab.engines import Tick, create
+from posenc.lab.engines import create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import check_present, describe
 from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
-from posenc.lab.study import Study, identity, run
+from posenc.lab.study import identity, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.report.terminal import Display
@@ -157,88 +157,56 @@ EXPERIMENTS: dict[str, Trials] = {
 }  # fmt: skip
 
 
-class Planned(Study[Run, RunRecord]):
+class Planned(ComparisonStudy):
     """The plans of experiments in one folder, one after another: of each the shortest trainings first, seed by seed, and within a seed
     plan by plan. experiments: the name of each plan's, by its settings and data, in their order. elsewhere: ids of runs that are left out."""
 
-    name = "compare"
-    unit = "runs"
-
     def __init__(
         self,
-        studies: Mapping[tuple[Experiment, str], ComparisonStudy],
+        comparisons: Sequence[tuple[Comparison, Dataset]],
+        checkpoints: Checkpoints,
         experiments: Mapping[tuple[Experiment, str], str],
         elsewhere: Collection[str] = (),
     ) -> None:
-        self.studies, self.experiments, self.elsewhere = studies, experiments, elsewhere
-
-    def of(self, cell: Run) -> ComparisonStudy:
-        return self.studies[cell.settings, cell.data]
-
-    def remote(self) -> "Planned":
-        return Planned({key: study.remote() for key, study in self.studies.items()}, self.experiments, self.elsewhere)
+        super().__init__(comparisons, checkpoints)
+        self.experiments, self.elsewhere = experiments, elsewhere
 
     def check(self) -> None:
         """Every setting once: the steps and rates of a training change nothing."""
         checked = set[tuple[object, ...]]()
-        for study in self.studies.values():
-            plan = study.comparison
+        for plan, corpus in self.comparisons:
             alike = plan.settings.changed(steps=1, learning_rate=1.0, position_learning_rate=1.0)
-            if (key := (plan.encodings, plan.seeds, repr(alike), study.corpus.digest)) not in checked:
-                study.check()
+            if (key := (plan.encodings, plan.seeds, repr(alike), corpus.digest)) not in checked:
+                plan.check(corpus)
             checked.add(key)
 
     def cells(self) -> list[Run]:
         order = list(dict.fromkeys(self.experiments.values()))
         return sorted(
-            (cell for study in self.studies.values() for cell in study.cells() if cell.id not in self.elsewhere),
+            (cell for cell in super().cells() if cell.id not in self.elsewhere),
             key=lambda cell: (
                 order.index(self.experiments[cell.settings, cell.data]), cell.settings.steps, cell.seed,
             ),
         )  # fmt: skip
 
-    def facts(self, cell: Run) -> Mapping[str, Any]:
-        return cell.facts()
-
-    def resources(self) -> dict[str, Any]:
-        return next(iter(self.studies.values())).resources()
-
-    def record(self, cell: object) -> type[Any]:
-        return RunRecord
-
-    def work(self, job: Sequence[Run]) -> float:
-        return sum(self.of(cell).work([cell]) for cell in job)
-
     def describe(self, job: Sequence[Run]) -> str:
-        return f"{job[0].settings.name}, {job[0].settings.steps} steps, {self.of(job[0]).describe(job)}"
+        return f"{job[0].settings.name}, {job[0].settings.steps} steps, {super().describe(job)}"
 
-    def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
-        return {cell: record for each in job for cell, record in self.of(each).measure([each], tick).items()}
-
-    def stored(self, cell: Run, measured: RunRecord) -> None:
-        self.of(cell).stored(cell, measured)
-
-    def behaviour(self, cell: Run) -> Mapping[str, float]:
-        return self.of(cell).behaviour(cell)
-
-    def kind(self, cell: Run) -> Run:
-        return self.of(cell).kind(cell)
+    def presentable(self, done: Mapping[Run, RunRecord]) -> Sequence[Run]:
+        return ()
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         seconds = {f"{cell.settings.name} {cell.id}": record.training_seconds for cell, record in done.items()}
         return {"settings": {}, "training_seconds": seconds}
 
 
-def studies(
-    plans: Collection[Plan],
-    seeds: int,
-    directory: Path,
-    minutes: float = 10,
-    device: str = "cpu",
-    texts: Path | None = None,
-) -> dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]]:
-    """The comparison of each plan, by its settings and data. texts: see `loaded_from`."""
-    made: dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]] = {}
+Comparisons = dict[tuple[Experiment, str], tuple["Plan", Comparison, Dataset]]
+"""By settings and data."""
+
+
+def comparisons(plans: Collection[Plan], seeds: int, device: str = "cpu", texts: Path | None = None) -> Comparisons:
+    """The comparison of each plan. texts: see `loaded_from`."""
+    made: Comparisons = {}
     loaded: dict[tuple[str, str], Dataset] = {}
     for plan in plans:
         key = plan.data, getattr(plan.settings, "tokenizer", repr(plan.settings))
@@ -247,11 +215,7 @@ def studies(
         corpus, settings = loaded[key], plan.settings
         if hasattr(settings, "vocab_size"):
             settings = replace(settings, vocab_size=corpus.vocab_size)
-        comparison = Comparison(plan.encodings, seeds, settings, Execution(device))
-        made[settings, corpus.digest] = (
-            plan,
-            ComparisonStudy(comparison, corpus, Checkpoints(directory.absolute(), minutes)),
-        )
+        made[settings, corpus.digest] = plan, Comparison(plan.encodings, seeds, settings, Execution(device)), corpus
     return made
 
 
@@ -263,8 +227,9 @@ def loaded_from(texts: Path, plan: Plan) -> Dataset:
     if not folder.exists():
         corpus = plan.settings.load(plan.data)[0]
         folder.mkdir(parents=True)
-        corpus.write(folder)
-    return Corpus.read(folder)
+        torch.save(corpus, folder / "corpus.pt")
+    loaded: Corpus = torch.load(folder / "corpus.pt", mmap=True, weights_only=False)
+    return loaded
 
 
 def main() -> None:
@@ -287,32 +252,32 @@ def main() -> None:
     options = parser.parse_args()
     if not options.dry:
         check_present(options.device)
-    planned: dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]] = {}
+    planned: Comparisons = {}
     experiment_of: dict[tuple[Experiment, str], str] = {}
     for name in options.experiments:
         trials = EXPERIMENTS[name]
-        made = studies(
-            trials.plans, options.seeds or trials.seeds, options.out, device=options.device, texts=options.texts
-        )
+        made = comparisons(trials.plans, options.seeds or trials.seeds, options.device, options.texts)
         if both := made.keys() & planned.keys():
             parser.error(f"{name} and {experiment_of[both.pop()]} have a setting in common: run one after the other")
         planned |= made
         experiment_of |= dict.fromkeys(made, name)
     if options.dry:
-        for (settings, digest), (plan, each) in planned.items():
-            print(
-                f"{plan.folder}: {len(each.cells())} runs of {settings.name}, {settings.steps} steps, data {digest[:12]}"
-            )
+        for (settings, digest), (plan, comparison, corpus) in planned.items():
+            count = len(comparison.runs(corpus))
+            print(f"{plan.folder}: {count} runs of {settings.name}, {settings.steps} steps, data {digest[:12]}")
         return
     archives = options.out / "archives"
     known = set[str]()
-    for key, (plan, _) in planned.items():
+    for key, (plan, *_) in planned.items():
         place = Path(experiment_of[key], plan.folder)
         if (COMMITTED / place).is_dir():
             known |= {identity(part.facts(name)) for part in read(COMMITTED / place) for name in part.runs}
             if not (archives / place).exists():
                 shutil.copytree(COMMITTED / place, archives / place)
-    study = Planned({key: each for key, (_, each) in planned.items()}, experiment_of, known)
+    checkpoints = Checkpoints(options.out.absolute(), 10)
+    study = Planned(
+        [(comparison, corpus) for _, comparison, corpus in planned.values()], checkpoints, experiment_of, known
+    )
     part, _, parts = options.share.partition("/")
     machine = {name: value for name, value in describe(torch.device(options.device)).items() if name != "load"}
 

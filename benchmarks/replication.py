@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.compare import ComparisonStudy
 from posenc.lab.data.corpora import CORPORA
 from posenc.lab.leaderboard import Leaderboard, against
 from posenc.lab.results import Ranking, collect
@@ -133,8 +132,7 @@ class Board:
         """data: as of `posenc compare`; None: the default of the tasks."""
         comparisons, table = against(folder, (), data=data)
         records = {run: stored.record for run, stored in table.runs.items()}
-        studies = [ComparisonStudy(comparison, corpus, Checkpoints("", 0), table) for comparison, corpus in comparisons]
-        board = Leaderboard(studies)
+        board = Leaderboard(comparisons, Checkpoints("", 0), table)
         rankings = {
             s.name: Ranking(collect({run: record for run, record in records.items() if run.settings == s}), s, corpus)
             for s, corpus in ((comparison.settings, corpus) for comparison, corpus in comparisons)

@@ -10,8 +10,7 @@ import torch
 from gpu_stages.compare import TINY, standard_library
 from gpu_stages.stage import Case, Row, Stage
 from gpu_stages.timing import device, markdown
-from posenc.lab.experiment import Dataset, Execution, Experiment, Run
-from posenc.lab.passes import executing
+from posenc.lab.experiment import Dataset, Execution, Experiment, Run, executing
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import PRESETS
 from posenc.lab.train import Training

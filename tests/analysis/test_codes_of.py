@@ -14,7 +14,7 @@ from posenc.analysis import codes_of, unique
 from posenc.analysis.codes import SHAPE
 from posenc.encodings import ENCODINGS, ALiBi, Learned, Rotary, Sinusoidal, create
 from posenc.errors import InputError
-from posenc.functional import alibi_slopes, sinusoidal, t5_bucket
+from posenc.functional import alibi_slopes, sinusoidal
 from posenc.positions import Positions
 from posenc.testing.oracles.rotations import frequencies as ladder
 
@@ -208,16 +208,6 @@ def test_a_model_under_a_position_map_has_codes_of_mapped_distances():
     codes = codes_of(llama)
     assert codes.of == "distance"
     assert torch.allclose(codes(AT), plain[AT.clamp(max=8)])
-
-
-@pytest.mark.parametrize("kind", [transformers.T5Config, transformers.UMT5Config])
-def test_t5_gives_its_bias_of_the_distance(kind):
-    model = small(kind(d_model=32, num_layers=2, num_heads=2, d_ff=32, d_kv=16, vocab_size=50))
-    attention = model.encoder.block[0].layer[0].SelfAttention
-    codes = codes_of(model)
-    assert codes.of == "distance"
-    expected = attention.relative_attention_bias.weight[t5_bucket(-torch.arange(200))].double()
-    assert torch.equal(codes(torch.arange(200)), expected.detach())
 
 
 def test_unknown_models_are_refused_with_those_that_are_known():

@@ -102,9 +102,6 @@ def test_a_quadratic_form_is_its_own_expansion(seed):
 def test_the_remainder_is_of_third_order():
     found = expansion(smooth, random(2, N, DIM) / 3, codes=of_size(DIM))
     assert found.slope == pytest.approx(3, abs=0.05)
-    torch.manual_seed(0)
-    for model in (nn.TransformerEncoderLayer(16, 4, 32, activation="gelu"), nn.MultiheadAttention(16, 4)):
-        assert expansion(model, codes="sinusoidal").slope == pytest.approx(3, abs=0.05)
     # a function that is even in p has no third order
     even = expansion(lambda x: x.sum((1, 2)).cos(), torch.zeros(N, DIM, dtype=torch.float64), codes=of_size(DIM))
     assert even.slope == pytest.approx(4, abs=0.05)

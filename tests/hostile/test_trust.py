@@ -61,7 +61,7 @@ OWN = {
 """Files of the package or of the system, and such that are written."""
 USERS = {"user_code.py:module_of_file", "user_code.py:_files"}
 """The code that a user named on the command line or in Python."""
-PROCESSES = {"lab/engines.py:_start", "lab/data/corpus_text.py:Corpus.read"}
+PROCESSES = {"lab/engines.py:_start"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
     "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",

@@ -168,11 +168,11 @@ def test_a_training_that_captures_is_freed_with_its_last_reference(corpus, tiny,
     monkeypatch.setattr(torch, "tensor", lambda *given, device=None, **options: make(*given, **options))
     monkeypatch.setattr("posenc.lab.train.Repeated", lambda *given: given)
     training = Training(Run("t5", 0, tiny, ""), corpus.train)
-    training.passes = SimpleNamespace(device=torch.device("cuda"), compiled=False)
+    training.passes = SimpleNamespace(place=torch.device("cuda"), compiled=False)
     training._repeat()
     step, drawing, forget, _ = training.repeated
     training.passes = SimpleNamespace(
-        device=torch.device("cpu"), forward=lambda module, batch: (module(batch.inputs).float(), batch.targets)
+        place=torch.device("cpu"), forward=lambda module, batch: (module(batch.inputs).float(), batch.targets)
     )
     batch = tiny.draw(corpus.train, training.order)
     with drawing():

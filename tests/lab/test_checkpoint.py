@@ -8,7 +8,7 @@ import torch
 
 from posenc.errors import InputError
 from posenc.lab import train
-from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.checkpoint import Checkpoints, TrainingCheckpoint
 from posenc.lab.experiment import Run
 from posenc.lab.measure import behaviour, measure
 from posenc.lab.train import Training
@@ -37,7 +37,7 @@ def run(tiny, corpus):
 def advanced(steps, run, corpus, folder):
     """A training that was written after each of its first steps."""
     training = Training(run, corpus.train)
-    checkpoint = Checkpoints(folder, OFTEN).of(training, lambda: behaviour(run, corpus))
+    checkpoint = TrainingCheckpoint(training, Checkpoints(folder, OFTEN), lambda: behaviour(run, corpus))
     for _ in range(steps):
         training.advance()
         checkpoint.save_if_due()
@@ -46,7 +46,7 @@ def advanced(steps, run, corpus, folder):
 
 def resumed(run, corpus, folder, minutes=OFTEN):
     training = Training(run, corpus.train)
-    return training, Checkpoints(folder, minutes).of(training, lambda: behaviour(run, corpus))
+    return training, TrainingCheckpoint(training, Checkpoints(folder, minutes), lambda: behaviour(run, corpus))
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])

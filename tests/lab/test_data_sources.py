@@ -10,7 +10,7 @@ import torch
 
 from lab.conftest import spelled
 from posenc import InputError
-from posenc.lab.data import Corpus, load, tokens
+from posenc.lab.data import load, tokens
 from posenc.lab.data.tokens import Tokenizer
 from posenc.lab.machine import measurable, peak
 
@@ -145,17 +145,6 @@ def test_what_is_read_has_a_limit_and_a_boundary_of_characters(tmp_path):
     assert spelled(load(str(tmp_path / "b.txt"))) == bytes(range(128, 192)) * 4
     with pytest.raises(InputError, match="data_tokens=1: must be at least 2"):
         load(str(tmp_path / "a.txt"), data_tokens=1)
-
-
-@pytest.mark.parametrize(("tokenizer", "packed"), [("bytes", False), ("bytes", True), ("bpe:300", True)])
-def test_a_corpus_is_written_and_mapped(tmp_path, tokenizer, packed):
-    corpus = load("pydoc", tokenizer, packed=packed, data_tokens=20000)
-    corpus.write(tmp_path)
-    again = Corpus.read(tmp_path)
-    assert again.facts() == corpus.facts()
-    for one, other in ((corpus.train, again.train), (corpus.test, again.test)):
-        assert (one.tokens.dtype, one.tokens.tolist()) == (other.tokens.dtype, other.tokens.tolist())
-        assert one.edges.tolist() == other.edges.tolist()
 
 
 @pytest.mark.skipif(not measurable(CPU), reason="the system does not tell a process its peak")

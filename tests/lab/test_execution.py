@@ -8,9 +8,8 @@ import torch
 
 from posenc import InputError
 from posenc.cli import main
-from posenc.lab.experiment import Execution, Run
+from posenc.lab.experiment import Execution, Run, current_execution, executing
 from posenc.lab.measure import measure
-from posenc.lab.passes import executing, passes
 
 
 def test_a_run_is_known_by_how_it_is_computed(tiny):
@@ -28,8 +27,8 @@ def test_bfloat16_rounds_the_passes_and_leaves_parameters_float32(corpus, tiny):
     assert exact.losses != rounded.losses
     assert rounded.losses == pytest.approx(exact.losses, abs=0.05)
     with executing(Execution(precision="bfloat16")):
-        assert passes().precision == "bfloat16"
-    assert passes().precision == "float32"
+        assert current_execution().precision == "bfloat16"
+    assert current_execution().precision == "float32"
 
 
 def test_the_passes_of_the_training_are_compiled(corpus, tiny, monkeypatch):

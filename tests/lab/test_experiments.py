@@ -131,9 +131,9 @@ def test_another_machine_gets_the_texts_of_the_first(experiments, monkeypatch, t
     digests = []
     for seed, texts in ((0, tmp_path / "texts"), (100, tmp_path / "texts"), (100, None)):
         monkeypatch.setitem(corpora.CORPORA, "code", library(seed))
-        made = experiments.studies(plans, 1, tmp_path, device="cuda", texts=texts)
+        made = experiments.comparisons(plans, 1, "cuda", texts)
         digests.append({digest for _, digest in made})
-        cells = [cell for _, study in made.values() for cell in study.cells()]
+        cells = [cell for _, comparison, corpus in made.values() for cell in comparison.runs(corpus)]
         assert {cell.execution.device for cell in cells} == {"cuda"}
     assert digests[0] == digests[1] != digests[2]
 

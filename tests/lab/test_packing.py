@@ -71,15 +71,12 @@ def test_sequences_start_where_documents_do_and_are_a_slice_of_the_text(lengths,
     assert torch.equal(where[:, 1:], torch.where(new, 0, where[:, :-1] + 1))
 
 
-def test_every_token_is_drawn_and_rows_can_be_shared_out(tiny):
+def test_every_token_is_drawn(tiny):
     settings = replace(tiny, packed=True, batch_size=400)
     text = documents(3, 50, 1, 1, 33, 16, 17, 5)
     batch = draw(text, settings, generator())
     assert set(batch.tokens.flatten().tolist()) >= set(range(len(text) - settings.length))
     assert torch.equal(batch.tokens, draw(text, settings, generator()).tokens)
-    half = batch.rows(slice(200, 400))
-    assert torch.equal(half.targets, batch.targets[200:])
-    assert torch.equal(half.positions.q, batch.positions.q[200:])
 
 
 def test_running_text_is_drawn_as_ever(tiny):

@@ -292,7 +292,7 @@ def test_the_display_says_how_long_it_takes_and_what_is_done(tmp_path, capsys):
     assert times(22, 190.4) == "elapsed 0:22, about 3:10 left"
     assert times(4000, None) == "elapsed 1:06:40"
     assert times(200, 0.4) == "elapsed 3:20, a few seconds left"
-    with Display(tmp_path, hint="; quick is faster") as display:
+    with Display(hint="; quick is faster") as display:
         for before in (4, 0, 23):
             display.started(Squares([1]), 24, before, Pace(1000))
             display.estimated(3600, 24 - before)

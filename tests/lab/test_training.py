@@ -240,7 +240,7 @@ def test_losses_that_are_read_later_are_the_same(corpus, tiny, monkeypatch):
     monkeypatch.setattr("posenc.lab.train.READ_EVERY", 2)
     training = Training(run, corpus.train)
     monkeypatch.setattr(Training, "drawing", lambda self: nullcontext())
-    training.passes = SimpleNamespace(device=SimpleNamespace(type="cuda"), forward=training.passes.forward)
+    training.passes = SimpleNamespace(place=SimpleNamespace(type="cuda"), forward=training.passes.forward)
     unread = []
     while not training.finished:
         training.advance()

@@ -299,7 +299,7 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
 
 def test_elapsed_and_left_are_told_apart():
     clock = iter([0.0, *[30.0] * 20])
-    bar = Progress(*Display(".").bar.columns, console=Console(file=StringIO(), width=120), get_time=lambda: next(clock))
+    bar = Progress(*Display().bar.columns, console=Console(file=StringIO(), width=120), get_time=lambda: next(clock))
     task = bar.add_task("facts", total=100)
     rows = [bar.columns[-1].render(bar.tasks[0])]
     bar.update(task, completed=25)

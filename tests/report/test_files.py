@@ -19,7 +19,7 @@ from posenc.report import compare as compare_report
 from posenc.report.compare import columns, files, settings_of
 from posenc.report.drawn import drawn, plots_of
 from posenc.report.figures import plain
-from posenc.report.plots import _figures_of
+from posenc.report.plots import _panels
 from report.eval_results import results as eval_results
 
 NAMES = ["report.html", "table.md", "table.csv", "table.tex", "figure.svg", "figure.png"]
@@ -151,7 +151,7 @@ def test_every_figure_of_a_page_is_drawn_with_its_numbers(folder, kind):
     results = sources(folder)[kind]
     listed = posenc.plots.figures(results)
     assert listed
-    panels = _figures_of(kind, json.loads((folder / "results.json").read_text()) if kind == "compare" else results)
+    panels = _panels(results)
     for plot in (plot for panel in panels.values() for plot in panel.plots):
         assert [*listed[plot.name].values()] == [[*choice.texts] for choice in plot.choices]
         for numbers, figure in plot.figures.items():

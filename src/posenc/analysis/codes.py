@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posenc.attention import prepare
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, gates_of
-from posenc.encodings import T5, Mapped, create
+from posenc.encodings import Mapped, create
 from posenc.errors import InputError, check_integers, first_line, located
 from posenc.functional import Layout, turning
 from posenc.positions import Positions
@@ -118,13 +118,7 @@ class Codes:
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise InputError(f"failed for {count} {self.of}s: {located(error)}", argument=self.name) from error
         shape = tuple(codes.shape)
-        if (
-            len(shape) != 2
-            or shape[0] != count
-            or shape[1] != (self.dim or shape[1])
-            or not shape[1]
-            or codes.is_complex()
-        ):
+        if not shape or shape != (count, self.dim or shape[-1]) or not shape[-1] or codes.is_complex():
             hint = "; return codes[0], without a batch" if shape[:2] == (1, count) else ""
             raise InputError(
                 f"gave {shape} of {codes.dtype} for {count} positions; must give real (n, {self.dim or 'dim'}), a "
@@ -191,21 +185,12 @@ def seeded(seed: int = 0) -> Iterator[None]:
         yield
 
 
-SHAPE: dict[str, Any] = {
-    "dim": 64,
-    "num_heads": 4,
-    "head_dim": 64,
-    "num_layers": 1,
-    "max_positions": 512,
-    "causal": True,
-}
+SHAPE: Any = {"dim": 64, "num_heads": 4, "head_dim": 64, "num_layers": 1, "max_positions": 512, "causal": True}
 """The model that an encoding given by name is made for by default."""
 HEAD_DIM = 64
 """Width of a head where the encoding takes any."""
 SEQUENTIAL = 2048
 """Positions searched by default where a code takes computing those of all positions before it."""
-BUCKETED = ("t5", "mt5", "umt5", "longt5")
-"""Model types with T5's bias."""
 
 
 def make(text: str, **shape: Any) -> Encoding:
@@ -220,7 +205,7 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
     Args:
         subject: an encoding, or its text ("rope:rope_theta=500", made for `shape`, see SHAPE); a function or a module
             from (n,) positions to (n, dim) vectors; a table (n, dim), as a tensor, an array or nn.Embedding; a
-            transformers model with a learned table, a rotation or T5's bias, or a posenc Transformer.
+            transformers model with a learned table or a rotation, or a posenc Transformer.
             Of an encoding: its vectors of positions (`Encoding.position_codes`), or what it adds to the input; else what
             its rotation makes of a query of ones in the first head; else its bias of every distance between content of
             ones, a number per head. Codes of a position map are rotations by the mapped distance.
@@ -613,11 +598,9 @@ def _pretrained_codes(model: nn.Module, name: str | None) -> Codes:
     name = name or model_type
     if has_learned_table(model):
         return _table_codes(rows_of_table(model), name, inner)
-    if model_type in BUCKETED:
-        return encoding_codes(_bucketed(inner), name)
     if decoder_of(inner).config.model_type in FAMILIES:
         return encoding_codes(_rotation(model), name)
-    known = sorted({*TABLES, *BUCKETED, *FAMILIES})
+    known = sorted({*TABLES, *FAMILIES})
     raise InputError(
         f"model of type {model_type!r}: its positions are unknown (known: {', '.join(known)}); pass its table, or a function "
         "that gives its codes"
@@ -641,22 +624,6 @@ def _rotation(model: nn.Module) -> Encoding:
         return inside
     rope = structure.ropes.get(first.layer_type, structure.rope)
     return rope.rotation(rope.schedule)
-
-
-def _bucketed(inner: Any) -> T5:
-    """The bias of the encoder, or of the only stack, in its first layer."""
-    stack = getattr(inner, "encoder", None) or inner.decoder
-    table = next(m.relative_attention_bias for m in stack.modules() if hasattr(m, "relative_attention_bias")).weight
-    config = inner.config
-    encoding = T5(
-        table.shape[1],
-        bidirectional=not stack.is_decoder,
-        num_buckets=config.relative_attention_num_buckets,
-        max_distance=config.relative_attention_max_distance,
-    )
-    with torch.no_grad():
-        encoding.table.copy_(table.T.float())
-    return encoding.to(table.device).eval()
 
 
 def width_of(encoding: Encoding, sizes: Sizes) -> int:

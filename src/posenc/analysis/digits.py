@@ -194,7 +194,9 @@ def digits(
     shape = {"factor": float(factor), "original_max_positions": length, "length": longest}
     given = schedules.complete(schedules.parse(schedule) if isinstance(schedule, str) else schedule, **shape)
     inv_freq = schedules.create(given, head_dim, base=base).inv_freq
-    beta = _integer_if_close(base ** (2 / head_dim))
+    beta = base ** (2 / head_dim)
+    if math.isclose(beta, round(beta), rel_tol=1e-12):
+        beta = float(round(beta))  # a power may miss an integer by rounding, and floor would then miss the digit
     units = beta ** torch.arange(len(plain), dtype=torch.float64, device="cpu")
     trained = (length * plain).clamp(max=math.tau)
     reached = (factor * length * inv_freq).clamp(max=math.tau)
@@ -214,11 +216,6 @@ def digits(
         unseen=unseen.where(unseen > 1e-9 * trained, 0.0),
         squeeze=plain / inv_freq,
     )
-
-
-def _integer_if_close(beta: float) -> float:
-    """A power may miss an integer by rounding, and floor would then miss the digit."""
-    return float(round(beta)) if math.isclose(beta, round(beta), rel_tol=1e-12) else beta
 
 
 def _nearer(squeeze: float) -> str:

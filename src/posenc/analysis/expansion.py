@@ -240,9 +240,9 @@ def expansion(
     """Expand a model in the codes that are added to its input, by autograd.
 
     Args:
-        model: what `vector_model` takes: posenc's and transformers' models, torch's layers, a function of (batch, n,
-            dim) vectors to (batch,) numbers or to (batch, n, width) vectors. It is not changed. Of vectors f is the mean
-            over tokens, multiplied by a random unit vector.
+        model: what `vector_model` takes: posenc's and transformers' models, a function of (batch, n, dim) vectors to
+            (batch,) numbers or to (batch, n, width) vectors. It is not changed. Of vectors f is the mean over tokens,
+            multiplied by a random unit vector.
         texts: (n,) or (batch, n) token ids, or (n, dim) or (batch, n, dim) vectors in a floating dtype; or how many
             sequences of `length` random tokens, of N(0, 1) vectors where there are no tokens.
         codes: what `codes_of` takes, per position. None: those that the model itself adds.

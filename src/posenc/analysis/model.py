@@ -4,8 +4,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -85,33 +84,28 @@ class VectorModel:
             InputError: it has another shape or dtype, is not finite, or differs in a second call.
         """
         run = run or self
-        result, again = run(x, at), run(x, at)
-        if (
-            not isinstance(result, Tensor)
-            or result.dim() not in dims
-            or result.shape[:2] != x.shape[: result.dim()][:2]
-        ):
-            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        y, again = run(x, at), run(x, at)
+        if not isinstance(y, Tensor) or y.dim() not in dims or y.shape[:2] != x.shape[: y.dim()][:2]:
+            shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise InputError(
                 f"gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)", argument=self.name
             )
-        if result.dtype != x.dtype:
+        if y.dtype != x.dtype:
             raise InputError(
-                f"gave {result.dtype} for {x.dtype}", "let it compute in the dtype of its input", argument=self.name
+                f"gave {y.dtype} for {x.dtype}", "let it compute in the dtype of its input", argument=self.name
             )
-        if not bool(result.isfinite().all()):
+        if not bool(y.isfinite().all()):
             raise InputError("its representations are not finite", argument=self.name)
-        if not torch.equal(result, again):
+        if not torch.equal(y, again):
             raise InputError("gave two different results for the same input", "turn off its noise", argument=self.name)
-        return result
+        return y
 
 
 def vector_model(subject: Any, *, layers: int | None = None, name: str | None = None) -> VectorModel:
     """A model as a function of input vectors: a copy of it in float64, on the CPU and in eval mode.
 
     Args:
-        subject: a `posenc.Transformer`, a transformers model, nn.TransformerEncoder, nn.TransformerEncoderLayer,
-            nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors in float64.
+        subject: a `posenc.Transformer`, a transformers model, or a module or function of (batch, n, dim) vectors in float64.
         layers: only the first ones of a posenc Transformer; None: all. name: for people.
 
     Raises:
@@ -134,10 +128,7 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
         raise InputError("only layers of a posenc Transformer can be chosen", "leave it out", layers=layers)
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
         return _of_pretrained(model, named)
-    width = next((p.shape[-1] for p in model.parameters() if p.dim() > 1), None)
-    if isinstance(model, nn.MultiheadAttention):
-        width = model.embed_dim
-    return VectorModel(named, width, lambda x, at: _of_vectors(model, x))
+    return VectorModel(named, None, lambda x, at: model(x))
 
 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> VectorModel:
@@ -187,7 +178,7 @@ def _of_pretrained(model: Any, name: str) -> VectorModel:
         options = {"position_ids": at[None].expand(len(x), -1)} if takes_ids else {}
         # without a mask, positions that do not rise by ones are read as several packed sequences
         options["attention_mask"] = torch.ones(x.shape[:2], dtype=torch.long)
-        with _in_float64():
+        with sdpa_kernel(SDPBackend.MATH), _Float64():  # fused attention has no second derivative
             return inner(inputs_embeds=x, use_cache=False, **options)[0]
 
     if codes is None:
@@ -202,24 +193,6 @@ class _Float64(TorchFunctionMode):
         func = Tensor.double if func is Tensor.float else func
         args = [torch.float64 if one is torch.float32 else one for one in args]
         return func(*args, **{k: torch.float64 if one is torch.float32 else one for k, one in (kwargs or {}).items()})
-
-
-@contextmanager
-def _in_float64() -> Iterator[None]:
-    with sdpa_kernel(SDPBackend.MATH), _Float64():  # fused attention has no second derivative
-        yield
-
-
-def _of_vectors(model: nn.Module, x: Tensor) -> Tensor:
-    """(batch, n, dim) through a module that takes no positions."""
-    torch_layers = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-    attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
-    sequence_first = isinstance(model, torch_layers) and attention is not None and not attention.batch_first
-    x = x.transpose(0, 1) if sequence_first else x
-    with _in_float64():
-        y = model(x, x, x, need_weights=False) if isinstance(model, nn.MultiheadAttention) else model(x)
-    y = y[0] if isinstance(y, tuple) else y
-    return y.transpose(0, 1) if sequence_first else y
 
 
 # ---------------------------------------------------------------- what a model adds: words and codes

@@ -117,7 +117,10 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     waves = _waves(encoding)
     theta = waves.frequencies
     check_sizes(length=length)
-    dtype = _dtype(dtype)
+    dtype_name = str(dtype).removeprefix("torch.")
+    if dtype_name not in DTYPES:
+        raise InputError("phases are real numbers", f"pass one of {', '.join(DTYPES)}", dtype=dtype)
+    dtype = DTYPES[dtype_name]
     module = _module_phases(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
     errors: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -142,7 +145,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     by_position = {name: torch.cat([rows for _, rows in blocks]) for name, blocks in errors.items()}
     return PhaseError(
         name=encoding.known_as,
-        dtype=str(dtype)[6:],
+        dtype=dtype_name,
         length=length,
         causes={name: _cause(row) for name, row in by_position.items()},
         positions=edges[1:] - 1,
@@ -166,13 +169,6 @@ def _waves(encoding: Encoding) -> Waves:
             argument="encoding",
         )
     return waves
-
-
-def _dtype(dtype: torch.dtype | str) -> torch.dtype:
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise InputError("phases are real numbers", f"pass one of {', '.join(DTYPES)}", dtype=dtype)
-    return DTYPES[name]
 
 
 def _module_phases(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:

@@ -86,8 +86,7 @@ def equivariance(
     """Compare a model under random orders of its tokens, in float64.
 
     Args:
-        module: what `vector_model` takes (posenc's and transformers' models, torch's attention modules, a function of
-            (batch, n, dim) vectors), or the text of an encoding ("rope", "t5/none"), for a small random encoder with
+        module: what `vector_model` takes (posenc's and transformers' models, a function of (batch, n, dim) vectors), or the text of an encoding ("rope", "t5/none"), for a small random encoder with
             it, its learned parameters random, since zeros would hide them.
         length: tokens. dim: width of a function's vectors, where the module does not say. permutations: orders tried.
         seed: of the vectors and orders. name: for people.

@@ -25,10 +25,8 @@ from posenc.lab.measure import first_steps, mean_loss
 from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
-from posenc.lab.study import difference, identity, versions
+from posenc.lab.study import difference, identity, in_words, versions
 from posenc.spec import REFUSED, names_code, read_json
-
-__all__ = ["Part", "read", "write"]
 
 SUFFIX = ".json.gz"
 SCHEMA = 1
@@ -190,17 +188,8 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
         first = next(iter(runs))
         records = {run.encoding: stored.record for run, stored in runs.items()}
         computed = {run.encoding: stored.behaviour for run, stored in runs.items()}
-        new = Part(
-            task,
-            seed,
-            first.settings.to_dict(),
-            first.data,
-            versions(),
-            [machine],
-            records,
-            computed,
-            first.execution.facts(),
-        )
+        settings, execution = first.settings.to_dict(), first.execution.facts()
+        new = Part(task, seed, settings, first.data, versions(), [machine], records, computed, execution)
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(
@@ -213,11 +202,6 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
         new = replace(new, machines=machines, runs={**old.runs, **records}, behaviours={**before, **computed})
         paths.append(folder.write(new.name, new.to_bytes()))
     return paths
-
-
-def in_words(versions: Mapping[str, str]) -> str:
-    """ "posenc 1.0.0, torch 2.9.0"."""
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def read(directory: str | Path, tasks: Sequence[str] = ()) -> list[Part]:
@@ -283,8 +267,7 @@ def archived(
     }
     if parts and not found:
         raise InputError("has no runs of these tasks, encodings and seeds", directory=str(directory))
-    return {(id := identity(each.facts)): replace(each, record=_named(each.record, id)) for each in found.values()}
-
-
-def _named(record: RunRecord, id: str) -> RunRecord:
-    return replace(record, run={**record.run, "id": id})
+    named = {identity(each.facts): each for each in found.values()}
+    return {
+        id: replace(each, record=replace(each.record, run={**each.record.run, "id": id})) for id, each in named.items()
+    }

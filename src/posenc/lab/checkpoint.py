@@ -25,9 +25,6 @@ from posenc.lab.train import Training
 from posenc.pretrained.state import STATE, disagreement, packed, unpacked
 from posenc.spec import read_json
 
-Behave = Callable[[], Mapping[str, float]]
-"""Computes the behaviour of a run, see `posenc.lab.measure.behaviour`."""
-
 
 @dataclass(frozen=True)
 class Checkpoints:
@@ -54,19 +51,16 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             self.path(run).parent.rmdir()  # unless there are others
 
-    def of(self, training: Training, behave: Behave) -> "TrainingCheckpoint":
-        """The checkpoint of a training, which continues from it if there is one. A file that is damaged or another program's is
-        deleted with a warning."""
-        return TrainingCheckpoint(training, self, behave)
-
 
 class TrainingCheckpoint:
-    """Saves one training.
+    """Saves one training, which continues from the file if there is one. A file that is damaged or another program's is deleted
+    with a warning.
 
-    seconds: spent on the training, in earlier processes too.
+    behave: computes the behaviour of the run, see `posenc.lab.measure.behaviour`. seconds: spent on the training, in earlier
+    processes too.
     """
 
-    def __init__(self, training: Training, checkpoints: Checkpoints, behave: Behave) -> None:
+    def __init__(self, training: Training, checkpoints: Checkpoints, behave: Callable[[], Mapping[str, float]]) -> None:
         self.training = training
         self.behave = cache(behave)
         self.path: Path = checkpoints.path(training.run)

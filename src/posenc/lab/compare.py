@@ -128,37 +128,35 @@ class Table:
     runs: Mapping[Run, Stored[RunRecord]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, task: str) -> dict[Run, Stored[RunRecord]]:
-        """The runs of a task."""
-        return {run: record for run, record in self.runs.items() if run.settings.name == task}
-
 
 class ComparisonStudy(Study[Run, RunRecord]):
-    """A comparison as a study: a cell is a run. table: runs that are not trained here."""
+    """Comparisons as a study, of which a cell is a run: seed by seed, and within a seed one comparison after the other. The results
+    are those of a single comparison. table: runs that are not trained here."""
 
     name = "compare"
     unit = "runs"
 
     def __init__(
-        self, comparison: Comparison, corpus: Dataset, checkpoints: Checkpoints, table: Table | None = None
+        self, comparisons: Sequence[tuple[Comparison, Dataset]], checkpoints: Checkpoints, table: Table | None = None
     ) -> None:
-        self.comparison = comparison
-        self.corpus = corpus
+        self.comparisons = comparisons
+        self.corpora: dict[tuple[Experiment, str], Dataset] = {(c.settings, d.digest): d for c, d in comparisons}
         self.checkpoints = checkpoints
         self.table: Table = table or Table()
 
     def remote(self) -> "ComparisonStudy":
-        return ComparisonStudy(self.comparison, self.corpus, self.checkpoints)  # without the table
+        return ComparisonStudy(self.comparisons, self.checkpoints)  # without the table
 
     def known(self) -> Mapping[Run, Stored[RunRecord]]:
-        return self.table.of(self.comparison.settings.name)
+        tasks = [comparison.settings.name for comparison, _ in self.comparisons]
+        return {run: stored for task in tasks for run, stored in self.table.runs.items() if run.settings.name == task}
 
     def repeated(self, known: Collection[Run]) -> Sequence[Run]:
-        """One run of the table: that of the baseline, which every encoding is compared with."""
+        """One run of each task in the table: that of the baseline, which every encoding is compared with."""
         return [run for run in known if run.encoding == "none" and run.seed == 0]
 
     def compared(self, cell: Run, known: RunRecord, measured: RunRecord) -> str:
-        s, pairs = self.comparison.settings, []
+        s, pairs = cell.settings, []
         for condition in dict.fromkeys((s.trained_at, s.conditions[-1])):
             there, here = (fmean(_scores(record, s, condition)) for record in (known, measured))
             pairs.append(f"{s.criterion.value(here)}, not {s.criterion.value(there)}, at {s.spelled(condition)}")
@@ -168,13 +166,10 @@ class ComparisonStudy(Study[Run, RunRecord]):
         )
 
     def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
-        return archived(directory, self.wanted)
-
-    @property
-    def wanted(self) -> set[tuple[str, str, int]]:
-        """Task, encoding and seed of every run."""
-        plan = self.comparison
-        return {(plan.settings.name, encoding, seed) for seed in range(plan.seeds) for encoding in plan.encodings}
+        return archived(
+            directory,
+            {(c.settings.name, e, seed) for c, _ in self.comparisons for e in c.encodings for seed in range(c.seeds)},
+        )
 
     @property
     def in_table(self) -> set[str]:
@@ -182,13 +177,15 @@ class ComparisonStudy(Study[Run, RunRecord]):
         return {run.encoding for run in self.known()}
 
     def check(self) -> None:
-        self.comparison.check(self.corpus, self.in_table)
+        for comparison, corpus in self.comparisons:
+            comparison.check(corpus, self.in_table)
 
     def cells(self) -> list[Run]:
-        return self.comparison.runs(self.corpus)
+        runs = [run for comparison, corpus in self.comparisons for run in comparison.runs(corpus)]
+        return sorted(runs, key=lambda run: run.seed)
 
     def resources(self) -> dict[str, Any]:
-        return {"gpu": self.comparison.execution.device != "cpu"}
+        return {"gpu": self.comparisons[0][0].execution.device != "cpu"}
 
     def record(self, cell: object) -> type[Any]:
         return RunRecord
@@ -198,7 +195,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def behaviour(self, cell: Run) -> Mapping[str, float]:
         with flushed_denormals():
-            return behaviour(cell, self.corpus)
+            return behaviour(cell, self.corpora[cell.settings, cell.data])
 
     def kind(self, cell: Run) -> Run:
         return replace(cell, seed=0)
@@ -211,25 +208,29 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
         with flushed_denormals():
-            return {run: measure(run, self.corpus, tick, self.checkpoints) for run in job}
+            return {r: measure(r, self.corpora[r.settings, r.data], tick, self.checkpoints) for r in job}
 
     def stored(self, cell: Run, measured: RunRecord) -> None:
         self.checkpoints.remove(cell)
 
-    def presentable(self, done: Mapping[Run, RunRecord]) -> list[Run]:
-        seeds = self.comparison.seeds_in(done)
+    def presentable(self, done: Mapping[Run, RunRecord]) -> Sequence[Run]:
+        parts = ((c, [run for run in done if run.settings.name == c.settings.name]) for c, _ in self.comparisons)
+        seeds = min(filter(None, (comparison.seeds_in(part) for comparison, part in parts)), default=0)
         return [run for run in done if run.seed < seeds]
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        settings, corpus = self.comparison.settings, self.corpus
-        ranking = Ranking(collect(done), settings, corpus)
+        return self.of_comparison(*self.comparisons[0], done)
+
+    def of_comparison(self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
+        """The results of one of the comparisons, from its runs."""
+        settings, ranking = plan.settings, Ranking(collect(done), plan.settings, corpus)
         return {
             "task": settings.name,
-            "settings": settings.to_dict() | {"encodings": list(self.comparison.encodings)},
-            "seeds": list(range(self.comparison.seeds)),
-            "seeds_finished": self.comparison.seeds_in(done),
+            "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
+            "seeds": list(range(plan.seeds)),
+            "seeds_finished": plan.seeds_in(done),
             "data": corpus.facts(),
-            "machine": describe(torch.device(self.comparison.execution.device)) | self.comparison.execution.facts(),
+            "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
             "answer": [*self._places(ranking), *ranking.answer()],
             **ranking.numbers(),
             "limits": [*ranking.limits(), *(note for task, note in self.table.notes.items() if task == settings.name)],
@@ -238,7 +239,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def _places(self, ranking: Ranking) -> list[str]:
         """Where the encodings that are not of the table are in it, by their mean."""
-        s, lines = self.comparison.settings, []
+        s, lines = ranking.settings, []
         if not self.in_table:
             return []
         for variant in (each for each in ranking.trained if each.encoding not in self.in_table):
@@ -283,7 +284,7 @@ def compare(
         Interrupted: Ctrl-C before a single run had finished.
     """
     checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    study = ComparisonStudy(comparison, corpus, checkpoints, table)
+    study = ComparisonStudy([(comparison, corpus)], checkpoints, table)
     engine = engine or create("local", workers=workers)
     return run(
         study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,

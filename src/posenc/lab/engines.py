@@ -306,11 +306,7 @@ class Ray:
             ray.shutdown()  # of a cluster that runs elsewhere this ends our connection alone
 
     def _resources(self, work: Work[Any, Any, Any]) -> dict[str, Any]:
-        """What a job needs.
-
-        Raises:
-            InputError: no machine of the cluster has that much, so that it would wait for ever.
-        """
+        """What a job needs; refused where no machine of the cluster has that much, since it would wait for ever."""
         import ray
 
         needed = {"CPU": float(self.cpus_per_cell), "GPU": self.gpus_per_cell * work.gpu, "memory": float(work.memory)}
@@ -357,11 +353,7 @@ def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[fl
 
 # -------------------------------------------------------------------- by name
 
-ENGINES: dict[str, type[InProcess] | type[ProcessPool] | type[Ray]] = {
-    "here": InProcess,
-    "local": ProcessPool,
-    "ray": Ray,
-}
+ENGINES: dict[str, type[InProcess | ProcessPool | Ray]] = {"here": InProcess, "local": ProcessPool, "ray": Ray}
 
 
 def create(name: str, **options: Any) -> Engine:

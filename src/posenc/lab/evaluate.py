@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.lab.experiment import Batch, Experiment, Variant
-from posenc.lab.passes import passes
+from posenc.lab.experiment import Batch, Experiment, Variant, current_execution
 from posenc.transformer import TransformerBase
 
 BATCH_TOKENS = 8192
@@ -28,9 +27,9 @@ def score(
     """The loss in nats of every target under a condition, and 1 where the most likely class is right: two tensors
     (examples, ...). read: the examples with some indices; on_batch is called with how many tokens have been read. shape: how many
     examples, of how many tokens, if not those of the settings."""
-    here, before, scores = passes(), model.encoding, []
+    here, before, scores = current_execution(), model.encoding, []
     examples, tokens = shape or (settings.examples, settings.tokens_at(condition))
-    model.encoding = variant.at(condition).to(here.device)
+    model.encoding = variant.at(condition).to(here.place)
     try:
         for rows in torch.arange(examples).split(max(1, BATCH_TOKENS // tokens)):
             logits, targets = here.forward(model, read(rows))

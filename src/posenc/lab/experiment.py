@@ -3,19 +3,22 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from inspect import isabstract
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, check_fields, check_value
+from posenc.lab.machine import check_present
 from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
@@ -29,7 +32,7 @@ __all__ = [
 
 
 class Batch(Protocol):
-    """Examples of one step; rows depend on nothing but themselves, so processes may share them out."""
+    """Examples of one step."""
 
     @property
     def inputs(self) -> Tensor:
@@ -46,9 +49,6 @@ class Batch(Protocol):
     @property
     def positions(self) -> Positions | None:
         """Where the inputs are; None: the model's default."""
-
-    def rows(self, which: slice | Tensor) -> Self:
-        """Some of the examples."""
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -381,10 +381,6 @@ class OverLengths(Experiment):
     """A comparison of decoders that are trained at a length and tested at multiples of it, `factors`, of which the first is 1."""
 
     factors: tuple[int, ...]
-    dim: int
-    num_layers: int
-    num_heads: int
-    head_dim: int | None
     trained_at = 1
 
     def __post_init__(self) -> None:
@@ -423,6 +419,46 @@ class Execution:
     def facts(self) -> dict[str, Any]:
         """What differs from one process of a CPU."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+    @property
+    def place(self) -> torch.device:
+        """The device."""
+        return torch.device(self.device)
+
+    def wrap(self, model: TransformerBase) -> nn.Module:
+        """What a forward pass in training goes through."""
+        model.to(self.place)
+        return cast(nn.Module, torch.compile(model)) if self.compiled else model
+
+    def forward(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The logits of a batch, and its targets."""
+        batch = batch.to(self.place)
+        with torch.autocast(self.place.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            logits = module(batch.inputs, batch.positions).float()
+        return logits, batch.targets
+
+
+_now: ContextVar[Execution] = ContextVar("execution", default=Execution())  # noqa: B039, it is frozen
+
+
+def current_execution() -> Execution:
+    """That of the enclosing `executing`, or the CPU in float32."""
+    return _now.get()
+
+
+@contextmanager
+def executing(execution: Execution) -> Iterator[None]:
+    """Inside, models are trained and tested as a run asks for.
+
+    Raises:
+        InputError: this machine has no such device.
+    """
+    check_present(execution.device)
+    token = _now.set(execution)
+    try:
+        yield
+    finally:
+        _now.reset(token)
 
 
 @dataclass(frozen=True)
@@ -467,6 +503,7 @@ class Preset:
     seeds: int
 
 
+CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 TEN = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi", "shaw", "fire", "fox")
 """The encodings that people use most, and what is next to them."""
 

@@ -2,7 +2,7 @@
 """Comparisons of the same encodings on several tasks, as one study: all cells in one folder, one table of all tasks."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import takewhile
@@ -12,19 +12,17 @@ from typing import Any, Literal
 import torch
 
 from posenc.errors import InputError, listed
-from posenc.lab.archive import Part, archived, behaviours, in_words, read, write
+from posenc.lab.archive import Part, behaviours, read, write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
-from posenc.lab.engines import Engine, Tick, create
+from posenc.lab.engines import Engine, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import describe
 from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
-from posenc.lab.study import Pages, Progress, Study, difference, run
-
-__all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
+from posenc.lab.study import difference, in_words, run
 
 TASKS = (
     "text", "copy", "addition", "recall", "sort", "dyck", "induction", "reverse", "parity", "flip_flop", "n_back_1", "n_back_2",
@@ -36,72 +34,30 @@ ENDS: tuple[End, End] = "trained", "longest"
 """The training length, and the longest of the test."""
 
 
-class Leaderboard(Study[Run, RunRecord]):
-    """Several comparisons as one study: seed by seed, and within a seed task by task."""
-
-    name = "compare"
-    unit = "runs"
-
-    def __init__(self, studies: Sequence[ComparisonStudy]) -> None:
-        self.studies: dict[str, ComparisonStudy] = {study.comparison.settings.name: study for study in studies}
+class Leaderboard(ComparisonStudy):
+    """Comparisons of the same encodings on several tasks: their results and one table of all."""
 
     def check(self) -> None:
         """Raises:
         InputError: what a comparison refuses, or comparisons of different encodings.
         """
-        planned = {(study.comparison.encodings, study.comparison.seeds) for study in self.studies.values()}
-        if len(planned) > 1:
+        if len({(comparison.encodings, comparison.seeds) for comparison, _ in self.comparisons}) > 1:
             raise InputError("the tasks of one table compare the same encodings and seeds", argument="encodings")
-        for study in self.studies.values():
-            study.check()
-
-    def cells(self) -> list[Run]:
-        runs = [run for study in self.studies.values() for run in study.cells()]
-        return sorted(runs, key=lambda run: run.seed)
-
-    def resources(self) -> dict[str, Any]:
-        return next(iter(self.studies.values())).resources()
-
-    def record(self, cell: object) -> type[Any]:
-        return RunRecord
-
-    def facts(self, cell: Run) -> Mapping[str, Any]:
-        return cell.facts()
-
-    def work(self, job: Sequence[Run]) -> float:
-        return sum(self._of(cell).work([cell]) for cell in job)
+        super().check()
 
     def describe(self, job: Sequence[Run]) -> str:
-        return f"{job[0].settings.name}, {self._of(job[0]).describe(job)}"
-
-    def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
-        return {cell: record for each in job for cell, record in self._of(each).measure([each], tick).items()}
-
-    def stored(self, cell: Run, measured: RunRecord) -> None:
-        self._of(cell).stored(cell, measured)
-
-    def behaviour(self, cell: Run) -> Mapping[str, float]:
-        return self._of(cell).behaviour(cell)
-
-    def kind(self, cell: Run) -> Run:
-        return self._of(cell).kind(cell)
-
-    def presentable(self, done: Mapping[Run, RunRecord]) -> list[Run]:
-        parts = {name: study.presentable(self._part(name, done)) for name, study in self.studies.items()}
-        seeds = min((len({run.seed for run in part}) for part in parts.values() if part), default=0)
-        return [run for run in done if run.seed < seeds]
+        return f"{job[0].settings.name}, {super().describe(job)}"
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        parts = {name: self._part(name, done) for name in self.studies}
-        tasks = {name: self.studies[name].results(part) for name, part in parts.items() if part}
+        tasks, rankings = {}, {}
+        for comparison, corpus in self.comparisons:
+            name = comparison.settings.name
+            if part := {run: record for run, record in done.items() if run.settings.name == name}:
+                tasks[name] = self.of_comparison(comparison, corpus, part)
+                rankings[name] = Ranking(collect(part), comparison.settings, corpus)
         if not tasks:
             raise InputError("no run is finished: run the same command again, or a share with runs in it")
-        one = next(iter(tasks.values()))
-        rankings = {}
-        for name in tasks:
-            study = self.studies[name]
-            rankings[name] = Ranking(collect(parts[name]), study.comparison.settings, study.corpus)
-        rows = table(rankings)
+        one, rows = next(iter(tasks.values())), table(rankings)
         return {
             "settings": {"tasks": list(tasks), "encodings": one["settings"]["encodings"]},
             "seeds": one["seeds"],
@@ -109,19 +65,15 @@ class Leaderboard(Study[Run, RunRecord]):
             "tasks": tasks,
             "table": rows,
             "not_learned": {
-                name: [
-                    at
-                    for at in ENDS
-                    if None not in ranking.chance.values() and ranking.nobody_learned(end(ranking, at))
-                ]
-                for name, ranking in rankings.items()
+                name: [at for at in ENDS if None not in r.chance.values() and r.nobody_learned(end(r, at))]
+                for name, r in rankings.items()
             },
-            "answer": self._places(rows),
+            "answer": self._table_places(rows),
         }
 
-    def _places(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def _table_places(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Where the encodings that are not of a table of finished runs are among all, by mean score."""
-        known, lines = next(iter(self.studies.values())).in_table, []
+        known, lines = self.in_table, []
         for row in rows:
             if known and row["encoding"] not in known:
                 places = []
@@ -133,29 +85,6 @@ class Leaderboard(Study[Run, RunRecord]):
                         places.append(f"{score} at {where}, place {better + 1} of {len(rows)}")
                 lines.append(f"{row['encoding']} has the mean score {'; '.join(places)}.")
         return lines
-
-    def remote(self) -> "Leaderboard":
-        return Leaderboard([study.remote() for study in self.studies.values()])
-
-    def known(self) -> Mapping[Run, Stored[RunRecord]]:
-        return {run: stored for study in self.studies.values() for run, stored in study.known().items()}
-
-    def repeated(self, known: Collection[Run]) -> Sequence[Run]:
-        return [run for study in self.studies.values() for run in study.repeated(study.known().keys() & known)]
-
-    def compared(self, cell: Run, known: RunRecord, measured: RunRecord) -> str:
-        return self._of(cell).compared(cell, known, measured)
-
-    def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
-        return archived(
-            directory, set[tuple[str, str, int]]().union(*(study.wanted for study in self.studies.values()))
-        )
-
-    def _of(self, cell: Run) -> ComparisonStudy:
-        return self.studies[cell.settings.name]
-
-    def _part(self, task: str, done: Mapping[Run, RunRecord]) -> dict[Run, RunRecord]:
-        return {cell: record for cell, record in done.items() if cell.settings.name == task}
 
 
 def end(ranking: Ranking, at: End) -> int:
@@ -191,26 +120,19 @@ def compare_tasks(
     *,
     engine: Engine | None = None,
     checkpoint_minutes: float = 0,
-    progress: Progress | None = None,
-    command: str = "",
-    pages: Pages | None = None,
-    begin: Callable[[], object] = lambda: None,
-    share: tuple[int, int] = (1, 1),
-    merge: Sequence[str | Path] = (),
     table: Table | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Run comparisons of the same encodings on several tasks into one folder, as `posenc.lab.compare.compare` does one; returns
-    what results.json holds: "tasks" has the results of each, "table" their scores side by side.
+    what results.json holds: "tasks" has the results of each, "table" their scores side by side. options: of
+    `posenc.lab.study.run`.
 
     Raises:
         InputError: as `compare`; comparisons of different encodings.
     """
     checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    study = Leaderboard([ComparisonStudy(comparison, corpus, checkpoints, table) for comparison, corpus in comparisons])
-    return run(
-        study, directory, engine=engine or create("local"), progress=progress, command=command, pages=pages, begin=begin,
-        share=share, merge=merge,
-    )  # fmt: skip
+    study = Leaderboard(comparisons, checkpoints, table)
+    return run(study, directory, engine=engine or create("local"), **options)
 
 
 def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | Path, to: str | Path) -> list[Path]:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.experiment import Dataset, Run
-from posenc.lab.passes import executing
+from posenc.lab.checkpoint import Checkpoints, TrainingCheckpoint
+from posenc.lab.experiment import Dataset, Run, executing
 from posenc.lab.records import RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.train import Training, activation_bytes, diverged
@@ -44,33 +43,29 @@ def measure(
     Raises:
         InputError: this machine lacks the device, or a loss that is no longer finite.
     """
-    with executing(run.execution):
-        return _measure(run, corpus, on_progress, checkpoints or Checkpoints("", 0))
-
-
-def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], checkpoints: Checkpoints) -> RunRecord:
-    s = run.settings
+    s, scored = run.settings, []
     per_step = TRAIN_COST * s.batch_size * s.tokens
-    training = Training(run, corpus.train)
-    checkpoint = checkpoints.of(training, lambda: behaviour(run, corpus))
-    on_progress(per_step * training.steps)
-    while not training.finished:
-        training.advance()
-        checkpoint.save_if_due()
-        on_progress(per_step)
-    model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
-    scored = []
-    for variant in s.variants(run.encoding, model.encoding):
-        started = time.perf_counter()
-        with training.drawing():
-            scores = s.evaluate(model, variant, corpus.test, on_progress)
-        rate = s.tested_tokens / (time.perf_counter() - started)
-        if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
-            raise diverged(run, f"when {variant.name} is tested")
-        by_position = [_rounded(row) for row in scores.by_position]
-        extra = {name: _by_condition(values) for name, values in scores.extra.items()}
-        paired = _by_condition(scores.paired)
-        scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
+    with executing(run.execution):
+        training = Training(run, corpus.train)
+        checkpoint = TrainingCheckpoint(training, checkpoints or Checkpoints("", 0), lambda: behaviour(run, corpus))
+        on_progress(per_step * training.steps)
+        while not training.finished:
+            training.advance()
+            checkpoint.save_if_due()
+            on_progress(per_step)
+        model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
+        for variant in s.variants(run.encoding, model.encoding):
+            started = time.perf_counter()
+            with training.drawing():
+                scores = s.evaluate(model, variant, corpus.test, on_progress)
+            rate = s.tested_tokens / (time.perf_counter() - started)
+            if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
+                raise diverged(run, f"when {variant.name} is tested")
+            by_position = [_rounded(row) for row in scores.by_position]
+            extra = {name: _by_condition(values) for name, values in scores.extra.items()}
+            paired = _by_condition(scores.paired)
+            scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
+        memory = activation_bytes(model, corpus.train, s)
     return RunRecord(
         run={"id": run.id, "encoding": run.encoding, "seed": run.seed, "task": s.name},
         variants=scored,
@@ -79,7 +74,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
         position_parameters=sum(p.numel() for p in model.encoding.parameters()),
         training_seconds=round(seconds, 3),
         tokens_per_second=round(s.steps * s.batch_size * s.tokens / seconds, 1),
-        memory_bytes=activation_bytes(model, corpus.train, s),
+        memory_bytes=memory,
     )
 
 

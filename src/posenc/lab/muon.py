@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon (Jordan et al. 2024) as the lab trains with it: `torch.optim.Muon`, the same on every processor and on shards."""
+"""Muon (Jordan et al. 2024) as the lab trains with it: `torch.optim.Muon`, the same on every processor."""
 
 from typing import Any
 
@@ -8,16 +8,13 @@ from torch import Tensor, nn
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` whose Newton-Schulz products are in float32 on a CPU, and of unsharded matrices.
+    """`torch.optim.Muon` whose Newton-Schulz products are in float32 on a CPU.
 
     torch multiplies in bfloat16. A CPU without instructions for it emulates them, which takes 16 times as long as float32
     and three quarters of a training; one that has them gains a tenth. In float32 all train alike. A GPU stays with bfloat16.
 
     On a GPU, matrices of one shape or of its transpose are orthogonalised together: the time of a small model is the number of
     its kernels.
-
-    torch takes the DTensors of FSDP2 too, but its products then follow the shards, and a step differs from that of one
-    process. Here each matrix is gathered, orthogonalised by every process, and sharded again, one at a time.
     """
 
     @torch.no_grad()
@@ -40,7 +37,7 @@ class Muon(torch.optim.Muon):
                 update = gradient.lerp(average, momentum) if group["nesterov"] else average
                 rows, columns = parameter.shape
                 parameter.mul_(1 - lr * decay)
-                update = _orthogonalised(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                update = orthogonalised(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 parameter.add_(update, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
     @torch.no_grad()
@@ -72,15 +69,6 @@ class Muon(torch.optim.Muon):
 
 def _is_tall(matrix: Tensor) -> bool:
     return matrix.shape[0] > matrix.shape[1]
-
-
-def _orthogonalised(update: Any, *how: Any) -> Tensor:
-    if type(update) is Tensor:
-        return orthogonalised(update, *how)
-    from torch.distributed.tensor import distribute_tensor
-
-    full = orthogonalised(update.full_tensor(), *how)  # every rank has all of it: None, nothing is sent
-    return distribute_tensor(full, update.device_mesh, update.placements, src_data_rank=None)
 
 
 def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -14,8 +14,6 @@ from multiprocessing.process import BaseProcess
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-__all__ = ["SPAWN", "die_with_parent", "shielded"]
-
 LINUX = sys.platform == "linux"
 
 

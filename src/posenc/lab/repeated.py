@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Repeated"]
-
 EAGER = 3
 """Steps before the first that is captured, in which the optimizers allocate what they store."""
 MOST = 128

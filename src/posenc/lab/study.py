@@ -172,9 +172,9 @@ def versions() -> dict[str, str]:
     return {"posenc": version(), "torch": str(torch.__version__)}
 
 
-def program() -> str:
-    """The same in words."""
-    return ", ".join(f"{name} {version}" for name, version in versions().items())
+def in_words(versions: Mapping[str, str]) -> str:
+    """ "posenc 1.0.0, torch 2.9.0"."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 LONGEST_VALUE = 40
@@ -294,26 +294,29 @@ def run(
     if not 1 <= part <= parts:
         raise InputError("write two numbers, as in 1/4 for the first of four shares", share=f"{part}/{parts}")
     study.check()
+    engine, progress = engine or InProcess(), progress or Progress()
     with scratch() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
         with store.lock(command or f"posenc.{study.name}, from Python"):
             facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}
             ids = _identities(facts)
-            _merge(study, ids, facts, store, merge)
+            planned = set(ids.values())
+
+            def check(id: str, stored: Stored[M]) -> None:
+                if id not in planned:
+                    raise InputError(f"has {difference(stored.facts, facts.values())}")
+
+            if merge:
+                store.merge(merge, study.record(next(iter(ids))), check, study.archived)
             begin()
             if not study.in_rounds:
-                _report_others(study, ids, facts, store, progress or Progress())
+                others = Counter(difference(stored.facts, facts.values()) for stored in store.others(planned))
+                for why, count in others.items():
+                    progress.say(
+                        f"Settings and data: {count} of the {study.unit} in the folder are not used: they have {why}"
+                    )
             ids = dict(list(ids.items())[part - 1 :: parts])
-            return _run(
-                study,
-                ids,
-                facts,
-                store,
-                engine or InProcess(),
-                progress or Progress(),
-                command,
-                pages or (lambda _: {}),
-            )
+            return _run(study, ids, facts, store, engine, progress, command, pages or (lambda _: {}))
 
 
 def _run(
@@ -384,7 +387,8 @@ def _run(
         if known.pop(cell, None) is None:
             del here[cell]
             store.set_aside(ids[cell], why)
-    _report_again(study, wrong, progress)
+    for (kind, why), times in Counter((study.kind(cell), why) for cell, why in wrong.items()).items():
+        progress.say(f"Behaviour: {study.describe([kind])} ({times} of the {study.unit}) is measured again: {why}")
     accept()
     before, presented = len(done), study.presentable(done)
     again = [cell for cell in study.repeated(known) if cell not in here]
@@ -405,7 +409,7 @@ def _run(
                 for cell in (cell for cell in job if cell not in measured):
                     raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
                 for cell in job:
-                    here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], program())
+                    here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], in_words(versions()))
                     store.save(ids[cell], here[cell])
                     if cell in known:
                         progress.say(study.compared(cell, known[cell].record, measured[cell]))
@@ -468,41 +472,6 @@ def _of_other_programs(
                 if why := disagreement(behaviour, stored[cell].behaviour):
                     wrong[cell] = f"{why}; stored by {stored[cell].program or 'an unknown program'}"
     return {cell: wrong[cell] for cell in stored if cell in wrong}
-
-
-def _report_again(study: Study[C, M], wrong: Mapping[C, str], progress: Progress) -> None:
-    """Say which cells are measured again, in a line for each kind."""
-    kinds = Counter((study.kind(cell), why) for cell, why in wrong.items())
-    for (kind, why), count in kinds.items():
-        progress.say(f"Behaviour: {study.describe([kind])} ({count} of the {study.unit}) is measured again: {why}")
-
-
-def _report_others(
-    study: Study[C, M], ids: Mapping[C, str], facts: Mapping[C, dict[str, Any]], store: Store, progress: Progress
-) -> None:
-    """Say which cells of the folder are of other settings or data, in a line for each difference."""
-    others = store.others(set(ids.values()))
-    reasons = Counter(difference(stored.facts, facts.values()) for stored in others)
-    for why, count in reasons.items():
-        progress.say(f"Settings and data: {count} of the {study.unit} in the folder are not used: they have {why}")
-
-
-def _merge(
-    study: Study[C, M],
-    ids: Mapping[C, str],
-    facts: Mapping[C, dict[str, Any]],
-    store: Store,
-    directories: Sequence[str | Path],
-) -> None:
-    """Copy cells of this study from other folders; refuse those of other settings or data."""
-    planned = set(ids.values())
-
-    def check(id: str, stored: Stored[M]) -> None:
-        if id not in planned:
-            raise InputError(f"has {difference(stored.facts, facts.values())}")
-
-    if directories:
-        store.merge(directories, study.record(next(iter(ids))), check, study.archived)
 
 
 def _checked(study: Study[Any, Any], method: str, made: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
-from posenc.lab.experiment import LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
+from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import TransformerBase
@@ -338,20 +338,14 @@ class Settings(OverLengths):
     def _term_limits(self, name: str, term: Encoding) -> list[str]:
         if isinstance(term, T5):
             distances = torch.arange(self.length)
-            buckets = t5_bucket(
-                -distances,
+            *buckets, last = t5_bucket(
+                -torch.cat((distances, torch.tensor([10**6]))),
                 bidirectional=bool(term.bidirectional),
                 num_buckets=term.num_buckets,
                 max_distance=term.max_distance,
-            )
-            last = t5_bucket(
-                torch.tensor([-(10**6)]),
-                bidirectional=bool(term.bidirectional),
-                num_buckets=term.num_buckets,
-                max_distance=term.max_distance,
-            )
+            ).tolist()
             pairs = self.length - distances
-            share = pairs[buckets == last].sum().item() / pairs.sum().item()
+            share = pairs[torch.tensor(buckets) == last].sum().item() / pairs.sum().item()
             if share < RARE:
                 return [
                     f"{name}: {100 * share:.1f} % of the pairs in a training text of {self.length} {self.unit}s fall into its "
@@ -381,7 +375,6 @@ def accuracy(
     return (likeliest == texts[:, -settings.targets :]).double().mean(1)
 
 
-CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 NAIVE = ("normalized", "integer", "binary")
 
 PRESETS = Settings.presets = {

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from posenc.encoding import gates_of
 from posenc.encodings.shared import Affine
 from posenc.errors import InputError
-from posenc.lab.experiment import Batch, Experiment, Run
+from posenc.lab.experiment import Batch, Execution, Experiment, Run, current_execution
 from posenc.lab.muon import Muon
-from posenc.lab.passes import Passes, passes
 from posenc.lab.repeated import Repeated
 from posenc.transformer import Attention, TransformerBase
 
@@ -39,7 +38,7 @@ class Training:
     def __init__(self, run: Run, part: Any) -> None:
         self.run = run
         self.part = part
-        self.passes: Passes = passes()
+        self.passes: Execution = current_execution()
         self.model, self.random = _build(run)
         read = read_from_tokens(self.model)
         self.forward: nn.Module = self.passes.wrap(self.model)
@@ -98,7 +97,7 @@ class Training:
         else:
             with self.drawing():
                 self._unread.append(self._step(batch, scored))
-        if self.passes.device.type != "cuda" or len(self._unread) == READ_EVERY or self.finished:
+        if self.passes.place.type != "cuda" or len(self._unread) == READ_EVERY or self.finished:
             self.read_losses()
 
     def _step(self, batch: Batch, scored: Tensor | int) -> Tensor:
@@ -114,7 +113,7 @@ class Training:
 
     def _repeat(self) -> None:
         """Capture the coming steps, where that is possible."""
-        if (device := self.passes.device).type == "cuda" and not self.passes.compiled:
+        if (device := self.passes.place).type == "cuda" and not self.passes.compiled:
             self._rates = [torch.tensor(group["initial_lr"], device=device) for group in self._groups()]
             this = weakref.proxy(self)  # in a cycle of references, a finished training would stay on the GPU
             self.repeated = Repeated(
@@ -142,7 +141,7 @@ class Training:
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Inside, torch's random generators continue from what this training has drawn so far."""
-        device = self.passes.device
+        device = self.passes.place
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.set_rng_state(self.random)
             if device.type == "cuda":
@@ -211,7 +210,7 @@ def diverged(run: Run, when: str) -> InputError:
 
 def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) -> int:
     """Memory that one training batch occupies between its forward and its backward pass, parameters apart."""
-    here = passes()
+    here = current_execution()
     storages: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
@@ -223,7 +222,7 @@ def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) ->
 
     batch = settings.draw(part, torch.Generator().manual_seed(0))
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
-    devices = [here.device] if here.device.type == "cuda" else []
+    devices = [here.place] if here.place.type == "cuda" else []
     with torch.enable_grad(), torch.random.fork_rng(devices=devices), hooks:
         logits, targets = here.forward(model, batch)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -284,7 +283,7 @@ def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.
     groups = [{"params": rest, "lr": s.adamw_learning_rate}]
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
-    on_gpu = passes().device.type == "cuda"  # there a step is captured, see `Repeated`
+    on_gpu = current_execution().place.type == "cuda"  # there a step is captured, see `Repeated`
     optimizers = [
         Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu or None, capturable=on_gpu),

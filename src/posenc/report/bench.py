@@ -10,11 +10,7 @@ from posenc.lab.study import Results
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
 from posenc.report.html import Choice, Panel, plot, rendered
-from posenc.report.terminal import (  # before rich: it reports what to install if that is missing
-    print_files,
-    print_table,
-    stdout,
-)
+from posenc.report.terminal import print_cells, print_files, stdout  # before rich, which may be missing
 
 # isort: split
 from rich.markup import escape
@@ -79,13 +75,8 @@ def sentence(name: str, trials: Rows) -> str:
     first, ahead = f"{name[0].upper()}{name[1:]}", sum(own <= best for own, best in pairs)
     ranges = (" to ".join(dict.fromkeys((ratio(min(of)), ratio(max(of))))) for of in zip(*pairs, strict=True))
     mine, others = ranges
-    rank = (
-        f"the fastest in {ahead} of {len(pairs)} cases"
-        if len(pairs) > 1
-        else "the fastest"
-        if ahead
-        else "not the fastest"
-    )
+    alone = "the fastest" if ahead else "not the fastest"
+    rank = f"the fastest in {ahead} of {len(pairs)} cases" if len(pairs) > 1 else alone
     return (
         f"{first}: posenc is {rank}. It takes {mine} times as long as "
         f"{trials[0]['limit']}, the best of the others {others}."
@@ -143,7 +134,7 @@ def show(results: Results, directory: str) -> None:
     out = stdout()
     for table in tables(results):
         out.print(f"\n[bold]{escape(table.title)}[/bold] ({escape(table.unit)})")
-        print_table(out, table.head[:2], table.head[2:], [(row[:2], row[2:]) for row in table.texts])
+        print_cells(out, table)
     for note in notes(results):
         out.print(f"- {note}", markup=False, soft_wrap=True)
     out.print()

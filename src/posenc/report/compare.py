@@ -104,11 +104,7 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
             shown["dots"] = Panel("dots", f"{m.key} at the training {m.size} and at the longest", [dots], key=False)
         kinds = [m.key, "change"]
         choice = Choice("measure", "Shown:", kinds)
-        draw = plot(
-            "change",
-            [choice],
-            lambda kind: by_condition(variants, s, style, kinds[kind]),
-        )
+        draw = plot("change", [choice], lambda kind: by_condition(variants, s, style, kinds[kind]))
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
     if any("by_position" in variant for variant in variants):
         choice = Choice("against", "Shown:", ["loss", f"above {variants[0]['name']}"])
@@ -348,14 +344,8 @@ def without_training(results: Results, s: Experiment, style: Mapping[str, Style]
         y = [scale * e["mean"] for e in estimates]
         series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
     title = f"difference of the {m.key}, {'points' if m.higher_is_better else unit}"
-    return lines(
-        series,
-        _sizes(s),
-        axis(title),
-        marks=[{"y": 0, "label": "the same weights as trained"}],
-        height=260,
-        spread=True,
-    )
+    marks = [{"y": 0, "label": "the same weights as trained"}]
+    return lines(series, _sizes(s), axis(title), marks=marks, height=260, spread=True)
 
 
 def training(variants: Rows, style: Mapping[str, Style]) -> Figure:

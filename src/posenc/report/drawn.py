@@ -92,12 +92,8 @@ def _lines(figure: Figure, ax: "Axes") -> None:
         place = ax.transData + ScaledTranslation(aside / 72, 0, ax.get_figure(root=True).dpi_scale_trans)  # type: ignore[union-attr]
         x, y = one["x"], [float("nan") if value is None else value for value in one["y"]]
         colour, dash = one["colour"], one.get("dash")
-        options: dict[str, Any] = {
-            "color": colour,
-            "label": one["name"],
-            "linewidth": one.get("width", 1.8),
-            "transform": place,
-        }
+        options: dict[str, Any] = {"color": colour, "label": one["name"], "transform": place}
+        options["linewidth"] = one.get("width", 1.8)
         if one.get("points"):
             options |= {"linestyle": "none", "marker": "o", "markersize": 1.6 * one.get("radius", 3.2)}
             options |= {"markerfacecolor": "none"} if one.get("hollow") else {}

@@ -18,6 +18,7 @@ from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, he
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
     TableRows,
+    print_cells,
     print_files,
     print_table,
     spread_out,
@@ -140,19 +141,7 @@ def figures_of(results: Results) -> dict[str, Panel]:
 
 def tables(results: Results) -> list[Table]:
     """One per task: every method at the lengths and depths that the terminal shows."""
-    found = []
-    for task in results["tasks"]:
-        measure = _measures(results, task)[0]
-        names, titles, rows = _table(results, task, measure)
-        cells = [[*head, *map(_apart, numbers)] for head, numbers in rows]
-        found.append(Table(spelled(task["task"]), measure.axis, [*names, *titles], cells, names=len(names)))
-    return found
-
-
-def _apart(cell: str) -> Cell:
-    """A number in brackets' company, as `_in_brackets` writes them, as both."""
-    mean, _, interval = cell.partition(" (")
-    return (mean, f"({interval}") if interval else mean
+    return [_table(results, task) for task in results["tasks"]]
 
 
 def files(results: Results) -> dict[str, str | bytes]:
@@ -374,10 +363,9 @@ def show(results: Results, directory: str) -> None:
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
     bracketed = False
-    for task in results["tasks"]:
-        measure = _measures(results, task)[0]
-        out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-        bracketed |= print_table(out, *_table(results, task, measure))
+    for task, table in zip(results["tasks"], tables(results), strict=True):
+        out.print(f"\n[bold]{escape(task['task'])}[/bold]: {table.unit}")
+        bracketed |= print_cells(out, table)
     for at in results["longer"]:
         out.print(f"\n[bold]{at['length']} tokens[/bold], {at['times']:.3g} times the context length: loss, nats")
         print_table(out, ["method"], [task["task"] for task in at["tasks"]], _longer(at))
@@ -395,9 +383,9 @@ def _longer(at: Mapping[str, Any]) -> TableRows:
     return [([name], [of_task.get(name, "–") for of_task in found]) for name in dict.fromkeys(itertools.chain(*found))]
 
 
-def _table(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], TableRows]:
-    """Methods by depths, at the longest length within the context length and at the longest of all; or by lengths. The heads of
-    the names and of the numbers, and the rows."""
+def _table(results: Results, task: Task) -> Table:
+    """Methods by depths, at the longest length within the context length and at the longest of all; or by lengths."""
+    measure, title = _measures(results, task)[0], spelled(task["task"])
     by_method = {name: m["cells"] for name in methods(results) for m in task["methods"] if m["method"] == name}
     lengths, depths = (
         sorted({c[key] for cells in by_method.values() for c in cells}, key=lambda x: x or 0)
@@ -405,24 +393,22 @@ def _table(results: Results, task: Task, measure: Measure) -> tuple[list[str], l
     )
     if not task["takes_depth"]:
         values = {m: {c["length"]: c[measure.key] for c in cells} for m, cells in by_method.items()}
-        return (
-            ["method"],
-            [f"{n} tokens" for n in lengths],
-            [([m], [_in_brackets(measure, at.get(n)) for n in lengths]) for m, at in values.items()],
-        )
+        numbers = [[m, *(_cell(measure, at.get(n)) for n in lengths)] for m, at in values.items()]
+        return Table(title, measure.axis, ["method", *(f"{n} tokens" for n in lengths)], numbers)
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
     depths = spread_out(depths, MOST)
-    rows: TableRows = []
+    rows: list[list[Cell]] = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
         for name, cells in by_method.items():
             at = {c["depth"]: c[measure.key] for c in cells if c["length"] == length}
             if at:
-                rows.append(([str(length), name], [_in_brackets(measure, at.get(depth)) for depth in depths]))
-    return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows
+                rows.append([str(length), name, *(_cell(measure, at.get(depth)) for depth in depths)])
+    head = ["tokens", "method", *(f"depth {100 * depth:.3g} %" for depth in depths)]
+    return Table(title, measure.axis, head, rows, names=2)
 
 
-def _in_brackets(measure: Measure, estimate: Mapping[str, float] | None) -> str:
+def _cell(measure: Measure, estimate: Mapping[str, float] | None) -> Cell:
     if estimate is None:
         return "–"
     mean, interval = measure.words(estimate)
-    return f"{mean} ({interval.removesuffix(' %')})"
+    return mean, f"({interval.removesuffix(' %')})"

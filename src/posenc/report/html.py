@@ -13,9 +13,6 @@ from markupsafe import Markup, escape
 
 from posenc.report.figures import plain
 
-Estimate = Mapping[str, float]
-"""A mean with the ends of its 95 % interval: mean, low, high."""
-
 
 def asset(file: str) -> str:
     """The text of a file in this folder."""
@@ -139,16 +136,6 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def signed(value: float, digits: int = 3) -> str:
-    """With a sign, minus as typeset: "−0.310"."""
-    return f"{value:+z.{digits}f}".replace("-", "−")
-
-
-def half_width(estimate: Estimate, digits: int = 3, scale: float = 1) -> str:
-    """Half of the interval: "± 0.012"."""
-    return f"± {scale * (estimate['high'] - estimate['low']) / 2:.{digits}f}"
-
-
 def breaking(name: str) -> Markup:
     """A name that may break after its signs: "key_value:<wbr>keys=<wbr>words"."""
     return Markup(re.sub(r"([_:+=,])(?=\w)", r"\1<wbr>", str(escape(name))))
@@ -162,8 +149,6 @@ def prose(text: str) -> Markup:
 FILTERS: dict[str, Callable[..., str]] = {
     "clock": clock,
     "percent": percent,
-    "signed": signed,
-    "half_width": half_width,
     "prose": prose,
     "breaking": breaking,
     "count": count,

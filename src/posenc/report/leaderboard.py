@@ -16,9 +16,7 @@ from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
 
-__all__ = ["figures_of", "files", "mean_score", "show_tasks", "tables"]
-
-OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs")
+OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
 """What the page of a task takes from the results of all."""
 
 
@@ -36,19 +34,14 @@ def files(results: Results, *, may_import: bool = False) -> dict[str, str | byte
 def pages(results: Results, *, may_import: bool = False) -> dict[str, str]:
     """The page of the table, and for each task one as of a comparison of it alone. may_import: as in
     `posenc.report.compare.page`."""
-    tasks = {
-        file_of(name): page({**of, **_of_all(results)}, may_import=may_import) for name, of in results["tasks"].items()
-    }
+    of_all = {name: results[name] for name in OF_ALL}
+    tasks = {file_of(name): page({**of, **of_all}, may_import=may_import) for name, of in results["tasks"].items()}
     return {"report.html": table_page(results, may_import=may_import)} | tasks
 
 
 def file_of(task: str) -> str:
     """The name of a task's page."""
     return f"{''.join(c if c.isalnum() else '_' for c in task)}.html"
-
-
-def _of_all(results: Results) -> dict[str, Any]:
-    return {name: results[name] for name in OF_ALL} | {"machine": results["machine"]}
 
 
 def table_page(results: Results, *, may_import: bool = False) -> str:

@@ -79,12 +79,8 @@ def _panels(results: "Results | str | Path") -> "Mapping[str, Panel]":
     kind = "leaderboard" if kind == "compare" and "tasks" in read else kind
     if kind not in KINDS:
         raise InputError(f"of no kind that has figures; expected {', '.join(KINDS)}", results=kind)
-    return _figures_of(kind, read)
-
-
-def _figures_of(kind: str, results: "Results") -> "Mapping[str, Panel]":
     from posenc.report import bench, compare, evaluate, leaderboard  # not before they are needed: they need the lab
 
     modules: dict[str, Any] = dict(zip(KINDS, (compare, leaderboard, evaluate, bench), strict=True))
-    panels: Mapping[str, Panel] = modules[kind].figures_of(results)
+    panels: Mapping[str, Panel] = modules[kind].figures_of(read)
     return panels

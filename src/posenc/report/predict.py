@@ -173,12 +173,8 @@ def trained(
 
         model, losses = train(Run.of(name, seed, settings, corpus.digest), corpus.train, advance)
         on_trained(name, model, losses)
-        about = {
-            "steps": settings.steps,
-            "seed": seed,
-            "corpus": corpus.name,
-            "read": settings.steps * settings.batch_size * settings.length,
-        }
+        read = settings.steps * settings.batch_size * settings.length
+        about = {"steps": settings.steps, "seed": seed, "corpus": corpus.name, "read": read}
         found[name] = Weights.of(model, settings.length, **about)
     return found, passages(corpus.test, min(4 * settings.length, MOST_BYTES, len(corpus.test)))
 

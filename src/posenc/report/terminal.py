@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from posenc.errors import InputError, printable
 from posenc.lab.study import Pace, Progress, Study
+from posenc.lab.table import Table as Made
 from posenc.report.html import about, clock
 
 try:
@@ -90,6 +91,12 @@ def print_table(
     return form is not FORMS[-1]
 
 
+def print_cells(out: Console, made: Made) -> bool:
+    """A table of results, as `print_table` prints it."""
+    names, rows = made.names, made.texts
+    return print_table(out, made.head[:names], made.head[names:], [(row[:names], row[names:]) for row in rows])
+
+
 def spread_out(every: Sequence[Any], most: int) -> list[Any]:
     """At most so many of them, evenly spaced, with the first and the last."""
     if len(every) <= most:
@@ -101,7 +108,7 @@ class Display(Progress):
     """The progress of a run on stderr: a bar with the time left on a terminal, else a line per finished job. hint: added
     to the estimate of a long run. yes: nothing is asked before a long run."""
 
-    def __init__(self, _: object = None, *, hint: str = "", yes: bool = False) -> None:
+    def __init__(self, *, hint: str = "", yes: bool = False) -> None:
         share = TextColumn("{task.percentage:>3.0f} %")
         spent = Times(table_column=Column(no_wrap=True))  # in a narrow terminal the bar becomes shorter
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), share, spent)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key-value retrieval: as in Lost in the Middle, and in plain sentences."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +11,7 @@ from uuid import UUID
 from posenc.errors import InputError, unknown
 from posenc.tasks import words
 from posenc.tasks.passkey import NOISE
-from posenc.tasks.task import Sample, Task, check_depth, fit, index_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, first_number, fit, index_at, make_sample
 
 PROMPT = """\
 Extract the value corresponding to the specified key in the JSON object below.
@@ -150,5 +149,4 @@ class Facts(Task):
         return fit(self, length, build, self.items or 2, self.items or len(DIGITS), depth)
 
     def score(self, generated: str, sample: Sample) -> float:
-        number = re.search(r"\d+", generated)
-        return float(number is not None and number.group() == sample.references[0])
+        return float(first_number(generated) == sample.references[0])

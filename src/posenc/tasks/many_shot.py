@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many-shot in-context learning: a rule that is in the examples alone."""
 
-import re
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar
 
 from posenc.errors import InputError
 from posenc.tasks import words
-from posenc.tasks.task import Sample, Task, fit, make_sample
+from posenc.tasks.task import Sample, Task, first_number, fit, make_sample
 
 TEMPLATE = "The {} is near the {}."
 
@@ -68,5 +67,4 @@ class ManyShot(Task):
         return fit(self, length, build, 2 * self.classes, None, depth)
 
     def score(self, generated: str, sample: Sample) -> float:
-        number = re.search(r"\d+", generated)
-        return float(number is not None and number.group() == sample.references[0])
+        return float(first_number(generated) == sample.references[0])

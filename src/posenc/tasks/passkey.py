@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passkey retrieval."""
 
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.tasks.task import Sample, Task, check_depth, fit, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, first_number, fit, make_sample
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -41,5 +40,4 @@ class Passkey(Task):
         return fit(self, length, build, depth=depth)
 
     def score(self, generated: str, sample: Sample) -> float:
-        number = re.search(r"\d+", generated)
-        return float(number is not None and int(number.group()) == int(sample.references[0]))
+        return float(int(first_number(generated) or 0) == int(sample.references[0]))

@@ -2,6 +2,7 @@
 """The interface of a task: prompts of a given length in tokens, a question about each, and the score of an answer."""
 
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -100,6 +101,12 @@ def check_depth(depth: float) -> None:
     """
     if not 0 <= depth <= 1:
         raise InputError("must lie between 0 (the start of the context) and 1 (its end)", depth=depth)
+
+
+def first_number(text: str) -> str:
+    """The first digits of a text; "" where there are none."""
+    number = re.search(r"\d+", text)
+    return number.group() if number else ""
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import InputError, cli
-from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.checkpoint import Checkpoints, TrainingCheckpoint
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
 from posenc.lab.experiment import Run
@@ -90,13 +90,13 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     while not undisturbed.finished:
         undisturbed.advance()
     killed = Training(run, corpus.train)
-    checkpoint = Checkpoints(tmp_path, 1e-9).of(killed, dict)
+    checkpoint = TrainingCheckpoint(killed, Checkpoints(tmp_path, 1e-9), dict)
     for _ in range(3):
         killed.advance()
         checkpoint.save_if_due()
     torch.manual_seed(12345)  # another process has another state
     resumed = Training(run, corpus.train)
-    Checkpoints(tmp_path, 1e-9).of(resumed, dict)
+    TrainingCheckpoint(resumed, Checkpoints(tmp_path, 1e-9), dict)
     assert len(resumed.losses) == 3
     while not resumed.finished:
         resumed.advance()

@@ -328,11 +328,8 @@ def measured(inputs: AttentionInputs, module: nn.Module, learned: Gradient | Non
         sampled[:, inputs.rows] = inputs.upstream[:, inputs.rows]
         out = step(sampled).detach()
         out = out if mode == "decode" else out[:, inputs.rows]
-        return (
-            out,
-            *([gradient(x).clone()] if x.requires_grad else []),
-            *([learned()] if inputs.learned and learned else []),
-        )
+        of_input = [gradient(x).clone()] if x.requires_grad else []
+        return out, *of_input, *([learned()] if inputs.learned and learned else [])
 
     return Built(partial(step, inputs.upstream), results, lambda: inputs.truth, TOLERANCES[inputs.problem.dtype])
 

@@ -103,12 +103,8 @@ DECODES = (*PASSES, "decode")
 def _attention(name: str, summary: str, naive_bytes: int, *others: Candidate) -> Case:
     """naive_bytes: per score and head, of the dense bias and what makes it; 0: there is none."""
     naive = "SDPA with a dense bias" if naive_bytes else "textbook rotation, then SDPA"
-    candidates = (
-        Candidate("plain SDPA", plain),
-        Candidate("posenc", ours),
-        Candidate(naive, dense, score_bytes=naive_bytes * HEADS),
-        *others,
-    )
+    theirs = Candidate(naive, dense, score_bytes=naive_bytes * HEADS), *others
+    candidates = (Candidate("plain SDPA", plain), Candidate("posenc", ours), *theirs)
     return Case(name, "attention", summary, partial(AttentionInputs, SCHEMES[name]), candidates)
 
 

@@ -150,7 +150,7 @@ def without_copies(train: Sequence[bytes], test: Sequence[bytes]) -> list[bytes]
         for is_fresh, run in groupby(fresh):
             end = start + len(list(run))
             if is_fresh and end - start > BLOCK:
-                pieces.append(_characters(text[start:end]))
+                pieces.append(text[start:end].decode(errors="ignore").encode())  # no parts of characters at its ends
             start = end
         known[of] = True
     return pieces
@@ -181,21 +181,12 @@ def _common(texts: Sequence[bytes], hashes: Tensor) -> Tensor:
     return found
 
 
-def _characters(piece: bytes) -> bytes:
-    """A piece of UTF-8 without parts of characters at its ends."""
-    return piece.decode(errors="ignore").encode()
-
-
 def _library() -> Iterator[tuple[str, bytes]]:
     """The path and the content of each file of Python's source in the standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).parts
-        if (
-            not LEFT_OUT.intersection(parts)
-            and not parts[0].startswith("config-")
-            and "_sysconfigdata" not in parts[-1]
-        ):
+        if LEFT_OUT.isdisjoint(parts) and not parts[0].startswith("config-") and "_sysconfigdata" not in parts[-1]:
             yield "/".join(parts), path.read_bytes().replace(b"\r\n", b"\n")
 
 

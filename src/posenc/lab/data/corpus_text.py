@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -81,16 +80,6 @@ class Corpus:
         counts = self.train.tokens.long().bincount(minlength=self.vocab_size).double() + 1
         return -(counts / counts.sum()).log()[self.test.tokens.long()].mean().item()
 
-    def write(self, folder: Path) -> None:
-        """Write the corpus for other processes to `read`."""
-        torch.save(self, folder / "corpus.pt")
-
-    @classmethod
-    def read(cls, folder: Path) -> "Corpus":
-        """The corpus that another process wrote, mapped into memory rather than loaded. The file is trusted: it is a pickle."""
-        corpus: Corpus = torch.load(folder / "corpus.pt", mmap=True, weights_only=False)
-        return corpus
-
     def facts(self) -> dict[str, object]:
         """The data, as results.json describes them."""
         return {
@@ -108,7 +97,7 @@ class Corpus:
 
 
 class TextBatch(NamedTuple):
-    """Sequences of one step; rows depend on nothing but themselves, so processes may share them.
+    """Sequences of one step.
 
     tokens: (batch, length + 1), the last one a target only. documents: likewise, the document of each token; None: one
     running text.
@@ -116,10 +105,6 @@ class TextBatch(NamedTuple):
 
     tokens: Tensor
     documents: Tensor | None = None
-
-    def rows(self, which: slice | Tensor) -> "TextBatch":
-        """Some of the sequences."""
-        return TextBatch(self.tokens[which], None if self.documents is None else self.documents[which])
 
     def to(self, device: torch.device) -> "TextBatch":
         """On a device; the program does not wait for a GPU to have received them."""

@@ -37,9 +37,9 @@ def load(
     Raises:
         InputError: no such text, no text in it, a tokenizer that cannot be loaded, or a package that is missing.
     """
+    if text_column is not None and source in (*CORPORA, "pydoc"):
+        raise InputError(f"data={source!r} has no columns", "leave it out", text_column=text_column)
     if source in CORPORA:
-        if text_column is not None:
-            raise InputError(f"data={source!r} has no columns", "leave it out", text_column=text_column)
         files = CORPORA[source]()
         train, test = split(files)
         return build(files.name, ((text,) for text in (*train, *test)), tokenizer, packed, data_tokens, len(train))

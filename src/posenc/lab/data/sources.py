@@ -38,8 +38,6 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
         InputError: there is no such data, or, during the iteration, it cannot be read.
     """
     if source == "pydoc":
-        if text_column is not None:
-            raise InputError("data='pydoc' has no columns", "leave it out", text_column=text_column)
         from pydoc_data.topics import topics
 
         name = "pydoc_data.topics, the language reference in Python's standard library"

@@ -247,7 +247,21 @@ def attention_profile(
     """
     body = model_structure(model)
     texts = [sample if isinstance(sample, Sample) else _as_sample(sample) for sample in samples]
-    _check(body, texts, depths, sinks, first_row, chunk)
+    check_attention(body)
+    if not texts:
+        raise InputError("samples is empty: give at least one text")
+    if depths is not None and len(depths) != len(texts):
+        raise InputError(f"depths has {len(depths)} numbers for {len(texts)} samples: give one each")
+    if not 1 <= sinks <= first_row or chunk < 1:
+        raise InputError("need 1 <= sinks <= first_row and chunk >= 1", sinks=sinks, first_row=first_row, chunk=chunk)
+    for text in texts:
+        if (n := len(text.ids)) <= first_row:
+            raise InputError(
+                f"a text has {n} tokens, and queries count from number {first_row} on",
+                "give longer inputs or a lower first_row",
+                first_row=first_row,
+            )
+        check_tokens(body.model, text.ids)
     longest = max(len(text.ids) for text in texts)
     edges = (0, *(2**power for power in range((longest - 1).bit_length())))
     sums = _Sums(body, sinks, first_row, torch.tensor(edges))
@@ -381,31 +395,6 @@ def _as_sample(ids: Tensor) -> Sample:
             f"{what} is not a text", "pass a Sample or int64 ids (N,), one text at a time", argument="samples"
         )
     return Sample(ids.reshape(-1), ids.numel())
-
-
-def _check(
-    body: ModelStructure,
-    texts: Sequence[Sample],
-    depths: Sequence[float] | None,
-    sinks: int,
-    first_row: int,
-    chunk: int,
-) -> None:
-    check_attention(body)
-    if not texts:
-        raise InputError("samples is empty: give at least one text")
-    if depths is not None and len(depths) != len(texts):
-        raise InputError(f"depths has {len(depths)} numbers for {len(texts)} samples: give one each")
-    if not 1 <= sinks <= first_row or chunk < 1:
-        raise InputError("need 1 <= sinks <= first_row and chunk >= 1", sinks=sinks, first_row=first_row, chunk=chunk)
-    for text in texts:
-        if len(text.ids) <= first_row:
-            raise InputError(
-                f"a text has {len(text.ids)} tokens, and queries count from number {first_row} on",
-                "give longer inputs or a lower first_row",
-                first_row=first_row,
-            )
-        check_tokens(body.model, text.ids)
 
 
 def _by_depth(

@@ -203,11 +203,7 @@ class Trial(Evaluation):
         return self._texts[key]
 
     def results(self, done: Mapping[AnyCell, AnyRecord]) -> dict[str, Any]:
-        return {
-            "model": self.model_facts,
-            "settings": asdict(self.plan),
-            "machine": describe(self.device),
-        }
+        return {"model": self.model_facts, "settings": asdict(self.plan), "machine": describe(self.device)}
 
     def sentences(self, results: Results) -> dict[str, Any]:
         return {}
@@ -524,11 +520,7 @@ def _source(folder: Folder, text: str | None) -> str | None:
 
 def _screened(model: Any, methods: Sequence[str], target: int, program: str) -> tuple[dict[str, int], dict[str, str]]:
     """The cost of each method that the model takes and the program runs: 0 for the unmodified model, 1 for frequencies in a
-    configuration, 2 for another attention, 3 for a position map. And why others are left out.
-
-    Raises:
-        InputError: an unknown method.
-    """
+    configuration, 2 for another attention, 3 for a position map. And why others are left out."""
     costs, skipped = {NONE: 0}, {}
     for method in (method for method in methods if method != NONE):
         stated = written_factor(method)

@@ -75,17 +75,15 @@ def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trai
     truncation = losses.get(TRUNCATION)
     rows = []
     for method, values in sorted(losses.items(), key=lambda item: float(item[1].mean())):
-        against = (
-            None
-            if truncation is None or method == TRUNCATION
-            else estimate((values - truncation)[None], len(losses) - 1)
-        )
+        against = None
+        if truncation is not None and method != TRUNCATION:
+            against = asdict(estimate((values - truncation)[None], len(losses) - 1))
         rows.append(
             {
                 "method": method,
                 "loss": asdict(estimate(values[None])),
                 "exact": share(_by_text(cells[method], lambda o, _: float(o.exact))) if task.new_tokens else None,
-                "against_truncation": None if against is None else asdict(against),
+                "against_truncation": against,
                 **cost([measured for _, measured in cells[method]]),
             }
         )

@@ -11,19 +11,6 @@ from posenc.errors import NO_VALUE, InputError, check_fields, check_integers, ch
 from posenc.lab.evals.config import NONE
 from posenc.spec import read_json
 
-__all__ = [
-    "LEAST_TEXTS",
-    "MOST_TEXTS",
-    "PAIR",
-    "PLAN",
-    "RETRIEVAL",
-    "SERVING",
-    "Plan",
-    "Round",
-    "checked_tasks",
-    "planned_rounds",
-]
-
 RETRIEVAL = ("passkey", "facts")
 """Tasks with an answer."""
 SERVING = ("python", "transformers", "vllm", "llama.cpp")

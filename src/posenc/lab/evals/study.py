@@ -324,7 +324,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return {
             "model": self.model_facts | {"precision": chosen_because(self.model)},
             "settings": {"preset": preset_of(s), **asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
-            "machine": describe(self.device) | _versions(),
+            "machine": describe(self.device) | versions() | {"transformers": version("transformers")},
             **results,
             "exact_tokens": {method: self.exact.get(method, 0) for method in s.methods if method != NONE},
             "attention": {method: r.profile for method, r in profiles.items() if r.profile is not None} or None,
@@ -501,10 +501,6 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         }
 
 
-def _versions() -> dict[str, str]:
-    return versions() | {"transformers": version("transformers")}
-
-
 def _means(profile: Mapping[str, Any]) -> dict[str, float]:
     """The mean of the numbers in each entry of a profile."""
 
@@ -550,11 +546,7 @@ class Remote:
 
 @functools.cache
 def _loaded(remote: Remote) -> Evaluation:
-    """The evaluation in this process, with a model that it loads once.
-
-    Raises:
-        InputError: this worker would measure something else than the driver.
-    """
+    """The evaluation in this process, with a model that it loads once."""
     model, tokenizer = load(remote.source, dtype=remote.dtype, device=remote.device)
     study = Evaluation(model, tokenizer, remote.settings, remote.name)
     expected, here = json.loads(remote.shared), json.loads(json.dumps(study.shared))

@@ -15,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.data.corpus_text import IGNORED
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
+from posenc.lab.experiment import CORE, LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
 from posenc.lab.records import Aggregate, level, share
 from posenc.transformer import TransformerBase
 
@@ -23,7 +23,6 @@ __all__ = ["IGNORED", "SequenceBatch", "Synthetic", "SyntheticCorpus", "answered
 
 ACCURACY, EXACT = "accuracy", "exact"
 """What is measured beside the loss: the share of right answer tokens, and whether all of a sequence's are right."""
-CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 HELD_OUT_SEED = 2**32 - 1
 """Of the test sequences; those of training are drawn from the seed of the run."""
 
@@ -41,7 +40,7 @@ class SequenceBatch(NamedTuple):
         """How many targets there are."""
         return int((self.targets != IGNORED).sum())
 
-    def rows(self, which: slice | Tensor) -> "SequenceBatch":
+    def rows(self, which: Tensor) -> "SequenceBatch":
         """Some of the sequences."""
         return SequenceBatch(self.inputs[which], self.targets[which])
 
@@ -72,7 +71,7 @@ class SyntheticCorpus:
 
     def facts(self) -> dict[str, object]:
         """The data, as results.json describes them."""
-        first = next(iter(self.test.values())).rows(slice(1))
+        first = next(iter(self.test.values()))
         example = {"inputs": first.inputs[0].tolist(), "targets": first.targets[0].tolist()}
         sequences = {str(factor): len(batch.inputs) for factor, batch in self.test.items()}
         facts: dict[str, object] = {"name": self.name, "about": self.about[0], "source": " ".join(self.about[1:])}

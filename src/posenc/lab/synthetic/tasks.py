@@ -12,17 +12,16 @@ from posenc.errors import InputError
 from posenc.lab.experiment import Criterion
 from posenc.lab.synthetic.experiment import ACCURACY, IGNORED, SequenceBatch, Synthetic, answered
 
-__all__ = ["TASKS"]
-
 
 class OfSymbols(Synthetic):
-    """Symbols, and signs that are none, such as a separator."""
+    """Symbols, each as so many tokens, and signs that are none, such as a separator."""
 
+    forms = 1
     signs = 1
 
     @property
     def vocabulary(self) -> int:
-        return self.symbols + self.signs
+        return self.forms * self.symbols + self.signs
 
     def tokens_in(self, length: int) -> int:
         return length
@@ -131,6 +130,7 @@ class Recall(OfSymbols):
     symbols: int = 32
 
     name = "recall"
+    forms = 2
     shortest = 8
     stride = 2
     POWER = 0.01
@@ -148,10 +148,6 @@ class Recall(OfSymbols):
     def pairs(self, length: int) -> int:
         """Pairs in a sequence."""
         return length // 8
-
-    @property
-    def vocabulary(self) -> int:
-        return 2 * self.symbols + 1
 
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         pairs, blank = self.pairs(length), 2 * self.symbols
@@ -288,11 +284,8 @@ class Dyck(OfSymbols):
     steps: int = 200
 
     name = "dyck"
+    forms = 2
     DEPTH = 8
-
-    @property
-    def vocabulary(self) -> int:
-        return 2 * self.symbols + 1
 
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         kinds = torch.randint(self.symbols, (length, n), generator=generator)

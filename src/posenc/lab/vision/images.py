@@ -83,9 +83,6 @@ class ImageBatch(NamedTuple):
     targets: Tensor
     positions: Positions | None = None
 
-    def rows(self, which: slice | Tensor) -> "ImageBatch":
-        return self._replace(images=self.images[which], targets=self.targets[which])
-
     def to(self, device: torch.device) -> "ImageBatch":
         positions = None if self.positions is None else self.positions.to(device)
         return ImageBatch(self.images.to(device), self.targets.to(device), positions)
