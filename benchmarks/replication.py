@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.data import load
 from posenc.lab.data.corpora import CORPORA
 from posenc.lab.leaderboard import Leaderboard, against
 from posenc.lab.results import Ranking, collect
@@ -28,6 +30,9 @@ CONFIRMED, REVERSED, CHANGES, OPEN, MISSING = (
 VERDICTS = CONFIRMED, REVERSED, CHANGES, OPEN, MISSING
 LEAST = 2
 """Trainings of each encoding by which a finding is judged."""
+
+LOAD_ONCE = cache(load)
+"""A text serves every folder of archives: splitting it takes seconds."""
 
 Json = Mapping[str, Any]
 K = TypeVar("K")
@@ -130,7 +135,8 @@ class Board:
     @classmethod
     def read(cls, folder: Path, data: str | None = None) -> "Board":
         """data: as of `posenc compare`; None: the default of the tasks."""
-        comparisons, table = against(folder, (), data=data)
+        with patch("posenc.lab.text.load", LOAD_ONCE):
+            comparisons, table = against(folder, (), data=data)
         records = {run: stored.record for run, stored in table.runs.items()}
         board = Leaderboard(comparisons, Checkpoints("", 0), table)
         rankings = {
