@@ -158,7 +158,7 @@ def test_a_comparison_takes_them():
     comparison.check(corpus)
     described = dict(_described({"variants": [{"encoding": text} for text in texts]}))
     assert described["partial_rope"].startswith("RoPE on a quarter")
-    with pytest.raises(InputError, match=r"names 4 layers, the model has 2: pass num_layers=4"):
+    with pytest.raises(InputError, match=r"names 4 layers, the model has 2; pass num_layers=4"):
         Comparison(("local_nope:window=4",), 1, settings).check(corpus)
 
 

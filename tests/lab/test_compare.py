@@ -146,7 +146,7 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
         (Comparison(("rope", "rope"), 1, tiny), "rope is named twice"),
         (
             Comparison(("rope/rope/rope/none",), 1, replace(tiny, num_layers=2)),
-            "encodings='rope/rope/rope/none': names 4 layers, the model has 2: pass num_layers=4",
+            "encodings='rope/rope/rope/none': names 4 layers, the model has 2; pass num_layers=4",
         ),
         (
             Comparison(("learned:beyond=error+rope",), 1, tiny),

@@ -321,7 +321,7 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
             "latin.txt: not text in UTF-8",
         ),
         (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
-        (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
+        (["extend", "MODEL", "--method", "yarn"], "pass --factor or --target-length"),
         (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "give one of them"),
         (
             ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--option", "beta_fast"],

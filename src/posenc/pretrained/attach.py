@@ -161,7 +161,7 @@ def set_implementation(model: Any, name: str) -> None:
 
 
 INSTEAD = "posenc_instead"
-"""The attention implementation while layers attend by functions of their own. It has no mask function, and so makes no masks."""
+"""The attention implementation while each layer attends by a function that it is given. It has no mask function, and so makes no masks."""
 
 
 def attend_instead(call: AttentionCall) -> Tensor:

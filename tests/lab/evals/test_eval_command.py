@@ -144,7 +144,7 @@ MISTAKES = {
     ("--methods", "rerope:window=256", "--lengths", "1024"): "--methods rerope:window=256: reaches 64 .*; --methods none measures",
     ("--methods", "fit"): "--methods fit: learns from a text; extend the model with it first",
     ("--address", "x:1"): "--address x:1: is an option of engine ray; give it with --engine ray",
-    ("--model-fingerprint", "abc"): "[^ =]+model0?: has changed",
+    ("--model-fingerprint", "abc"): "[^ =]+model[0-9]*: has changed",
 }  # fmt: skip
 
 

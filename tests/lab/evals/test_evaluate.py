@@ -309,7 +309,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"methods": ("yarn", "truncation")}, r"methods='truncation': .*by itself"),
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
-        ({"lengths": (20, 400)}, r"tasks='passkey': at length 20: length=20: passkey needs about"),
+        ({"lengths": (20, 400)}, r"tasks='passkey', lengths=20: passkey needs about"),
         ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (

@@ -315,10 +315,11 @@ def answer(results: Results) -> list[str]:
 
 def _short(task: Results) -> str:
     """That a task's prompts do not fill the length, such as those of two facts."""
-    last = task["methods"][0]["cells"][-1]
-    if last["tokens"] >= last["length"] / 2:
-        return ""
-    return f"{spelled(task['task'])}: its prompts do not fill {last['length']} tokens, they have {last['tokens']:.0f} on average."
+    for longest in task["methods"][0]["cells"][-1:]:
+        n, filled = longest["length"], longest["tokens"]
+        if filled < n / 2:
+            return f"{spelled(task['task'])}: its prompts do not fill {n} tokens, they have {filled:.0f} on average."
+    return ""
 
 
 def outcome_of(task: Task, cells: Mapping[Cell, Measured]) -> str:
