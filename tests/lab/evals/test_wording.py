@@ -16,7 +16,10 @@ def results(cells, middle=None, generates=True, ranking=()):
     by = "exact" if generates else "loss"
     none = {
         "method": "none",
-        "cells": [{"length": n, "depth": d, "tokens": n, "score": None, by: interval(value)} for (n, d), value in cells.items()],
+        "cells": [
+            {"length": n, "depth": d, "tokens": n, "score": None, by: interval(value)}
+            for (n, d), value in cells.items()
+        ],
         "by_length": [
             {"length": n, "score": None, by: interval(value), "middle": middle}
             for n, value in {n: value for (n, _), value in cells.items()}.items()
