@@ -54,7 +54,6 @@ LEADERS = (
     "wall", "local_nope:window=16:every=2",
 )  # fmt: skip
 """The twelve best of the leaderboard at the longest length, by their mean score."""
-THREE = "none", "rope", "alibi"
 SIXTEEN = (*BASELINES, *LEADERS)
 UP_TO_4096 = tuple(each for each in SIXTEEN if each != "dape")
 """`dape` passes every pair of tokens through a network: its evaluation outlasted a loan of a GPU."""
@@ -143,9 +142,6 @@ EXPERIMENTS: dict[str, Trials] = {
     ),
     "recall": Trials("how many trainings learn to recall, and when?", (with_findings("recall", 2000),), 16),
     "tasks": Trials("where recency is not enough", tuple(map(with_findings, NEW)), 8),
-    "baselines": Trials(
-        "do the steps of a task give its baselines a chance?", tuple(replace(of_task(name), encodings=THREE) for name in NEW), 1
-    ),
     "sizes": Trials(
         "does the order change with size?",
         tuple(

@@ -130,7 +130,7 @@ def _text(of: Json) -> str:
 
 def baselines(board: Board) -> str:
     """What the baselines score at the training length of the tasks that have no archives of the leaderboard, after their steps."""
-    known = {task: each for other in replication.experiments("baselines") for task, each in other.rankings.items()}
+    known = {task: each for other in replication.experiments("tasks") for task, each in other.rankings.items()}
     rows = []
     for task in (task for task in TASKS if task not in board.rankings):
         ranking, of, guess = known.get(task), {}, "–"
