@@ -31,9 +31,6 @@ VERDICTS = CONFIRMED, REVERSED, CHANGES, OPEN, MISSING
 LEAST = 2
 """Trainings of each encoding by which a finding is judged."""
 
-LOAD_ONCE = cache(load)
-"""A text serves every folder of archives: splitting it takes seconds."""
-
 Json = Mapping[str, Any]
 K = TypeVar("K")
 
@@ -135,8 +132,7 @@ class Board:
     @classmethod
     def read(cls, folder: Path, data: str | None = None) -> "Board":
         """data: as of `posenc compare`; None: the default of the tasks."""
-        with patch("posenc.lab.text.load", LOAD_ONCE):
-            comparisons, table = against(folder, (), data=data)
+        comparisons, table = against(folder, (), data=data)
         records = {run: stored.record for run, stored in table.runs.items()}
         board = Leaderboard(comparisons, Checkpoints("", 0), table)
         rankings = {
@@ -150,7 +146,8 @@ def experiments(name: str) -> list[Board]:
     """The archives of an experiment, one of each of its settings; none where it has not been run. The folder of a text begins with
     its name."""
     folders = [folder for folder in sorted((EXPERIMENTS / name).glob("*")) if any(folder.glob("*.json.gz"))]
-    return [_read(folder) for folder in folders]
+    with patch("posenc.lab.text.load", cache(load)):  # a text serves every folder: splitting it takes seconds
+        return [_read(folder) for folder in folders]
 
 
 @cache

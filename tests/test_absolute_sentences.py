@@ -370,6 +370,7 @@ LEADERBOARD = {
     "guessing (the most common answer) at 0": PLAIN,
     "of text, of the loss, with that": PLAIN,
     "on which nobody came a tenth of that way is left out": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "where nobody came a tenth of the way from guessing to all right": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
     "from 95 % on nearly all": "test_page_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "makes nothing equal": PLAIN,
     "from the same weights, learn from the same batches": "test_transformer.py::test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_scale",
