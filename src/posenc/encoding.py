@@ -711,7 +711,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
         of_all: WeakKeyDictionary[Encoding, _State] = positions.shared((WeakKeyDictionary, learns), WeakKeyDictionary)
         state = of_all.get(self)
         if state is None or not state.is_of(self):
-            of_all[self] = state = _State(self, learns)
+            of_all[self] = state = _State(self)
         return state if state.tells else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
@@ -851,7 +851,7 @@ class _State:
     made of these is not remembered: learns, on a GPU, or where they are many. tells: whether tensors say when they are written to.
     """
 
-    def __init__(self, encoding: Encoding, learns: bool) -> None:
+    def __init__(self, encoding: Encoding) -> None:
         self.parts = list(encoding.modules())[1:]  # without itself, which it must not keep alive
         self.facts = _facts([encoding, *self.parts])
         tensors = [x for part in (encoding, *self.parts) for x in part.buffers(recurse=False)]
@@ -861,8 +861,9 @@ class _State:
         self.tables = [*tensors, *(x for x in parameters if not x.requires_grad or x.is_inference())]
         self.tells = not any(map(Tensor.is_inference, self.tables))
         self.versions = list(map(_VERSION, self.tables)) if self.tells else []
+        watched = encoding._is_watched()  # before gradients are off
         with torch.inference_mode(False), torch.no_grad():
-            self.copies = [] if learns or not _few_on_cpu(self.learned) else [x.clone() for x in self.learned]
+            self.copies = [x.clone() for x in self.learned] if watched else []
         self.values: dict[Hashable, Any] = {}
 
     def is_of(self, encoding: Encoding) -> bool:

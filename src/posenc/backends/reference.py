@@ -117,7 +117,7 @@ def _where_visible(problem: Problem, first: int, end: int) -> Tensor:
             scores = part
             continue
         key, mask = ("hidden", branch.region), partial(_hidden, problem, branch.region, first, end)
-        hidden = mask() if problem.first_key else of_pass(problem, first, end, key, mask)
+        hidden = of_pass(problem, first, end, key, mask)
         if scores is not None:
             scores = torch.where(hidden, scores, part)
         else:

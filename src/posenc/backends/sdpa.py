@@ -227,9 +227,8 @@ def _takes_formulas(problem: Problem) -> bool:
     if problem.q.shape[2] > _block_rows(problem):
         return False
     tables = problem.values is not None or not all(term.dense_if_short for term in problem.bias)
-    return _is_short(
-        problem, SHORT // 4 if tables else SHORT
-    )  # 128 by 128 tokens under products with a table of distances
+    # 128 by 128 tokens under products with a table of distances
+    return _is_short(problem, SHORT // 4 if tables else SHORT)
 
 
 def _is_short(problem: Problem, most: int | None = None) -> bool:
