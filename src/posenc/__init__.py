@@ -12,6 +12,7 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc_cli.left import instead as _instead
 from posenc_version import version as _version
 
 if _TYPE_CHECKING:
@@ -75,7 +76,7 @@ def __getattr__(name: str) -> _Any:
     if name in _MODULES:
         return _import_module(_MODULES[name])
     if name not in _LAZY:
-        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+        raise AttributeError(_instead(name) or f"module 'posenc' has no attribute {name!r}")
     return getattr(_import_module(_LAZY[name]), name)
 
 

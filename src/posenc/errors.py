@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_typ
 import torch
 from torch import Tensor
 
+from posenc_cli.left import instead
 from posenc_cli.names import nearest, unknown_name
 from posenc_cli.names import printable as printable
 
@@ -410,6 +411,8 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
 
     likeness: the least similarity, 0 to 1, of a name that is suggested; 0.7 leaves typing errors.
     """
+    if gone := instead(str(name)):
+        return InputError(gone)
     names = sorted(known)
     meant = meaning(str(name).partition("=")[0], names)
     return InputError(unknown_name(what, name, names, [meant] if meant else nearest(str(name), names, likeness)))
