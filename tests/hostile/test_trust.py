@@ -220,7 +220,7 @@ def part(task="copy", encodings=("none",), **more):
         "variants": {}, "steps": 1, "stride": 1, "losses": [1],
     }  # fmt: skip
     content = {
-        "schema": 1, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
+        "schema": 2, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
         "runs": dict.fromkeys(encodings, run),
     }  # fmt: skip
     return gzip.compress(json.dumps(content | more).encode())

@@ -146,19 +146,14 @@ def archives(archived, tmp_path):
     return Path(shutil.copytree(archived, tmp_path / "archives"))
 
 
-def stripped(archives, change=lambda content: None):
-    """As archives were before they had behaviours."""
+def changed(archives, change):
     for path in archives.glob(f"*{SUFFIX}"):
         content = json.loads(gzip.decompress(path.read_bytes()))
-        del content["behaviours"]
         change(content)
         path.write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["with behaviours", "without"])
-def test_archives_are_recognised(old, archives, tmp_path, monkeypatch):
-    if old:
-        stripped(archives)
+def test_archives_are_recognised(archives, tmp_path, monkeypatch):
     merged = joined(tmp_path / "merged", merge=[archives])
     assert merged["runs"]["kept_from_before"] == 4
     monkeypatch.setattr(*CHANGES["slopes times 50"][:3])
@@ -176,7 +171,7 @@ def test_another_machines_run_is_repeated_and_its_difference_stated(archives, tm
             scores = content["runs"]["none"]["variants"]["none"]["scores"]["accuracy"]
             scores["1"] = [value // 2 for value in scores["1"]]
 
-    stripped(archives, elsewhere)
+    changed(archives, elsewhere)
     placed, table = against(archives, ["rope"], seeds=1)
     said = Said()
     results = compare_tasks(placed, tmp_path / "out", engine=InProcess(), table=table, progress=said)

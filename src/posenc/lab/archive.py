@@ -4,8 +4,8 @@
 DIR/<task>-<seed>.json.gz     the runs of one task and seed; equal runs give equal bytes
 
 A file is {"schema", "task", "seed", "settings", "data", "versions", "machines", "behaviours": {encoding: ...}, "runs": {encoding:
-...}}, with "execution" where that is not float32 on a CPU, see `posenc.lab.experiment.Execution.facts`. Without "behaviours", which earlier files lack, the first point of seed 0's curve stands for them. Losses are rounded to
-0.001 nats and stored as integers, shares to 0.000001; of the training loss there are at most 50 means, one per `stride` steps.
+...}}, with "execution" where that is not float32 on a CPU, see `posenc.lab.experiment.Execution.facts`. Losses are rounded to 0.001 nats
+and stored as integers, shares to 0.000001; of the training loss there are at most 50 means, one per `stride` steps.
 """
 
 import gzip
@@ -15,13 +15,11 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Self
 
 from posenc.errors import InputError, unknown
 from posenc.lab.experiment import Execution, Run
 from posenc.lab.files import Folder
-from posenc.lab.measure import first_steps, mean_loss
 from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
@@ -29,7 +27,8 @@ from posenc.lab.study import difference, identity, in_words, versions
 from posenc.spec import REFUSED, names_code, read_json
 
 SUFFIX = ".json.gz"
-SCHEMA = 1
+SCHEMA = 2
+"""Schema 1 had the loss by position of each passage, 82 % of its bytes."""
 MOST_BYTES = 2**26
 """Of a file, unpacked."""
 LOSSES, SHARES = 1000, 1000000
@@ -73,14 +72,13 @@ class Part:
         return {"encoding": encoding, **self.conditions}
 
     def behaviour(self, encoding: str) -> dict[str, float]:
-        """What the program computed that trained an encoding; of an archive without behaviours the mean loss of its first steps,
-        which is that of seed 0 alone."""
-        if encoding in self.behaviours or self.seed:
-            return dict(self.behaviours.get(encoding, {}))
-        losses = self.runs[encoding].losses
-        first = -(-len(losses) // CURVE_POINTS)
-        known = {mean_loss(first): fmean(losses[:first]), "tolerance": 1 / LOSSES}  # a loss is rounded
-        return known if 1 < first <= first_steps(len(losses)) else {}
+        """What the program computed that trained an encoding, as far as it is known."""
+        return dict(self.behaviours.get(encoding, {}))
+
+    def stored(self, encoding: str) -> Stored[RunRecord]:
+        """The run of an encoding, and of what it is one."""
+        facts = self.facts(encoding)
+        return Stored(self.runs[encoding], facts, self.behaviour(encoding), in_words(self.versions))
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -128,7 +126,7 @@ def _packed(record: RunRecord) -> dict[str, Any]:
                 measure: {at: _integers(values, _unit(measure)) for at, values in measured.items()}
                 for measure, measured in {LOSS: variant.paired, **variant.extra}.items()
             },
-            "by_position": [_integers(row, LOSSES) for row in variant.by_position],
+            "by_position": _integers(variant.by_position, LOSSES),
             "tokens_per_second": variant.tokens_per_second,
         }
         for variant in record.variants
@@ -152,7 +150,7 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
             measure: {at: _numbers(values, _unit(measure)) for at, values in measured.items()}
             for measure, measured in variant["scores"].items()
         }
-        by_position = [_numbers(row, LOSSES) for row in variant["by_position"]]
+        by_position = _numbers(variant["by_position"], LOSSES)
         rate = variant["tokens_per_second"]
         variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), by_position, rate, scores))
     return RunRecord(run=dict(facts), variants=variants, losses=losses, **content)
@@ -233,21 +231,6 @@ def _parts(directory: str | Path) -> Iterator[Part]:
         yield part
 
 
-def behaviours(parts: Sequence[Part]) -> dict[tuple[str, str, int], dict[str, float]]:
-    """What the programs computed, by task, encoding and seed. A seed whose file has none is taken to be of the program of seed
-    0, if that is of the same versions."""
-    first = {part.task: part for part in parts if part.seed == 0}
-    found: dict[tuple[str, str, int], dict[str, float]] = {}
-    for part in parts:
-        other = first.get(part.task, part)
-        for encoding in part.runs:
-            alike = other.versions == part.versions and encoding in other.runs
-            found[part.task, encoding, part.seed] = part.behaviour(encoding) or (
-                other.behaviour(encoding) if alike else {}
-            )
-    return found
-
-
 def archived(
     directory: str | Path, wanted: Collection[tuple[str, str, int]] | None = None
 ) -> dict[str, Stored[RunRecord]]:
@@ -258,16 +241,15 @@ def archived(
         InputError: archives without any of these, or damaged ones.
     """
     parts = list(_parts(directory))
-    found = {
-        key: Stored(part.runs[key[1]], part.facts(key[1]), behaviour, in_words(part.versions))
-        for (key, behaviour), part in zip(
-            behaviours(parts).items(), (part for part in parts for _ in part.runs), strict=True
-        )
-        if wanted is None or key in wanted
-    }
+    found = [
+        part.stored(encoding)
+        for part in parts
+        for encoding in part.runs
+        if wanted is None or (part.task, encoding, part.seed) in wanted
+    ]
     if parts and not found:
         raise InputError("has no runs of these tasks, encodings and seeds", directory=str(directory))
-    named = {identity(each.facts): each for each in found.values()}
+    named = {identity(each.facts): each for each in found}
     return {
         id: replace(each, record=replace(each.record, run={**each.record.run, "id": id})) for id, each in named.items()
     }

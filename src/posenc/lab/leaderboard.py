@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from posenc.errors import InputError, listed
-from posenc.lab.archive import Part, behaviours, read, write
+from posenc.lab.archive import Part, read, write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, create
@@ -179,7 +179,6 @@ def against(
     most = min(map(partial(_seeds_of, names), parts.values()))
     if seeds is not None and not 1 <= seeds <= most:
         raise InputError(f"the table has {most}", "ask for at most so many", seeds=seeds)
-    computed = behaviours([part for of_task in parts.values() for part in of_task])
     comparisons: list[tuple[Comparison, Dataset]] = []
     runs: dict[Run, Stored[RunRecord]] = {}
     notes: dict[str, str] = {}
@@ -198,10 +197,7 @@ def against(
                 changed = difference(part.conditions | {"seed": first.seed}, [first.conditions])
                 raise InputError(f"{part.name} has {changed}, as the others have", against=str(directory))
             for name in names:
-                stored = Stored(
-                    part.runs[name], part.facts(name), computed[task, name, part.seed], in_words(part.versions)
-                )
-                runs[Run.of(name, part.seed, settings, corpus.digest, execution)] = stored
+                runs[Run.of(name, part.seed, settings, corpus.digest, execution)] = part.stored(name)
         processors = dict.fromkeys(name for part in used for name in part.processors)
         where = f"{listed([*processors])} by {in_words(first.versions)}"
         notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."

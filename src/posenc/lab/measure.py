@@ -61,7 +61,7 @@ def measure(
             rate = s.tested_tokens / (time.perf_counter() - started)
             if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
                 raise diverged(run, f"when {variant.name} is tested")
-            by_position = [_rounded(row) for row in scores.by_position]
+            by_position = _rounded(scores.by_position.mean(0)) if scores.by_position.numel() else []
             extra = {name: _by_condition(values) for name, values in scores.extra.items()}
             paired = _by_condition(scores.paired)
             scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))

@@ -295,10 +295,9 @@ class Settings(OverLengths):
 
     def _by_position(self, variant: Aggregate) -> dict[str, Any]:
         seeds, width = sorted(variant.scores), self.bin_width
-        losses = torch.tensor(
-            [variant.scores[s].by_position for s in seeds], dtype=torch.float64
-        )  # seeds, windows, bins
-        estimates = [estimate(each) for each in losses.unbind(2)]
+        losses = torch.tensor([variant.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, bins
+        # a single seed has no interval: passages are not kept
+        estimates = [estimate(each[None].expand(1, max(2, len(seeds)))) for each in losses.unbind(1)]
         return {
             "by_position": [
                 {"position": (index + 0.5) * width, "loss": e.mean, "low": e.low, "high": e.high}
