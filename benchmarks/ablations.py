@@ -151,7 +151,6 @@ def train(name: str, out: Path, seeds: int | None) -> None:
     with Display() as display:
         compare(
             comparison, corpus, folder(out, name), workers=1, progress=display, command=f"ablations, {name}",
-            checkpoint_minutes=2,
         )  # fmt: skip
 
 

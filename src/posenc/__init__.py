@@ -18,13 +18,13 @@ from posenc_version import version as _version
 if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.encodings.catalogue import cite
-    from posenc.lab.evals.chosen import extend
+    from posenc.lab.evals.choose import choose
     from posenc.lab.evals.study import evaluate
     from posenc.pretrained import hf
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
-    from posenc.pretrained.extend import restore
+    from posenc.pretrained.extend import extend, restore
     from posenc.pretrained.finetune import finetune
     from posenc.pretrained.gguf_file import to_gguf
     from posenc.pretrained.load import load
@@ -38,7 +38,7 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
-    "VisionConfig", "VisionTransformer", "analysis", "attention", "cite", "convert_layout", "doctor", "evaluate", "explain",
+    "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
     "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
     "re_rotate", "resize", "restore", "to_gguf", "to_hf",
 ]  # fmt: skip
@@ -49,11 +49,12 @@ _LAZY = {
     "TransformerConfig": "posenc.transformer",
     "VisionConfig": "posenc.vision",
     "VisionTransformer": "posenc.vision",
+    "choose": "posenc.lab.evals.choose",
     "cite": "posenc.encodings.catalogue",
     "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.lab.evals.study",
-    "extend": "posenc.lab.evals.chosen",
+    "extend": "posenc.pretrained.extend",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",

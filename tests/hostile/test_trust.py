@@ -9,10 +9,8 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,12 +24,9 @@ from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
-from posenc.lab.evals.auto import select
-from posenc.lab.evals.plan import LEAST_TEXTS, Plan
 from posenc.lab.vision.images import MOST_PIXELS
 from posenc.pretrained import state
 from posenc.pretrained.load import adapted
-from posenc.pretrained.models import model_structure
 from posenc.spec import (
     MOST_CHARACTERS,
     MOST_LAYERS,
@@ -74,13 +69,13 @@ PLAIN = {
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
 PLANTED = {
     "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
-    "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells", "lab/checkpoint.py:TrainingCheckpoint._read": "states",
+    "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells",
     "pretrained/state.py:read": "states", "pretrained/checked.py:weight_files": "checkpoints",
     "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints",
     "pretrained/load.py:_from_gguf": "checkpoints", "pretrained/adapters.py:stored_adapter": "methods",
-    "pretrained/load.py:adapted": "methods", "lab/evals/plan.py:Plan.read": "methods",
+    "pretrained/load.py:adapted": "methods",
 }  # fmt: skip
 """Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""
 
@@ -247,21 +242,12 @@ def rotary_model():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_method_of_an_adapter_or_a_plan_imports(form, evil, rotary_model):
+def test_no_method_of_an_adapter_imports(form, evil, rotary_model):
     text = form.format(folder=evil)
     entry = {"method": text, "target_length": 512}
     (evil / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "auto_mapping": {"posenc": entry}}))
     with pytest.raises(InputError, match="was trained under"):
         adapted(rotary_model, evil)
-    length = model_structure(rotary_model).loaded_length
-    plan = Plan(length, 2 * length, "python", 0, 1.0, candidates=("none", text), rounds=((LEAST_TEXTS, 2),))
-    (evil / "plan.json").write_text(json.dumps(asdict(plan)))
-    with pytest.raises(InputError):
-        select(
-            rotary_model,
-            tokenizer=lambda text, **_: SimpleNamespace(input_ids=[1] * 2 * length),
-            plan=evil / "plan.json",
-        )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from posenc import InputError
@@ -35,8 +34,4 @@ def mishaps(folder, task, tick):
     (Path(folder) / f"{task}-{begun}").touch()
     if task == "dies always" or (task == "dies once" and not begun):
         die(folder, task, tick)
-    if task == "is shot once" and not begun:
-        while True:
-            time.sleep(0.3)
-            tick(1, str(os.getpid()))
     return begun

@@ -64,7 +64,6 @@ def test_a_dead_worker_is_named():
         ({"name": "ray", "cpus_per_cell": 0}, r"cpus_per_cell=0: must be at least 1"),
         ({"name": "ray", "gpus_per_cell": 1.5}, r"gpus_per_cell=1\.5: must be a share such as 0\.25, or an integer"),
         ({"name": "ray", "gpus_per_cell": float("nan")}, r"gpus_per_cell=nan: must be"),
-        ({"name": "ray", "address": "ray://head:10001"}, r"address='ray://head:10001': .* Ray Client"),
     ],
 )
 def test_options_that_do_not_serve(options, message, monkeypatch):

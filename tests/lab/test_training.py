@@ -215,24 +215,6 @@ def test_muon_takes_the_steps_of_torch():
         assert torch.allclose(one, other, atol=0.01)  # torch's are rounded to bfloat16
 
 
-def test_muon_steps_together_as_one_by_one():
-    shapes = ((24, 16), (16, 24), (24, 16), (16, 16), (9, 16))
-    matrices = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes]
-    stepped = []
-    for together in (False, True):
-        first, *others = parameters = [torch.nn.Parameter(m.clone()) for m in matrices]
-        groups = [{"params": others}, {"params": [first], "lr": 0.01, "weight_decay": 0.3}]
-        optimizer = Muon(groups, lr=0.05, weight_decay=0.1)
-        for _ in range(3):
-            for parameter in parameters[:-1]:  # the last is not of use
-                parameter.grad = parameter.detach().sin()
-            (optimizer.step_together if together else optimizer.step)()
-        stepped.append(parameters)
-    for one, other, before in zip(*stepped, matrices, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
-        assert torch.equal(one, before) == (before.shape[0] == 9)
-
-
 def test_losses_that_are_read_later_are_the_same(corpus, tiny, monkeypatch):
     """As on a GPU, by a device of the CPU that says it is one."""
     run = Run("rope", 0, replace(tiny, steps=5), "")

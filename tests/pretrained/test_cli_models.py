@@ -479,10 +479,8 @@ def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
     ("given", "why"),
     [
         ((), "auto depends on the new length"),
-        (("--minutes", 20), "auto depends on the new length"),
-        (("--factor", 2, "--minutes", 0), "--minutes 0"),
-        (("--factor", 2, "--seed", -1), "--seed -1"),
-        (("--plan", "plan.json", "--minutes", 20), "--minutes 20: is part of the plan"),
+        (("--factor", 2, "--seed", 1), "--seed: is for fine-tuning"),
+        (("--factor", 2, "--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
     ],
 )
 def test_auto_refuses_what_needs_no_model_before_it_is_loaded(given, why, capsys, monkeypatch):

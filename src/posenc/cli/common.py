@@ -60,7 +60,6 @@ class StudyCommand(Command):
     gpus_per_cell: Annotated[
         float | None, "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)"
     ] = None
-    track: Annotated[tuple[str, ...], "trackers of accelerate, such as tensorboard or wandb", How("NAME")] = ()
     out: Annotated[str, "folder of results.json and report.html", How("DIR")]
 
 

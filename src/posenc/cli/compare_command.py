@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc compare."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -89,11 +88,6 @@ class Compare(StudyCommand):
     )
     precision: Annotated[Literal["float32", "bfloat16"], "bfloat16: autocast, parameters stay float32"] = "float32"
     compiled: Annotated[bool, "compile the passes of the training with torch.compile"] = False
-    checkpoint_minutes: Annotated[
-        float,
-        "store unfinished trainings this often, so that a killed comparison continues from there; 0: never",
-        How("MINUTES", flag="checkpoint_every"),
-    ] = 10.0
 
     @classmethod
     def groups(cls) -> dict[str, type]:
@@ -122,7 +116,6 @@ class Compare(StudyCommand):
         from posenc.lab.compare import compare
         from posenc.lab.engines import create
         from posenc.lab.leaderboard import compare_tasks
-        from posenc.lab.tracking import Tracking
         from posenc.report import compare as report
         from posenc.report import leaderboard
         from posenc.report.terminal import Display
@@ -133,20 +126,12 @@ class Compare(StudyCommand):
             raise InputError("on cuda, models are trained one after the other", "leave it out", workers=self.workers)
         engine = create("here") if alone else make_engine(self, workers=self.workers)
         comparisons, table = self.read_table() if self.against else (self.read(), None)
-        tracking = Tracking(self.track, self.out)
-
-        class Tracked(Display):
-            def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
-                super().finished(what, measured, done)
-                for run, cell in measured.items():
-                    tracking.finished(run, cell)
-
         one = len(comparisons) == 1
         resolved = {"data_sha256": comparisons[0][1].digest} if one and table is None else {}
 
         def work(progress: Display) -> dict[str, Any]:
             more: dict[str, Any] = {
-                "engine": engine, "checkpoint_minutes": self.checkpoint_minutes, "progress": progress, "command": self.typed,
+                "engine": engine, "progress": progress, "command": self.typed,
                 "begin": lambda: record(self.out, self, **resolved), "share": _share(self.share), "merge": self.merge,
                 "table": table,
             }  # fmt: skip
@@ -156,7 +141,7 @@ class Compare(StudyCommand):
 
         code, _ = run_study(
             self,
-            Tracked(yes=self.yes, hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
+            Display(yes=self.yes, hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
             work,
             partial(report.show, may_import=True) if one else leaderboard.show_tasks,
             "runs",

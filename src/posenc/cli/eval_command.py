@@ -77,7 +77,6 @@ class Eval(WithModel, StudyCommand):
         from posenc.lab.evals.config import digests, material, settings_of
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
-        from posenc.lab.tracking import Tracking
         from posenc.report.evaluate import files, show
         from posenc.report.terminal import Display
 
@@ -97,12 +96,11 @@ class Eval(WithModel, StudyCommand):
             check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
         engine = make_engine(self, local="here")
         Folder(self.out)
-        tracking = Tracking(self.track, self.out)
         model, tokenizer = self.load()
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")
         check_unchanged("model", self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
-        code, results = run_study(
+        code, _ = run_study(
             self,
             Display(yes=self.yes),
             lambda progress: evaluate(
@@ -122,8 +120,6 @@ class Eval(WithModel, StudyCommand):
             show,
             "cells",
         )
-        if results.get("complete"):
-            tracking.evaluated(results)
         return code
 
 

@@ -14,7 +14,7 @@ from posenc.errors import InputError
 from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
 from posenc_cli.answers import DONE, FAILED
-from posenc_cli.arguments import How, room
+from posenc_cli.arguments import How
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning
@@ -34,7 +34,7 @@ class TrainingOptions:
     batch_size: Annotated[int | None, "windows a step (default: 1)"] = None
     lora: Annotated[int | None, "train adapters of this rank (peft) and merge them (default: all weights)"] = None
     pose: Annotated[bool, "skip positions, so that short windows see the complete new length (PoSE)"] = False
-    seed: Annotated[int | None, "of the windows, or of the documents of auto (default: 0)"] = None
+    seed: Annotated[int | None, "of the windows (default: 0)"] = None
     checkpoint: Annotated[
         str | None, "store the training in this folder, so that the same command continues from there", How("DIR")
     ] = None
@@ -42,18 +42,17 @@ class TrainingOptions:
 
 @dataclass
 class AutoOptions:
-    """What `posenc.lab.evals.auto.select` takes beside a seed."""
+    """What `posenc.choose` takes."""
 
     program: Annotated[
         Literal["python", "transformers", "vllm", "llama.cpp"] | None,
         "the program that is to run the model: methods that it cannot express are not tried (default: python, which is posenc)",
         How(flag="for"),
     ] = None
-    minutes: Annotated[float | None, "for which the rounds are planned (default: 10)", How(unless=("plan",))] = None
+    samples: Annotated[int | None, "documents of each task (default: 8)"] = None
     candidates: Annotated[
         tuple[str, ...], "methods to try (default: those of posenc eval --preset longer)", How("METHOD", names="method")
     ] = ()
-    plan: Annotated[str | None, "a plan.json of another run, to repeat it", How("FILE")] = None
 
 
 @dataclass(kw_only=True)
@@ -112,7 +111,6 @@ class Extend(WithModel, WithOutput):
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.lab.evals.chosen import CHOSEN
         from posenc.pretrained.methods import METHODS
 
         width = max(map(len, METHODS))
@@ -124,12 +122,12 @@ class Extend(WithModel, WithOutput):
             "of the unmodified model on a text cut to its context length. With --out the model is saved so that plain "
             "transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part of it, and is "
             "verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C. auto saves the model "
-            "into DIR/model, beside its plan, its measurements and its choice (selection.json)."
+            "into DIR/model, beside its measurements."
         )
 
     def run(self) -> int:
         from posenc.backends.precision import HALF
-        from posenc.lab.evals.chosen import CHOSEN, extend
+        from posenc.pretrained.extend import extend
         from posenc.pretrained.finetune import Checkpoint, prepared
         from posenc.pretrained.gguf_file import check_file, content
         from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
@@ -220,11 +218,10 @@ class Extend(WithModel, WithOutput):
         return DONE if tuned is None or tuned.complete else FAILED
 
     def _auto(self) -> int:
-        from posenc.lab.evals.auto import check_asked
-        from posenc.lab.evals.chosen import CHOSEN, extend
-        from posenc.lab.evals.plan import PLAN
+        from posenc.lab.evals.choose import choose
         from posenc.lab.study import Interrupted
         from posenc.pretrained.gguf_file import check_file
+        from posenc.report.evaluate import files
         from posenc.report.terminal import Display
 
         for name in ("window_size", "option", "verify_tokens", "finetune"):
@@ -232,33 +229,32 @@ class Extend(WithModel, WithOutput):
                 raise InputError(
                     "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
                 )
-        for name in self.given.keys() - AUTO_OPTIONS - {"seed"}:
+        for name in self.given.keys() - AUTO_OPTIONS:
             raise InputError("is for fine-tuning", "let auto choose, then give it with --method CHOICE", argument=name)
-        check_asked(factor=self.factor, target_length=self.target_length, **self.given)  # before anything is loaded
-        text = None if self.text is None else _read(self.text, "--text")
+        if (self.factor is None) == (self.target_length is None):
+            raise InputError("auto depends on the new length", "give --factor or --target-length")
         saved_in = None if self.out is None else Path(self.out) / "model"
-        if self.out is not None and not any((Path(self.out) / name).exists() for name in (PLAN, "cells")):
+        if self.out is not None and not (Path(self.out) / "cells").exists():
             self._check_out()
         if saved_in is not None and saved_in.exists():
-            raise InputError(
-                "has a model already", f"name a new folder, with --plan {Path(str(self.out)) / PLAN}", out=self.out
-            )
+            raise InputError("has a model already", "name a new folder", out=self.out)
+        if self.text is not None:
+            _read(self.text, "--text")  # before anything is loaded
         if self.gguf is not None:
             check_file(self.gguf)
         model, tokenizer = self.load()
         with Display(yes=self.yes) as shown:
             try:
-                found = extend(
-                    model, CHOSEN, factor=self.factor, target_length=self.target_length, tokenizer=tokenizer, text=text,
-                    directory=self.out, progress=shown, command=self.typed, **self.given,
+                found = choose(
+                    model, tokenizer, factor=self.factor, target_length=self.target_length, text=self.text, name=self.model,
+                    directory=self.out, pages=files, progress=shown, command=self.typed, **self.given,
                 )  # fmt: skip
-            except Interrupted as error:
-                stored = f"{error or 'no cell is stored'}, run the same command again to continue"
-                then = stored if self.out else "nothing is stored; give --out DIR to be able to continue"
+            except Interrupted:
+                then = "run the same command again to continue" if self.out else "give --out DIR to be able to continue"
                 print(f"posenc extend: interrupted; {then}", file=sys.stderr)
                 return FAILED
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
-        printed: list[object] = [found.text(room())]
+        printed: list[object] = [found]
         if found.extension is None and (self.out or self.gguf):
             printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
         if found.extension is not None:
@@ -372,6 +368,8 @@ class Extend(WithModel, WithOutput):
 
 
 AUTO_OPTIONS = {each.name for each in fields(AutoOptions)}
+CHOSEN = "auto"
+"""The method that measures others and takes one."""
 
 
 def _fitting(shown: Any) -> Callable[[int, int, float], None]:

@@ -13,7 +13,6 @@ import torch
 from posenc.encoding import PerLayer
 from posenc.errors import InputError, located, unknown, users_line
 from posenc.lab.archive import archived
-from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
@@ -136,16 +135,13 @@ class ComparisonStudy(Study[Run, RunRecord]):
     name = "compare"
     unit = "runs"
 
-    def __init__(
-        self, comparisons: Sequence[tuple[Comparison, Dataset]], checkpoints: Checkpoints, table: Table | None = None
-    ) -> None:
+    def __init__(self, comparisons: Sequence[tuple[Comparison, Dataset]], table: Table | None = None) -> None:
         self.comparisons = comparisons
         self.corpora: dict[tuple[Experiment, str], Dataset] = {(c.settings, d.digest): d for c, d in comparisons}
-        self.checkpoints = checkpoints
         self.table: Table = table or Table()
 
     def remote(self) -> "ComparisonStudy":
-        return ComparisonStudy(self.comparisons, self.checkpoints)  # without the table
+        return ComparisonStudy(self.comparisons)  # without the table
 
     def known(self) -> Mapping[Run, Stored[RunRecord]]:
         tasks = [comparison.settings.name for comparison, _ in self.comparisons]
@@ -208,10 +204,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
         with flushed_denormals():
-            return {r: measure(r, self.corpora[r.settings, r.data], tick, self.checkpoints) for r in job}
-
-    def stored(self, cell: Run, measured: RunRecord) -> None:
-        self.checkpoints.remove(cell)
+            return {r: measure(r, self.corpora[r.settings, r.data], tick) for r in job}
 
     def presentable(self, done: Mapping[Run, RunRecord]) -> Sequence[Run]:
         parts = ((c, [run for run in done if run.settings.name == c.settings.name]) for c, _ in self.comparisons)
@@ -263,7 +256,6 @@ def compare(
     *,
     workers: int | None = None,
     engine: Engine | None = None,
-    checkpoint_minutes: float = 0,
     progress: Progress | None = None,
     command: str = "",
     pages: Pages | None = None,
@@ -275,16 +267,14 @@ def compare(
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
     what results.json holds. pages: what makes files of the results, such as `posenc.report.compare.files`. All are
     written as soon as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
-    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. A training is saved every
-    `checkpoint_minutes`, 0 is never, and goes on from there. share, merge: see `posenc.lab.study.run`. table: finished runs that
+    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. share, merge: see `posenc.lab.study.run`. table: finished runs that
     are not trained, see `posenc.lab.leaderboard.against`.
 
     Raises:
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    study = ComparisonStudy([(comparison, corpus)], checkpoints, table)
+    study = ComparisonStudy([(comparison, corpus)], table)
     engine = engine or create("local", workers=workers)
     return run(
         study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,

@@ -3,13 +3,13 @@
 
 import contextlib
 import importlib.util
+import multiprocessing
 import os
 import platform
 import queue
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,9 +22,8 @@ import torch.multiprocessing  # tensors in shared memory, between processes
 
 from posenc.errors import InputError, unknown
 from posenc.lab.machine import cores, keep_freed_memory
-from posenc.lab.processes import SPAWN, die_with_parent, shielded
+from posenc.lab.processes import die_with_parent, shielded
 from posenc.scratch import scratch
-from posenc.stopping import INTERRUPT
 from posenc_version import version
 
 __all__ = ["ENGINES", "Engine", "InProcess", "ProcessPool", "Ray", "Tick", "Work", "create"]
@@ -122,11 +121,12 @@ class ProcessPool:
         """See `Engine`. The death of a worker ends the run."""
         if not work.jobs:
             return
-        reports = SPAWN.Queue()
+        context = multiprocessing.get_context("spawn")
+        reports = context.Queue()
         with scratch() as folder:
             shared = str(folder / "shared.pt")
             torch.save(work.shared, shared)  # which workers map into their memory
-            pool = ProcessPoolExecutor(min(self.workers, len(work.jobs)), SPAWN, _start, (shared, reports))
+            pool = ProcessPoolExecutor(min(self.workers, len(work.jobs)), context, _start, (shared, reports))
             try:
                 with shielded():  # the first call starts all processes
                     pending = {pool.submit(_perform, work.function, i, job): job for i, job in enumerate(work.jobs)}
@@ -173,12 +173,11 @@ RETRIES = 3
 """How often Ray restarts a job whose worker died."""
 ANSWER_SECONDS = 10
 """How long a cluster may take to answer at its address; Ray itself retries for minutes, and then ends the process."""
-TICK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks of Ray, each with the same resources.
+    """Tasks of Ray, each with the same resources; work is reported when a job is done.
 
     address: HOST:PORT of a cluster, or "auto" for the one that runs on this machine; None: RAY_ADDRESS, or a cluster on
     this machine for the time of the run. workers: CPUs of such a cluster; by default one per core.
@@ -199,78 +198,49 @@ class Ray:
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise InputError("needs Ray, which is not installed: pip install 'posenc[ray]'", engine="ray")
-        address, share = self.address or os.environ.get("RAY_ADDRESS") or "local", self.gpus_per_cell
-        object.__setattr__(self, "address", address)
-        if address.startswith("ray://"):
-            raise InputError("is Ray Client", "start on a machine of the cluster, with address=auto", address=address)
-        if address == "local":
+        object.__setattr__(self, "address", self.address or os.environ.get("RAY_ADDRESS") or "local")
+        if self.address == "local":
             object.__setattr__(self, "workers", cores() if self.workers is None else self.workers)
-            _check_workers(self.workers)
         elif self.workers is not None:
-            raise InputError(f"the cluster at {address} decides", "give cpus_per_cell instead", workers=self.workers)
+            raise InputError(
+                f"the cluster at {self.address} decides", "give cpus_per_cell instead", workers=self.workers
+            )
+        _check_workers(self.workers)
         if self.cpus_per_cell < 1:
             raise InputError("must be at least 1", cpus_per_cell=self.cpus_per_cell)
-        if not (0 < share <= 1 or (share > 1 and share == int(share))):
-            raise InputError("must be a share such as 0.25, or an integer", gpus_per_cell=share)
+        if not (0 < self.gpus_per_cell <= 1 or (self.gpus_per_cell > 1 and self.gpus_per_cell % 1 == 0)):
+            raise InputError("must be a share such as 0.25, or an integer", gpus_per_cell=self.gpus_per_cell)
 
     def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
-        """See `Engine`. A job whose worker dies restarts on another, at most RETRIES times; then the other jobs finish, and
-        the error names it."""
+        """See `Engine`. A job whose worker dies restarts on another, at most RETRIES times; then the run ends."""
         if not work.jobs:
             return
         with self._connected():
             import ray
-            from ray.util.queue import Queue
 
             perform: Any = ray.remote(**self._resources(work), max_retries=RETRIES)(_perform_on_ray)
             shared = ray.put((work.function, work.shared, self.cpus_per_cell, versions()))
-            reports: Any = Queue(actor_options={"num_cpus": 0})
-            reported = [0.0] * len(work.jobs)
-            dead: list[str] = []
-            pending = {
-                perform.options(name=work.name(job)).remote(shared, i, job, reports): i
-                for i, job in enumerate(work.jobs)
-            }
-
-            def report(index: int, total: float, what: str) -> None:
-                if total > reported[index]:  # a job that restarts reports nothing until it is where it was
-                    ticks(index, total - reported[index], what)
-                    reported[index] = total
-
+            pending = {perform.remote(shared, job): index for index, job in enumerate(work.jobs)}
             try:
                 while pending:
-                    finished, _ = ray.wait(list(pending), timeout=TICK_SECONDS)
-                    for each in reports.get_nowait_batch(reports.qsize()):
-                        report(*each)
-                    for reference in finished:
+                    for reference in ray.wait(list(pending), timeout=0.5)[0]:
                         index = pending.pop(reference)
                         try:
-                            total, result = ray.get(reference)
+                            size, result = ray.get(reference)
                         except ray.exceptions.RayTaskError as error:
                             cause = getattr(error, "cause", None)  # the job's error without Ray's wrapping
-                            if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
-                                raise cause from None
-                            raise RuntimeError(str(error)) from None  # such as what a worker cannot import
-                        except ray.exceptions.RayError:  # its workers died
-                            dead.append(work.name(work.jobs[index]))
-                            continue
-                        report(index, total, "")
+                            raise (cause if isinstance(cause, Exception) else RuntimeError(str(error))) from None
+                        except ray.exceptions.RayError as error:
+                            raise RuntimeError(
+                                f"{work.name(work.jobs[index])}: its worker died {RETRIES + 1} times, or the cluster "
+                                f"failed ({type(error).__name__}); what had finished is stored; the same command continues"
+                            ) from None
+                        ticks(index, size, "")
                         yield work.jobs[index], result
-            except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:  # the actor of the reports
-                raise RuntimeError(
-                    f"the Ray cluster has failed ({type(error).__name__}: its head, or the node of this process, has died); "
-                    "what has finished is stored; start the cluster, and the same command continues"
-                ) from None
             finally:
                 with contextlib.suppress(ray.exceptions.RayError):
                     for reference in pending:
                         ray.cancel(reference, force=True)
-                    reports.shutdown(force=True)
-            if dead:
-                raise RuntimeError(
-                    f"the worker of {', '.join(dead)} died {RETRIES + 1} times (out of memory, or killed); everything else "
-                    "is stored; the same command continues"
-                )
 
     @contextlib.contextmanager
     def _connected(self) -> Generator[None, None, None]:
@@ -285,22 +255,21 @@ class Ray:
             options |= {"num_cpus": self.workers, "include_dashboard": False}
         else:
             options |= {"runtime_env": {"py_modules": [str(Path(__file__).parents[1])]}}
+        terminate = signal.getsignal(signal.SIGTERM)
         try:
             if self.address not in ("local", "auto"):
                 host, _, port = str(self.address).rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
-            terminate = signal.getsignal(signal.SIGTERM)
             ray.init(**options)
-            if terminate is INTERRUPT and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, terminate)  # Ray's own ends the process without a report
         except (OSError, RuntimeError, ValueError) as error:
-            ray.shutdown()
             raise InputError(
                 f"no Ray cluster answers there: {error}",
                 "write HOST:PORT of one that is up (ray start --head), or auto",
                 address=self.address,
             ) from error
         try:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, terminate)  # Ray's own ends the process without a report
             yield
         finally:
             ray.shutdown()  # of a cluster that runs elsewhere this ends our connection alone
@@ -312,10 +281,8 @@ class Ray:
         needed = {"CPU": float(self.cpus_per_cell), "GPU": self.gpus_per_cell * work.gpu, "memory": float(work.memory)}
         nodes: list[Any] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         if not any(all(node.get(what, 0) >= amount for what, amount in needed.items()) for node in nodes):
-            cpu, gpu, memory = needed.values()
             raise InputError(
-                f"a job needs {cpu:g} CPU, {gpu:g} GPU, {memory / 2**30:.1f} GiB of memory, and no machine of the "
-                "cluster has that much",
+                f"no machine of the cluster has what a job needs: {needed}",
                 "add machines, or give a smaller cpus_per_cell or gpus_per_cell, or shorter inputs",
                 engine="ray",
             )
@@ -329,7 +296,7 @@ def versions() -> str:
     return f"posenc {version()}, torch {torch.__version__}, Python {python}"
 
 
-def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[float, Any]:
+def _perform_on_ray(shared: Any, job: Any) -> tuple[float, Any]:
     function, common, threads, expected = shared
     if versions() != expected:
         raise InputError(
@@ -338,17 +305,9 @@ def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[fl
             engine="ray",
         )
     torch.set_num_threads(threads)
-    total, last = 0.0, time.monotonic()
-
-    def tick(size: float, what: str = "") -> None:
-        nonlocal total, last
-        total += size
-        if time.monotonic() - last >= TICK_SECONDS:
-            last = time.monotonic()
-            reports.actor.put_nowait.remote((index, total, what))
-
-    result = function(common, job, tick)
-    return total, result
+    sizes: list[float] = []
+    result = function(common, job, lambda size, what="": sizes.append(size))
+    return sum(sizes), result
 
 
 # -------------------------------------------------------------------- by name

@@ -13,7 +13,6 @@ import torch
 
 from posenc.errors import InputError, listed
 from posenc.lab.archive import Part, read, write
-from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
@@ -119,7 +118,6 @@ def compare_tasks(
     directory: str | Path,
     *,
     engine: Engine | None = None,
-    checkpoint_minutes: float = 0,
     table: Table | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -130,9 +128,7 @@ def compare_tasks(
     Raises:
         InputError: as `compare`; comparisons of different encodings.
     """
-    checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    study = Leaderboard(comparisons, checkpoints, table)
-    return run(study, directory, engine=engine or create("local"), **options)
+    return run(Leaderboard(comparisons, table), directory, engine=engine or create("local"), **options)
 
 
 def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | Path, to: str | Path) -> list[Path]:

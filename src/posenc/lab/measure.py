@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.checkpoint import Checkpoints, TrainingCheckpoint
 from posenc.lab.experiment import Dataset, Run, executing
 from posenc.lab.records import RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
@@ -32,13 +31,8 @@ def work(run: Run) -> int:
     return TRAIN_COST * s.steps * s.batch_size * s.tokens + s.tested_tokens * len(variants)
 
 
-def measure(
-    run: Run,
-    corpus: Dataset,
-    on_progress: Callable[[int], None] = lambda work: None,
-    checkpoints: Checkpoints | None = None,
-) -> RunRecord:
-    """Train and test one run, in this process. The training resumes from its checkpoint where `checkpoints` has one.
+def measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None] = lambda work: None) -> RunRecord:
+    """Train and test one run, in this process.
 
     Raises:
         InputError: this machine lacks the device, or a loss that is no longer finite.
@@ -46,14 +40,11 @@ def measure(
     s, scored = run.settings, []
     per_step = TRAIN_COST * s.batch_size * s.tokens
     with executing(run.execution):
-        training = Training(run, corpus.train)
-        checkpoint = TrainingCheckpoint(training, checkpoints or Checkpoints("", 0), lambda: behaviour(run, corpus))
-        on_progress(per_step * training.steps)
+        training, started = Training(run, corpus.train), time.perf_counter()
         while not training.finished:
             training.advance()
-            checkpoint.save_if_due()
             on_progress(per_step)
-        model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
+        model, losses, seconds = training.model.eval(), training.losses, time.perf_counter() - started
         for variant in s.variants(run.encoding, model.encoding):
             started = time.perf_counter()
             with training.drawing():

@@ -8,13 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process, spawn
-from multiprocessing.context import SpawnContext, SpawnProcess
-from multiprocessing.process import BaseProcess
-from types import FunctionType, SimpleNamespace
-from typing import Any
-
-LINUX = sys.platform == "linux"
+from multiprocessing import parent_process
 
 
 @contextmanager
@@ -33,62 +27,14 @@ def shielded() -> Iterator[None]:
 
 def die_with_parent() -> None:
     """Have this process, which multiprocessing started, end when its parent is gone."""
-    if LINUX:
-        _ask_the_system()
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # of Linux's prctl.h
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if (parent := parent_process()) is not None:  # every other system; and Linux, if the parent was gone already
-        threading.Thread(target=_wait_for, args=(parent,), daemon=True).start()
 
+        def wait() -> None:
+            parent.join()
+            os._exit(1)
 
-def _wait_for(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _ask_the_system() -> None:
-    """Linux ends this process when the one that started it ends."""
-    set_parent_death_signal = 1  # of Linux's prctl.h
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-# -------------------------------------------------------------------- while a worker imports
-
-
-def _command_line(**handles: Any) -> list[str]:
-    command = spawn.get_command_line(**handles)
-    program, parent = command.index("-c") + 1, os.getpid()
-    ask = f"import ctypes, os; ctypes.CDLL(None).prctl(1, {signal.SIGKILL:d}); os.getppid() == {parent} or os._exit(1)"
-    command[program] = f"{ask}; {command[program]}"
-    return command
-
-
-class Worker(SpawnProcess):
-    """A process of multiprocessing's context "spawn". On Linux its first statement asks the system to end it with its parent:
-    it then imports torch for seconds, before it runs anything of ours."""
-
-    @staticmethod
-    def _Popen(process: BaseProcess) -> Any:
-        if not LINUX:
-            return SpawnProcess._Popen(process)
-        from multiprocessing import popen_spawn_posix
-
-        class Popen(popen_spawn_posix.Popen):
-            """The library's, which has no setting for the command."""
-
-            _launch = FunctionType(
-                popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
-                vars(popen_spawn_posix)
-                | {"spawn": SimpleNamespace(**vars(spawn) | {"get_command_line": _command_line})},
-            )
-
-        return Popen(process)
-
-
-class Context(SpawnContext):
-    """Starts workers."""
-
-    Process = Worker
-
-
-SPAWN = Context()
-"""Starts worker processes: those of multiprocessing's context "spawn", which end with their parent from the first moment."""
+        threading.Thread(target=wait, daemon=True).start()

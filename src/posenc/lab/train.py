@@ -2,10 +2,8 @@
 """Training one model of a comparison: the same data order, the same initial host, the same steps for all."""
 
 import math
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,9 +13,8 @@ from torch.nn import functional as F
 from posenc.encoding import gates_of
 from posenc.encodings.shared import Affine
 from posenc.errors import InputError
-from posenc.lab.experiment import Batch, Execution, Experiment, Run, current_execution
+from posenc.lab.experiment import Execution, Experiment, Run, current_execution
 from posenc.lab.muon import Muon
-from posenc.lab.repeated import Repeated
 from posenc.transformer import Attention, TransformerBase
 
 WARM_UP = 0.05
@@ -32,7 +29,7 @@ class Training:
     the last steps on a GPU these are still there: reading each would have the GPU wait for the next step; see `losses`.
 
     part: of a corpus, what to learn from; (n,) ids are one running text. random: the state of the generator that encodings
-    draw from; the caller's generators are left alone.
+    draw from; the caller's generators are left alone. A `copy.deepcopy` goes on on its own, from the same state.
     """
 
     def __init__(self, run: Run, part: Any) -> None:
@@ -46,9 +43,6 @@ class Training:
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self._losses: list[float] = []
         self._unread: list[Tensor] = []
-        self._rates: list[Tensor] = []
-        self.repeated: Repeated | None = None
-        self._repeat()
 
     @property
     def steps(self) -> int:
@@ -82,61 +76,27 @@ class Training:
         """Go on with a later step, as if those before it had had a loss of 0."""
         self._losses += [0.0] * (step - self.steps)
 
-    def advance(self) -> None:
-        """One step.
+    def advance(self, rate: float | None = None) -> None:
+        """One step. rate: of learning, as a share of its peak; None: that of `schedule`.
 
         Raises:
             InputError: the loss is no longer finite; on a GPU it is looked at once in `READ_EVERY` steps.
         """
         s, step = self.run.settings, self.steps
-        self._set_rates(schedule(step, s.steps))
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = group["initial_lr"] * (schedule(step, s.steps) if rate is None else rate)
         batch = s.draw(self.part, self.order)
-        scored = max(1, batch.scored)
-        if self.repeated:
-            self._unread.append(self.repeated(batch, scored))
-        else:
-            with self.drawing():
-                self._unread.append(self._step(batch, scored))
+        with self.drawing():
+            logits, targets = self.passes.forward(self.forward, batch)
+            loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, batch.scored)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        self._unread.append(loss.detach())
         if self.passes.place.type != "cuda" or len(self._unread) == READ_EVERY or self.finished:
             self.read_losses()
-
-    def _step(self, batch: Batch, scored: Tensor | int) -> Tensor:
-        """The loss of a batch on the device; the parameters are changed by its gradients."""
-        logits, targets = self.passes.forward(self.forward, batch)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / scored
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self._forget()
-        return loss.detach()
-
-    def _repeat(self) -> None:
-        """Capture the coming steps, where that is possible."""
-        if (device := self.passes.place).type == "cuda" and not self.passes.compiled:
-            self._rates = [torch.tensor(group["initial_lr"], device=device) for group in self._groups()]
-            this = weakref.proxy(self)  # in a cycle of references, a finished training would stay on the GPU
-            self.repeated = Repeated(
-                lambda batch, scored: this._step(batch, scored), lambda: this.drawing(), lambda: this._forget(), device
-            )
-
-    def _forget(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    def _rates_of_peak(self) -> None:
-        """Numbers, of which a checkpoint is made; the next step sets its own."""
-        for group in self._groups():
-            group["lr"] = group["initial_lr"]
-
-    def _set_rates(self, scale: float) -> None:
-        """Of the optimizers: their peaks times a number. On a GPU they are tensors, which a captured step reads."""
-        for at, group in enumerate(self._groups()):
-            rate = scale * group["initial_lr"]
-            group["lr"] = self._rates[at].fill_(rate) if self._rates else rate
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -148,39 +108,6 @@ class Training:
                 torch.cuda.manual_seed(int(torch.randint(2**62, ())))
             yield
             self.random = torch.get_rng_state()
-
-    def state(self) -> dict[str, Any]:
-        """A copy of everything that the coming steps depend on: a training that `restore`s it continues bit for bit."""
-        from torch.distributed.checkpoint.state_dict import get_state_dict
-
-        self._rates_of_peak()
-        model, optimizers = get_state_dict(self.model, self.optimizers, options=_complete())
-        state = {"model": model, "optimizers": optimizers, "order": self.order.get_state(), "random": self.random}
-        return deepcopy(state | {"losses": self.losses})
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state` of the same run.
-
-        Raises:
-            RuntimeError: the state of another model.
-        """
-        from torch.distributed.checkpoint.state_dict import set_state_dict
-
-        state = deepcopy(dict(state))
-        self._rates_of_peak()
-        set_state_dict(
-            self.model, self.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizers"],
-            options=_complete(),
-        )  # fmt: skip
-        self.order.set_state(state["order"])
-        self.random, self._losses, self._unread = state["random"], state["losses"], []
-        self._repeat()  # what was captured reads the tensors of before
-
-
-def _complete() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def train(run: Run, part: Any, on_step: Callable[[int], None] = lambda step: None) -> tuple[Any, list[float]]:
@@ -283,10 +210,10 @@ def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.
     groups = [{"params": rest, "lr": s.adamw_learning_rate}]
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
-    on_gpu = current_execution().place.type == "cuda"  # there a step is captured, see `Repeated`
+    fused = current_execution().place.type == "cuda" or None
     optimizers = [
         Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
-        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu or None, capturable=on_gpu),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=fused),
     ]
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["initial_lr"] = group["lr"]  # the peak, see `schedule`

@@ -133,10 +133,28 @@ class Extension(ChangeReport):
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
 ) -> Extension | TableExtension:
-    """`posenc.extend` by a method that is named.
+    """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
+
+    model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
+    `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n"; `posenc.choose` measures which.
+    factor: the new length over the one the model had before any scaling; or target_length, in tokens; both None: the factor that
+    a schedule's own text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the
+    method's parts, as in `extend(model, "rerope", window=2048)`.
+
+    "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
+    factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
+
+    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
+    `learned_table.plan_table`.
+
+    A model that is extended already is extended anew from what it was, never twice. If anything fails, the model stays as
+    it was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
+    frequencies, so that save_pretrained keeps them; unless how the model was loaded ("dynamic", "linear") forbids it, which
+    `load` handles.
 
     Raises:
-        InputError: a model, method, option or length that is not supported.
+        InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
+            the new length, with how far they do.
     """
     inner = unwrap(model)
     check_numbers(factor=factor)

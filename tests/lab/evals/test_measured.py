@@ -63,17 +63,3 @@ def test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_res
         assert longer.tables(path.stem.removeprefix("longer_"), results) == page_of_model
         for task in (task for at in results["longer"] for task in at["tasks"]):
             assert {row["method"] for row in task["rows"]} >= {"none", "truncation"}
-
-
-def test_the_tables_of_auto_are_those_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = spec_from_file_location("auto", ROOT / "benchmarks" / "auto.py")
-    auto = module_from_spec(spec)
-    spec.loader.exec_module(auto)
-    page, found = (ROOT / auto.PAGE).read_text(encoding="utf-8"), sorted((ROOT / auto.RESULTS).glob("auto_*.json"))
-    assert found
-    for path in found:
-        results = json.loads(path.read_text(encoding="utf-8"))
-        assert auto.generated(page, path.stem, auto.section(path.stem, results), "auto") == page
-        chosen = results["selection"]
-        assert (results.get("saved") is None) == (chosen["choice"] == "truncate")

@@ -11,14 +11,11 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import InputError, cli
-from posenc.lab.checkpoint import Checkpoints, TrainingCheckpoint
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
-from posenc.lab.experiment import Run
 from posenc.lab.records import Aggregate, RunRecord, VariantScores
 from posenc.lab.results import Ranking
 from posenc.lab.store import Store
-from posenc.lab.train import Training
 from posenc.report.compare import page
 
 SIZES = {
@@ -80,29 +77,6 @@ def test_results_hold_every_number(finished):
     assert [(e["variant"], e["size"]) for e in results["extensions"]] == [
         (variant["name"], size) for variant in results["variants"] if not variant["trained"] for size in (4, 16)
     ]
-
-
-@pytest.mark.parametrize("name", ["mixed_rope", "swin"])
-def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
-    corpus, settings = small
-    run = Run(name, 1, replace(settings, steps=6), corpus.digest)
-    undisturbed = Training(run, corpus.train)
-    while not undisturbed.finished:
-        undisturbed.advance()
-    killed = Training(run, corpus.train)
-    checkpoint = TrainingCheckpoint(killed, Checkpoints(tmp_path, 1e-9), dict)
-    for _ in range(3):
-        killed.advance()
-        checkpoint.save_if_due()
-    torch.manual_seed(12345)  # another process has another state
-    resumed = Training(run, corpus.train)
-    TrainingCheckpoint(resumed, Checkpoints(tmp_path, 1e-9), dict)
-    assert len(resumed.losses) == 3
-    while not resumed.finished:
-        resumed.advance()
-    assert resumed.losses == undisturbed.losses
-    pairs = zip(undisturbed.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
-    assert all(torch.equal(one, two) for (_, one), two in pairs)
 
 
 def measured(folder):

@@ -195,7 +195,7 @@ EXTENSIONS = (
     "jet_long", "llama3", "ntk_mixed", "lm_infinite", "streaming", "ntk", "linear", "dynamic", "ntk+log_n",
     "abf:new_base=500000", "string", "log_n", "softmax_n",
 )  # fmt: skip
-"""Methods of every kind that need nothing but the new length, in the order in which `posenc.lab.evals.auto` tries them: by
+"""Methods of every kind that need nothing but the new length, by
 benchmarks/longer_stories15M.md, good ones of each kind first, and last those that do not extend."""
 
 # Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick took four minutes, and standard is
