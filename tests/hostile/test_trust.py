@@ -59,8 +59,8 @@ PROCESSES = {"lab/engines.py:_start"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
     "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
-    "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
-    "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests",
+    "lab/data/tokens.py:pretrained",
+    "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
     "pretrained/export.py:to_hf", "pretrained/traps.py:stored_frequencies",

@@ -260,7 +260,7 @@ def cell(encoding, seed, **variants):
     """A finished run with the given losses: name of the variant -> loss per factor 1, 2, 4."""
     noise = torch.linspace(-0.01, 0.01, 6) * (1 + 0.1 * seed)
     scores = [
-        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [[1.0, 2.0]] * 6, 10.0)
+        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [1.0, 2.0], 10.0)
         for name, values in variants.items()
     ]  # fmt: skip
     return RunRecord({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
@@ -330,8 +330,8 @@ def test_of_equal_encodings_few_comparisons_call_one_behind(tiny):
             for seed in range(4):
                 at = 2 + 0.05 * torch.randn(24, generator=draws) + 0.02 * torch.randn(1, generator=draws)
                 name = f"rope:rope_theta={encoding + 2}"
-                scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, [[1.0]] * 24, 10.0)]
-                scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, [[1.0]] * 24, 10.0))
+                scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, [1.0], 10.0)]
+                scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, [1.0], 10.0))
                 cells[Run(name, seed, settings, "")] = RunRecord({}, scores, [2.0], 10, 1, 1.0, 10.0, 100)
         words = ranking(settings, cells).answer()
         undecided = words[0].partition("; undecided: ")[2]

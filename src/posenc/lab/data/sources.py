@@ -5,7 +5,7 @@ import glob
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -23,12 +23,6 @@ BATCH = 256
 Document = Iterable[bytes]
 """One document in pieces, so that a large file is never in memory completely."""
 
-Rows = Iterator[tuple[Any, ...]]
-"""The values of some columns, row by row."""
-
-Choose = Callable[[Mapping[str, str], Mapping[str, Any]], Sequence[str]]
-"""Chooses columns: (name -> type, name -> `datasets` feature) -> names."""
-
 
 def documents(source: str, text_column: str | None = None) -> tuple[str, Iterator[Document]]:
     """The name of a text and its documents, which are read as they are iterated over: of "pydoc" the topics, of a folder or
@@ -43,39 +37,21 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
         name = "pydoc_data.topics, the language reference in Python's standard library"
         return name, ((topics[topic].encode(),) for topic in sorted(topics))
     if source.startswith(HUB):
-        return source, _texts(rows_of_hub(source, _chooser(source, text_column)))
-    paths = files(source, TEXT_SUFFIXES | set(ROWS))
-    return source, (document for path in paths for document in _read(path, text_column))
+        path, _, config = source.removeprefix(HUB).partition(":")
+        if not path:
+            raise InputError("name a dataset, as in hf:roneneldan/TinyStories", data=source)
+        return source, _rows(source, text_column, path, name=config or None)
+    return source, (document for path in files(source) for document in _read(path, text_column))
 
 
-def rows_of_hub(source: str, choose: Choose) -> Rows:
-    """Columns of the dataset that "hf:NAME[:CONFIG]" names.
-
-    Raises:
-        InputError: no name, or, during the iteration, what `datasets` cannot read.
-    """
-    path, _, config = source.removeprefix(HUB).partition(":")
-    if not path:
-        raise InputError("name a dataset, as in hf:roneneldan/TinyStories or hf:ylecun/mnist", data=source)
-    return _rows(source, choose, path, name=config or None)
-
-
-def rows_of_file(path: Path, choose: Choose) -> Rows:
-    """Columns of a file of rows, see `rows_of_hub`."""
-    if not path.stat().st_size:  # datasets fails on a file without rows
-        return iter(())
-    # datasets reads names as patterns
-    return _rows(str(path), choose, ROWS[kind_of(path)], data_files=glob.escape(str(path.absolute())))
-
-
-def files(source: str, suffixes: Collection[str]) -> list[Path]:
-    """The file that a source names, those in a folder that have one of the suffixes, or those that match a pattern ("**"
-    is any number of folders, links not followed), in the order of their paths.
+def files(source: str) -> list[Path]:
+    """The file that a source names, those in a folder that are text or rows, or those that match a pattern ("**" is any number of
+    folders, links not followed), in the order of their paths.
 
     Raises:
         InputError: there are none.
     """
-    path = Path(source)
+    path, suffixes = Path(source), TEXT_SUFFIXES | set(ROWS)
     if source and path.is_file():
         return [path]
     if source and path.is_dir():
@@ -101,8 +77,8 @@ def kind_of(name: str | Path) -> str:
 def _read(path: Path, text_column: str | None) -> Iterator[Document]:
     if kind_of(path) not in ROWS:
         yield _pieces(path)
-    else:
-        yield from _texts(rows_of_file(path, _chooser(str(path), text_column)))
+    elif path.stat().st_size:  # datasets fails on a file without rows, and reads names as patterns
+        yield from _rows(str(path), text_column, ROWS[kind_of(path)], data_files=glob.escape(str(path.absolute())))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -116,32 +92,21 @@ def _pieces(path: Path) -> Iterator[bytes]:
         raise InputError(str(error), data=str(path)) from error
 
 
-def _texts(rows: Rows) -> Iterator[Document]:
-    """Rows of one text: those that are empty are left out."""
-    for (text,) in rows:
-        if text:
-            yield (text.encode(errors="replace"),)
-
-
-def _chooser(source: str, given: str | None) -> Choose:
-    return lambda types, features: (column(source, "text_column", given, STRINGS, types),)
-
-
-def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
-    """Some columns of a streamed dataset, row by row. path, options: as `datasets.load_dataset` takes them."""
+def _rows(source: str, text_column: str | None, path: str, **options: Any) -> Iterator[Document]:
+    """The texts of a streamed dataset, row by row; those that are empty are left out. path, options: as `datasets.load_dataset` takes
+    them."""
     try:
         import datasets
     except ImportError:
         raise InputError("needs the datasets package: pip install 'posenc[data]'", data=source) from None
-    columns, count = None, 0
+    count = 0
     try:
         stream = datasets.load_dataset(path, split="train", streaming=True, **options)
         for table in stream.with_format("arrow").iter(batch_size=BATCH):
-            if columns is None:
-                columns = choose({field.name: str(field.type) for field in table.schema}, stream.features or {})
-            for row in zip(*(table[column] for column in columns), strict=True):
+            for text in table[_column(source, text_column, {f.name: str(f.type) for f in table.schema})]:
                 count += 1
-                yield tuple(value.as_py() for value in row)
+                if text.as_py():
+                    yield (text.as_py().encode(errors="replace"),)
     except InputError:
         raise
     except StopIteration:  # what datasets raises for a file of empty lines
@@ -150,22 +115,15 @@ def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
         raise InputError(f"after {count} rows: {first_line(error)}", data=source) from error
 
 
-STRINGS = r"(large_)?string(_view)?"
-"""Arrow's types of strings."""
-
-
-def column(source: str, option: str, given: str | None, pattern: str, types: Mapping[str, str]) -> str:
-    """The column that is given, or the one named as the option is, or the only one of a fitting type.
-
-    option: "text_column". pattern: of the types that fit. types: of all columns, by name.
+def _column(source: str, given: str | None, types: Mapping[str, str]) -> str:
+    """The column that is given, or "text", or the only one of strings. types: Arrow's, by column.
 
     Raises:
         InputError: no such column, or none that follows from the types.
     """
-    usual = option.removesuffix("_column")
-    fitting = [name for name, kind in types.items() if re.fullmatch(pattern, kind)]
-    name = given or (usual if usual in types else fitting[0] if len(fitting) == 1 else None)
-    if name not in fitting and (name is None or types.get(name) != "null"):  # rows without a value
+    strings = [name for name, kind in types.items() if re.fullmatch(r"(large_)?string(_view)?", kind)]
+    name = given or ("text" if "text" in types else strings[0] if len(strings) == 1 else None)
+    if name not in strings and (name is None or types.get(name) != "null"):  # rows without a value
         columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        raise InputError(f"must be a column of {usual}s in {source}, which has {columns}", argument=option, value=name)
+        raise InputError(f"must be a column of texts in {source}, which has {columns}", text_column=name)
     return name

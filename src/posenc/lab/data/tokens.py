@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From documents to a corpus: written to disk, cut in two, and tokenized piece by piece; tokenizers are bytes, byte pairs
-learned from the text, or those of Hugging Face models."""
+"""From documents to a corpus: cut in two, and tokenized piece by piece; tokenizers are bytes, byte pairs learned from the text, or
+those of Hugging Face models."""
 
 import hashlib
 import json
-import os
-from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
 import torch
 
 from posenc.errors import InputError, first_line
 from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
-from posenc.scratch import scratch
 
 BYTES, LARGEST = 256, 1_000_000
 """The ids of bytes, and more ids than any tokenizer in use has."""
@@ -31,16 +26,6 @@ HEAD = 16 << 20
 """Bytes from which byte pairs are learned, at most."""
 MOST_HELD_OUT = 0.2
 """The share that is held out at most, for the cut to come where a document starts."""
-
-
-class Piece(NamedTuple):
-    """A part of a document that is not too long to encode: its text, how many bytes it has, and whether the document begins
-    with it, and ends."""
-
-    text: str
-    num_bytes: int
-    begins: bool
-    ends: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,205 +143,157 @@ def build(
     """
     if data_tokens < 2:
         raise InputError("must be at least 2", data_tokens=data_tokens)
-    size = bpe_size(tokenizer)
-    known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
+    bpe = bpe_size(tokenizer)
+    known = None if tokenizer == "bytes" or bpe else pretrained(tokenizer)
     running = not packed and (known is None or known.eos is None) and first_held_out is None
-    with scratch() as folder:  # an open mapping outlives its file
-        spool = Spool(folder / "text", documents, SEPARATOR if running else b"", name, first_held_out)
-        if tokenizer == "bytes":
-            spool.fill(data_tokens)
-            return _as_bytes(spool.trim(data_tokens), packed)
-        spool.fill(HEAD)
+    chunks = ((i == 0, chunk) for document in documents for i, chunk in enumerate(filter(None, document)))
+    read: list[bytearray] = []
+
+    def up_to(limit: int) -> list[bytes]:
+        """The documents so far, without what exceeds so many bytes; a running text is one."""
+        size = sum(map(len, read))
+        while size < limit and (following := next(chunks, None)):
+            first, chunk = following
+            if first:
+                read.append(bytearray())
+            read[-1] += chunk
+            size += len(chunk)
+        whole = [SEPARATOR.join(read)] if running else list(map(bytes, read))
+        return _cut(whole, _boundary(whole, limit))[0]
+
+    made, limit = known, data_tokens
+    if tokenizer != "bytes":
         # data_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
-        head = spool.held_out(min(data_tokens, spool.size, HEAD), packed)
-        made = known or learn_bpe(tokenizer, size or 0, (piece.text for piece in spool.pieces(0, head)))
-        limit = round(data_tokens * _bytes_per_token(spool, made))
-        spool.fill(limit)
-        return _as_tokens(spool.trim(limit), made, packed)
+        head = up_to(max(HEAD, data_tokens if first_held_out is not None else 0))
+        learned = _cut(head, _boundary(head, min(data_tokens, HEAD)))[0] if first_held_out is None else head
+        training = _split(learned, packed, first_held_out)[0]
+        made = known or learn_bpe(tokenizer, bpe or 0, (p for d in _texts(training, name) for p in d))
+        limit = round(data_tokens * _bytes_per_token(head, made, name))
+    whole = up_to(limit)
+    if sum(map(len, whole)) < 2:
+        raise InputError("the text is empty", data=name)
+    cut_off = next(chunks, None) is not None or sum(map(len, whole)) < sum(map(len, read))
+    if cut_off and first_held_out is not None:
+        raise InputError(
+            f"is read to its end, more than {limit} bytes", "give more data_tokens, or leave them out", data=name
+        )
+    train, test = _split(whole, packed, first_held_out)
+    divided = sum(map(len, train)) not in accumulate(map(len, whole))  # within a document
+    by_file = packed or first_held_out is not None
+    if made is None:
+        joined = bytearray().join(whole)
+        digest, tokens, cut = hashlib.sha256(joined), torch.frombuffer(joined, dtype=torch.uint8), sum(map(len, train))
+        parts = []
+        for ids, of, documents in ((tokens[:cut], train, packed), (tokens[cut:], test, by_file)):
+            starts = torch.tensor([0, *accumulate(map(len, of))][:-1], dtype=torch.long) if documents else None
+            parts.append(Text(ids, starts))
+            if documents:
+                digest.update(b"starts" + parts[-1].edges.numpy().tobytes())
+        return Corpus(name, digest.hexdigest(), *parts, packed=packed)
+    digest = hashlib.sha256(f"{made.fingerprint} {packed}".encode())
+    parts = [
+        _encode(train, _texts(train, name), made, packed, divided, digest.update),
+        _encode(test, _texts(test, name), made, by_file, False, digest.update),
+    ]
+    return Corpus(name, digest.hexdigest(), *parts, made.name, made.vocab_size, packed)
 
 
-class Spool:
-    """Documents on disk, end to end, with a separator between them. starts: where each begins. size: in bytes. first_held_out:
-    see `build`."""
-
-    def __init__(
-        self, path: Path, documents: Iterable[Document], separator: bytes, name: str, first_held_out: int | None = None
-    ) -> None:
-        self.path = path
-        self.separator = separator
-        self.name = name
-        self.first_held_out = first_held_out
-        self.starts: array[int] = array("q")
-        self.size: int = 0
-        self._pieces = ((i == 0, piece) for document in documents for i, piece in enumerate(filter(None, document)))
-        path.touch()
-
-    def fill(self, limit: int) -> None:
-        """Read on until there are `limit` bytes or more."""
-        with self.path.open("ab") as file:
-            while self.size < limit and (following := next(self._pieces, None)):
-                first, piece = following
-                if first and self.starts:
-                    self.size += file.write(self.separator)
-                if first:
-                    self.starts.append(self.size)
-                self.size += file.write(piece)
-
-    def trim(self, limit: int) -> "Spool":
-        """Cut off what exceeds `limit` bytes.
-
-        Raises:
-            InputError: there is no text, or less of one that is split by file.
-        """
-        if self.first_held_out is not None and limit < self.size:
-            raise InputError(
-                f"is read to its end, {self.size} bytes", "give more data_tokens, or leave them out", data=self.name
-            )
-        self.size = min(self.size, self.boundary(limit))
-        os.truncate(self.path, self.size)
-        while self.starts and self.starts[-1] >= self.size:
-            self.starts.pop()
-        if self.size < 2:
-            raise InputError("the text is empty", data=self.name)
-        return self
-
-    def read(self, start: int, end: int) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(end - start)
-
-    def boundary(self, offset: int) -> int:
-        """The start of the character that a byte belongs to."""
-        before = self.read(max(0, offset - 3), offset + 1)
-        back = next((i for i, byte in enumerate(reversed(before)) if byte & 0xC0 != 0x80), 0)
-        return offset - back if offset < self.size else offset
-
-    def held_out(self, size: int, packed: bool) -> int:
-        """Where the last tenth of the first `size` bytes starts. Packed, it starts with the document that the cut would
-        divide, unless that is too long."""
-        if self.first_held_out is not None:
-            return self.starts[self.first_held_out]
-        cut = self.boundary(int(size * (1 - HELD_OUT)))
-        start = self.starts[bisect_right(self.starts, cut) - 1] if packed and self.starts else 0
-        return start if start > size * (1 - MOST_HELD_OUT) else cut
-
-    def spans(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """The part of each document between two offsets: from where to where, and whether that is its end. Documents with a
-        separator between them are one."""
-        if self.separator:
-            yield start, end, True
-            return
-        ends = chain(self.starts[1:], (self.size,))
-        for a, b in zip(self.starts, ends, strict=True):
-            if a < end and b > start:
-                yield max(a, start), min(b, end), b <= end
-
-    def pieces(self, start: int, end: int) -> Iterator[Piece]:
-        """The text between two offsets.
-
-        Raises:
-            InputError: not UTF-8.
-        """
-        for first, last, complete in self.spans(start, end):
-            offset = first
-            while offset < last:
-                piece = self.read(offset, min(offset + PIECE, last))
-                if offset + len(piece) < last:
-                    words = piece.rfind(b"\n") + 1 or piece.rfind(b" ")
-                    piece = piece[: words if words > 0 else self.boundary(offset + len(piece)) - offset]
-                text, begins = self.decode(piece, offset), offset == first
-                offset += len(piece)
-                yield Piece(text, len(piece), begins, complete and offset == last)
-
-    def decode(self, piece: bytes, offset: int) -> str:
-        """Bytes that are at an offset, as text."""
-        try:
-            return piece.decode()
-        except UnicodeDecodeError as error:
-            number = bisect_right(self.starts, offset + error.start)
-            raise InputError(
-                f"byte {offset + error.start - self.starts[number - 1]} of document {number} is not UTF-8, which "
-                "only tokenizer='bytes' reads",
-                data=self.name,
-            ) from None
+def _boundary(documents: Sequence[bytes], offset: int) -> int:
+    """The start of the character that a byte of documents, end to end, belongs to."""
+    start = 0
+    for document in documents:
+        if start <= offset < start + len(document):
+            before = document[max(0, offset - start - 3) : offset - start + 1]
+            return offset - next((i for i, byte in enumerate(reversed(before)) if byte & 0xC0 != 0x80), 0)
+        start += len(document)
+    return min(offset, start)
 
 
-def _bytes_per_token(spool: Spool, tokenizer: Tokenizer) -> float:
+def _cut(documents: Sequence[bytes], offset: int) -> tuple[list[bytes], list[bytes]]:
+    """What is before a byte of documents, end to end, and what is not."""
+    before: list[bytes] = []
+    after: list[bytes] = []
+    for end, document in zip(accumulate(map(len, documents)), documents, strict=True):
+        at = min(max(offset - end + len(document), 0), len(document))
+        before += [document[:at]] if at else []
+        after += [document[at:]] if at < len(document) else []
+    return before, after
+
+
+def _split(documents: list[bytes], packed: bool, first_held_out: int | None) -> tuple[list[bytes], list[bytes]]:
+    """The documents to train on and those of the last tenth. Packed, it starts with the document that the cut would divide,
+    unless that is too long."""
+    if first_held_out is not None:
+        return documents[:first_held_out], documents[first_held_out:]
+    size = sum(map(len, documents))
+    cut = _boundary(documents, int(size * (1 - HELD_OUT)))
+    start = max((s for s in accumulate(map(len, documents), initial=0) if s <= cut), default=0) if packed else 0
+    return _cut(documents, start if start > size * (1 - MOST_HELD_OUT) else cut)
+
+
+def _texts(documents: Iterable[bytes], name: str) -> Iterator[list[str]]:
+    """Each document in pieces that are not too long to encode.
+
+    Raises:
+        InputError: not UTF-8.
+    """
+    for number, document in enumerate(documents, 1):
+        pieces, start = [], 0
+        while start < len(document):
+            piece = document[start : start + PIECE]
+            if start + PIECE < len(document):
+                words = piece.rfind(b"\n") + 1 or piece.rfind(b" ")
+                piece = piece[: words if words > 0 else _boundary([document], start + PIECE) - start]
+            try:
+                pieces.append(piece.decode())
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"byte {start + error.start} of document {number} is not UTF-8, which only tokenizer='bytes' reads",
+                    data=name,
+                ) from None
+            start += len(piece)
+        yield pieces
+
+
+def _bytes_per_token(documents: Sequence[bytes], tokenizer: Tokenizer, name: str) -> float:
     """Measured on the first piece of the text."""
-    piece = spool.read(0, spool.boundary(min(PIECE, spool.size)))
-    return len(piece) / max(1, len(tokenizer.encode([spool.decode(piece, 0)])[0]))
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces that are encoded together."""
-    batch: list[Piece] = []
-    num_bytes = 0
-    for piece in pieces:
-        batch.append(piece)
-        num_bytes += piece.num_bytes
-        if num_bytes >= BATCH:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch
-
-
-def _as_bytes(spool: Spool, packed: bool) -> Corpus:
-    cut = spool.held_out(spool.size, packed)
-    tokens = torch.from_file(str(spool.path), size=spool.size, dtype=torch.uint8)
-    with spool.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")  # the mapped tokens would stay in memory
-    known = packed, packed or spool.first_held_out is not None
-    parts = []
-    for (a, b), documents in zip(((0, cut), (cut, spool.size)), known, strict=True):
-        starts = torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long) if documents else None
-        parts.append(Text(tokens[a:b], starts))
-        if documents:
-            digest.update(b"starts" + parts[-1].edges.numpy().tobytes())
-    train, test = parts
-    return Corpus(spool.name, digest.hexdigest(), train, test, packed=packed)
-
-
-def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
-    cut = spool.held_out(spool.size, packed)
-    digest = hashlib.sha256(f"{tokenizer.fingerprint} {packed}".encode())
-    by_file = packed or spool.first_held_out is not None
-    train, test = (
-        _encode(spool.pieces(a, b), tokenizer, documents, spool.path.with_name(name), digest.update)
-        for name, a, b, documents in (("train", 0, cut, packed), ("test", cut, spool.size, by_file))
-    )
-    return Corpus(spool.name, digest.hexdigest(), train, test, tokenizer.name, tokenizer.vocab_size, packed)
+    first = b"".join(_cut(documents, _boundary(documents, PIECE))[0])
+    (pieces,) = _texts([first], name) if first else ([""],)
+    return len(first) / max(1, sum(map(len, tokenizer.encode(pieces))))
 
 
 def _encode(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, documents: bool, path: Path, update: Callable[[bytes], object]
+    documents: Sequence[bytes],
+    texts: Iterable[list[str]],
+    tokenizer: Tokenizer,
+    known: bool,
+    unfinished: bool,
+    update: Callable[[bytes], object],
 ) -> Text:
-    """Documents as ids in a file; the end of one that is not cut has the token for it."""
+    """Documents as ids; the end of each has the token for it, but not that of the last one if it is unfinished."""
     size = tokenizer.vocab_size
     dtype = torch.uint8 if size <= 1 << 8 else torch.uint16 if size <= 1 << 16 else torch.int32
-    starts, count, num_bytes = array("q"), 0, 0
-    with path.open("wb") as file:
-        for batch in _batches(pieces):
-            ids: list[int] = []
-            for piece, encoded in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
-                if piece.begins:
-                    starts.append(count + len(ids))
-                ids += encoded
-                if tokenizer.eos is not None and piece.ends:
-                    ids.append(tokenizer.eos)
-                num_bytes += piece.num_bytes
-            if ids and not 0 <= min(ids) <= max(ids) < size:
-                raise InputError(
-                    f"gives id {max(ids)}, but its vocabulary ends at {size - 1}", tokenizer=tokenizer.name
-                )
-            raw = torch.tensor(ids, dtype=torch.long).to(dtype).numpy().tobytes()
-            update(raw)
-            file.write(raw)
-            count += len(ids)
+    starts, count, parts, batch, waiting = [], 0, [torch.empty(0, dtype=dtype)], list[list[str]](), 0
+    for number, pieces in enumerate(texts, 1):
+        batch.append(pieces)
+        waiting += len(documents[number - 1])
+        if waiting < BATCH and number < len(documents):
+            continue
+        encoded, ids = iter(tokenizer.encode([piece for of in batch for piece in of])), list[int]()
+        for index, of in enumerate(batch, number - len(batch) + 1):
+            starts.append(count + len(ids))
+            for _ in of:
+                ids += next(encoded)
+            if tokenizer.eos is not None and not (unfinished and index == len(documents)):
+                ids.append(tokenizer.eos)
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            raise InputError(f"gives id {max(ids)}, but its vocabulary ends at {size - 1}", tokenizer=tokenizer.name)
+        parts.append(torch.tensor(ids, dtype=torch.long).to(dtype))
+        update(parts[-1].numpy().tobytes())
+        count, batch, waiting = count + len(ids), [], 0
     edges = torch.tensor(starts, dtype=torch.long).unique()  # documents without a token are left out
-    edges = edges[edges < count] if documents else None
-    if edges is not None:
-        update(b"starts" + edges.numpy().tobytes())
+    text = Text(torch.cat(parts), edges[edges < count] if known else None, sum(map(len, documents)))
+    if text.starts is not None:
+        update(b"starts" + text.starts.numpy().tobytes())
     update(count.to_bytes(8, "little"))
-    tokens = torch.from_file(str(path), size=count, dtype=dtype) if count else torch.empty(0, dtype=dtype)
-    return Text(tokens, edges, num_bytes)
+    return text
