@@ -14,7 +14,6 @@ from posenc.lab.evaluate import score
 from posenc.lab.experiment import Criterion, Experiment, Scores
 from posenc.positions import Positions
 from posenc.report.compare import page, show
-from posenc.transformer import Transformer, TransformerConfig
 
 LETTERS, SKIPPED = 8, -100
 
@@ -75,11 +74,7 @@ class Repeat(Experiment):
 
     name = "repeat"
     criterion = Criterion("accuracy")
-    tokens_by = "length"
-    conditions_by = "factors"
     MOST = Experiment.MOST | {"length": 1000}
-    conditions = property(lambda self: self.factors)
-    trained_at = 1
     examples = 12
     unit = "letter"
     rows = LETTERS
@@ -87,28 +82,14 @@ class Repeat(Experiment):
     def tokens_at(self, condition):
         return 2 * self.size_at(condition)
 
-    def size_at(self, condition):
-        return self.length * condition
-
     def make_encoding(self, name):
         return self.create(name, max_positions=2 * self.length, causal=True)
-
-    def make_model(self, encoding):
-        return Transformer(
-            TransformerConfig(
-                LETTERS, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads, head_dim=self.head_dim
-            ),
-            encoding,
-        )
 
     def load(self, source, **options):
         return Seeds(), self
 
     def check_data(self, corpus):
         pass
-
-    def example(self, condition):
-        return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     def draw(self, part, generator):
         return Sequences(torch.randint(LETTERS, (self.batch_size, self.length), generator=generator))

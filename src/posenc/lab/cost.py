@@ -38,6 +38,6 @@ def check_affordable(settings: Experiment, workers: int = 1, device: str = "cpu"
     if needed > free:
         raise InputError(
             f"one training needs at least {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
-            f"give a smaller dim, num_heads, head_dim, num_layers, batch_size or {settings.tokens_by}",
+            "give a smaller dim, num_heads, head_dim, num_layers, batch_size or length",
             dim=settings.dim,
         )

@@ -27,7 +27,7 @@ from posenc.spec import Spec, load_object, source_of
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
 __all__ = [
-    "Batch", "Criterion", "Dataset", "Execution", "Experiment", "OverLengths", "Preset", "Run", "Scores", "Variant",
+    "Batch", "Criterion", "Dataset", "Execution", "Experiment", "Preset", "Run", "Scores", "Variant",
 ]  # fmt: skip
 
 
@@ -137,17 +137,19 @@ class Criterion:
 
 
 class Experiment(ABC):
-    """A kind of comparison: settings, as a frozen dataclass; data; model; and test. The lab knows them by this
-    alone; tables, verdicts and sentences follow from the numbers, see `posenc.lab.results.Ranking`.
+    """A kind of comparison, of decoders that are trained at a length and tested at multiples of it: settings, as a frozen dataclass;
+    data; model; and test. Tables, verdicts and sentences follow from the numbers, see `posenc.lab.results.Ranking`.
 
     name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
     criterion: how results are ranked and written.
 
+    length: of training. factors: test lengths over it, of which the first is 1.
     dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. position_learning_rate: for an
     encoding's tables, which see less signal than the rest; what an encoding reads tokens by has adamw_learning_rate.
 
-    LEAST, MOST: limits of settings, by name. tokens_by, conditions_by: the settings that decide how long an example is in
-    training, and in the test. examples_by: the setting that is the number of held-out examples, if there is one.
+    LEAST, MOST: limits of settings, by name. examples_by: the setting that is the number of held-out examples, if there is one.
+    trained_at: the condition of training. A task with other conditions than factors defines `conditions`, `trained_at`, `tokens_at` and
+    `size_at`.
     """
 
     name: ClassVar[str]
@@ -155,14 +157,16 @@ class Experiment(ABC):
     data: ClassVar[str]
     data_options: ClassVar[Mapping[str, Any]]
     criterion: ClassVar[Criterion]
-    tokens_by: ClassVar[str]
-    conditions_by: ClassVar[str]
     examples_by: ClassVar[str] = ""
     LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
     MOST: ClassVar[dict[str, int]] = {
         "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
     }  # fmt: skip
 
+    trained_at: ClassVar[int] = 1
+
+    length: int
+    factors: tuple[int, ...]
     steps: Annotated[int, "training steps"]
     batch_size: Annotated[int, "sequences per step"]
     dim: Annotated[int, "width of the model"]
@@ -181,6 +185,10 @@ class Experiment(ABC):
         for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError("must be a number above 0", argument=name, value=getattr(self, name))
+        for factor in self.factors:
+            check_value("factors", factor, int)
+        if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
+            raise InputError("start at 1 and grow, as in 1 2 4 8", factors=self.factors)
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(f"must be a multiple of num_heads={self.num_heads}, or give head_dim", dim=self.dim)
 
@@ -211,14 +219,9 @@ class Experiment(ABC):
     # ---------------------------------------------------------------- conditions of the test
 
     @property
-    @abstractmethod
     def conditions(self) -> tuple[int, ...]:
         """What the trained models are tested under, in ascending order, each by a number."""
-
-    @property
-    @abstractmethod
-    def trained_at(self) -> int:
-        """The condition of training."""
+        return self.factors
 
     @property
     @abstractmethod
@@ -230,13 +233,13 @@ class Experiment(ABC):
     def unit(self) -> str:
         """What sizes are counted in: "byte", "token"."""
 
-    @abstractmethod
     def tokens_at(self, condition: int) -> int:
         """The tokens of one example under a condition."""
+        return self.size_at(condition)
 
-    @abstractmethod
     def size_at(self, condition: int) -> int:
         """What a reader calls a condition: the length of a text, the share of a filler."""
+        return self.length * condition
 
     def spelled(self, condition: int) -> str:
         """A condition in words: "1024 bytes"."""
@@ -264,10 +267,10 @@ class Experiment(ABC):
 
     def check_largest(self) -> None:
         """Refuse conditions that are beyond what any comparison needs."""
-        largest, most = self.conditions[-1], self.MOST[self.tokens_by]
+        largest, most = self.conditions[-1], self.MOST["length"]
         if self.size_at(largest) > most:
             raise InputError(
-                f"tests at {self.spelled(largest)}, must be at most {most}", argument=self.conditions_by, value=largest
+                f"tests at {self.spelled(largest)}, must be at most {most}", argument="factors", value=largest
             )
 
     # ---------------------------------------------------------------- model, data, test
@@ -277,13 +280,16 @@ class Experiment(ABC):
     def rows(self) -> int:
         """Rows of the embedding's matrix."""
 
-    @abstractmethod
     def make_encoding(self, name: str) -> Encoding:
         """An encoding for the host."""
+        return self.create(name, max_positions=self.length, causal=True)
 
-    @abstractmethod
     def make_model(self, encoding: Encoding) -> TransformerBase:
         """The untrained host."""
+        config = TransformerConfig(
+            self.rows, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads, head_dim=self.head_dim
+        )
+        return Transformer(config, encoding)
 
     @abstractmethod
     def load(self, source: str, **options: Any) -> tuple[Any, Self]:
@@ -299,9 +305,9 @@ class Experiment(ABC):
         InputError: data that do not fit the settings.
         """
 
-    @abstractmethod
     def example(self, condition: int) -> Tensor:
         """An input of one example, of the shape that it has under a condition."""
+        return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     @abstractmethod
     def draw(self, part: Any, generator: torch.Generator) -> Batch:
@@ -375,33 +381,6 @@ def _digest(encoding: str, task: str) -> str:
     files = [source_of(term.name) for term in read(encoding).terms if ":" in term.name]
     files += [source_of(task)] if ":" in task else []
     return hashlib.sha256(b"".join(files)).hexdigest()[:16] if files else ""
-
-
-class OverLengths(Experiment):
-    """A comparison of decoders that are trained at a length and tested at multiples of it, `factors`, of which the first is 1."""
-
-    factors: tuple[int, ...]
-    trained_at = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for factor in self.factors:
-            check_value("factors", factor, int)
-        if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
-            raise InputError("start at 1 and grow, as in 1 2 4 8", factors=self.factors)
-
-    @property
-    def conditions(self) -> tuple[int, ...]:
-        return self.factors
-
-    def example(self, condition: int) -> Tensor:
-        return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
-
-    def make_model(self, encoding: Encoding) -> Transformer:
-        config = TransformerConfig(
-            self.rows, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads, head_dim=self.head_dim
-        )
-        return Transformer(config, encoding)
 
 
 @dataclass(frozen=True)

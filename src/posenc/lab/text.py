@@ -19,7 +19,7 @@ from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
-from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
+from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import TransformerBase
@@ -47,7 +47,7 @@ def use(gain: Estimate) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(OverLengths):
+class Settings(Experiment):
     """Everything that the runs of one comparison of text share.
 
     The first of the factors is 1. The text has to be loaded with the same tokenizer, vocab_size and packed. The rest: see
@@ -81,8 +81,6 @@ class Settings(OverLengths):
     data = "pydoc"
     data_options: ClassVar[Mapping[str, Any]] = {"text_column": None, "data_tokens": DATA_TOKENS}
     criterion = Criterion()
-    tokens_by = "length"
-    conditions_by = "factors"
     examples_by = "windows"
     LEAST = {"length": 8, **Experiment.LEAST, "windows": 2, "vocab_size": 1}
     MOST = {"length": 2**20, **Experiment.MOST, "windows": 10**6}
@@ -125,17 +123,9 @@ class Settings(OverLengths):
     def examples(self) -> int:
         return self.windows
 
-    def tokens_at(self, condition: int) -> int:
-        return self.length * condition
-
-    size_at = tokens_at
-
     @property
     def rows(self) -> int:
         return self.vocab_size
-
-    def make_encoding(self, name: str) -> Encoding:
-        return self.create(name, max_positions=self.length, causal=True)
 
     # ---------------------------------------------------------------- data and test
 

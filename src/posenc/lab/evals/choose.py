@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`posenc.choose`: methods that extend a model are evaluated on the same documents, and the one that pays is applied.
 
-With losses in nats per token, the net gain of a method is
-
-    mean over the tasks of (loss of the truncated text - loss of the method), past the context length,
-    - what the method adds to the loss of running text within the context length.
-
-A task that the unmodified model does not answer within its context length does not count. Truncation has a net gain of 0.
+The net gain of a method, in nats per token, is the loss of the truncated text less that of the method past the context length, as
+the mean over the tasks that the unmodified model answers within it, less what the method adds to the loss of running text there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,9 +76,7 @@ def choose(
     structure = model_structure(unwrap(model))
     target, context = target_of(structure, factor, target_length), structure.loaded_length
     if target is None or not context < target <= BLOCKS * context:
-        raise InputError(
-            f"the model reads {context} tokens", f"give more, up to {BLOCKS * context}", target_length=target
-        )  # fmt: skip
+        raise InputError(f"the model reads {context} tokens", f"give up to {BLOCKS * context}", target_length=target)
     costs, skipped = _screened(model, candidates, target, program)
     if not costs:
         raise InputError(f"{program} can run none: {listed(list(skipped.values()))}", candidates=tuple(candidates))

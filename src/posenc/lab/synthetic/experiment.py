@@ -15,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.data.corpus_text import IGNORED
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import CORE, LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
+from posenc.lab.experiment import CORE, LEADERBOARD, Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import Aggregate, level, share
 from posenc.transformer import TransformerBase
 
@@ -94,7 +94,7 @@ class TaskSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthetic(OverLengths):
+class Synthetic(Experiment):
     """Everything that the runs of one comparison of generated sequences share. A task is a subclass, a frozen dataclass with a
     `name`, `vocabulary`, `tokens_in` and `generate`; its first paragraph is shown, its second is the source.
 
@@ -121,8 +121,6 @@ class Synthetic(OverLengths):
     data = "generated"
     data_options: ClassVar[Mapping[str, Any]] = {}
     criterion = Criterion(ACCURACY, undertrained=0.2)
-    tokens_by = "length"
-    conditions_by = "factors"
     examples_by = "sequences"
     LEAST = {"length": 1, **Experiment.LEAST, "symbols": 2, "sequences": 2}
     MOST = {"length": 2**20, **Experiment.MOST, "symbols": 2**20, "sequences": 10**6}
@@ -177,9 +175,6 @@ class Synthetic(OverLengths):
     @property
     def unit(self) -> str:
         return self.counted
-
-    def size_at(self, condition: int) -> int:
-        return self.length * condition
 
     def tokens_at(self, condition: int) -> int:
         return 1 + self.tokens_in(self.size_at(condition))
