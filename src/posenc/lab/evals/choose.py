@@ -82,7 +82,7 @@ def choose(
         raise InputError(f"{program} can run none: {listed(list(skipped.values()))}", candidates=tuple(candidates))
     results = evaluate(
         model, tokenizer, tasks=TASKS, methods=tuple(costs), lengths=(context, target), depths=(0.25,), samples=samples,
-        generate=False, attention=False, **options,
+        generate=False, **options,
     )  # fmt: skip
     if not results["complete"]:
         raise Interrupted
