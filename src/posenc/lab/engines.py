@@ -171,8 +171,6 @@ def _perform(function: Callable[[Any, Any, Tick], Any], index: int, job: Any) ->
 
 RETRIES = 3
 """How often Ray restarts a job whose worker died."""
-ANSWER_SECONDS = 10
-"""How long a cluster may take to answer at its address; Ray itself retries for minutes, and then ends the process."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,8 @@ class Ray:
         try:
             if self.address not in ("local", "auto"):
                 host, _, port = str(self.address).rpartition(":")
-                socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+                # Ray itself retries for minutes, and then ends the process
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             ray.init(**options)
         except (OSError, RuntimeError, ValueError) as error:
             raise InputError(

@@ -62,8 +62,6 @@ class Study(ABC, Generic[C, M]):
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
     """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name."""
-    in_rounds: ClassVar[bool] = False
-    """`run` is called round after round, with more cells each time: the folder has cells of later rounds too."""
 
     @abstractmethod
     def cells(self) -> list[C]:
@@ -128,9 +126,6 @@ class Study(ABC, Generic[C, M]):
     def resources(self) -> dict[str, Any]:
         """What a job takes, for `posenc.lab.engines.Work`: gpu, memory."""
         return {}
-
-    def stored(self, cell: C, measured: M) -> None:
-        """A cell is in the store, from before or just now."""
 
     def known(self) -> Mapping[C, Stored[M]]:
         """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
@@ -309,12 +304,11 @@ def run(
             if merge:
                 store.merge(merge, study.record(next(iter(ids))), check, study.archived)
             begin()
-            if not study.in_rounds:
-                others = Counter(difference(stored.facts, facts.values()) for stored in store.others(planned))
-                for why, count in others.items():
-                    progress.say(
-                        f"Settings and data: {count} of the {study.unit} in the folder are not used: they have {why}"
-                    )
+            others = Counter(difference(stored.facts, facts.values()) for stored in store.others(planned))
+            for why, count in others.items():
+                progress.say(
+                    f"Settings and data: {count} of the {study.unit} in the folder are not used: they have {why}"
+                )
             ids = dict(list(ids.items())[part - 1 :: parts])
             return _run(study, ids, facts, store, engine, progress, command, pages or (lambda _: {}))
 
@@ -341,8 +335,6 @@ def _run(
                 here[cell] = stored
 
     def accept() -> None:
-        for cell in here.keys() - known.keys() - done.keys():
-            study.stored(cell, here[cell].record)
         done.update({cell: stored.record for cell, stored in {**here, **known}.items() if cell not in done})
 
     def ticked(index: int, size: float, what: str) -> None:
