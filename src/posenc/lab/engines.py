@@ -227,7 +227,9 @@ class Ray:
                             size, result = ray.get(reference)
                         except ray.exceptions.RayTaskError as error:
                             cause = getattr(error, "cause", None)  # the job's error without Ray's wrapping
-                            raise (cause if isinstance(cause, Exception) else RuntimeError(str(error))) from None
+                            if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
+                                raise cause from None
+                            raise RuntimeError(str(error)) from None  # such as what a worker cannot import
                         except ray.exceptions.RayError as error:
                             raise RuntimeError(
                                 f"{work.name(work.jobs[index])}: its worker died {RETRIES + 1} times, or the cluster "
@@ -267,7 +269,7 @@ class Ray:
                 address=self.address,
             ) from error
         try:
-            if threading.current_thread() is threading.main_thread():
+            if terminate is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, terminate)  # Ray's own ends the process without a report
             yield
         finally:
