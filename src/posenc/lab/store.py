@@ -162,7 +162,7 @@ class Store(Folder):
             with FileLock(self.directory / LOCK).acquire(blocking=False):
                 since = datetime.now(UTC).isoformat(timespec="seconds")
                 run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
-                for folder in (self.directory, self.directory / "cells", self.directory / "checkpoints", None):
+                for folder in (self.directory, self.directory / "cells", None):
                     sweep(folder)
                 try:
                     self.write(OWNER, run)
