@@ -529,7 +529,7 @@ def _nearest(board: Board) -> list[tuple[Need, str, list[World]]]:
 
 
 WITHOUT = {
-    "grid": "their positions have several coordinates ([images](vision-lab.md))",
+    "grid": "their positions have several coordinates ([images](vision-grid.md))",
     "augment": "they change positions in training, for use with another encoding, as `randomized` does in two rows",
 }
 """Why the encodings of a family have no row. Others were not run."""

@@ -195,7 +195,7 @@ MODEL = {
 COMPARE = {
     "A text of equal test passages is refused": "lab/test_compare.py::test_a_text_that_repeats_itself",
     "trains the same small Transformer on the same text": "lab/test_training.py::test_every_encoding_sees_the_same_batches",
-    "the same for generated tasks and images": PLAIN,
+    "the same for generated tasks": PLAIN,
     "One seed gives every encoding the same initial weights": "test_transformer.py::test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_scale",
     "Every encoding gets the same batches in the same order": "lab/test_training.py::test_every_encoding_sees_the_same_batches",
     "All encodings share one set of learning rates": "lab/test_training.py::test_what_an_encoding_reads_tokens_by_learns_at_the_rate_of_the_model",
@@ -350,13 +350,6 @@ BENCH = {
     "each candidate's outputs, in `train` also the gradients": "lab/bench/test_run.py::test_who_disagrees_is_not_timed",
     "Every candidate runs once per round": "lab/bench/test_harness.py::test_every_round_holds_every_candidate_in_another_order",
     "A candidate that gives no sign": "lab/bench/test_harness.py::test_a_candidate_that_hangs_is_stopped_and_the_others_are_measured",
-}
-VISION_LAB = {
-    "Accuracy of every encoding at every size": "lab/bench/test_vision_resolution.py::test_the_tables_of_the_page_are_those_of_the_results",
-    "only positions determine the class": "lab/vision/test_places.py::test_of_the_same_bag_of_patches_every_class_is_as_likely",
-    "At half the size each model": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
-    "Every fifth image of each class": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
-    "The same images at 16, 32, 48": "lab/vision/test_places.py::test_sizes_are_renderings_of_one_scene",
 }
 VISION_PRETRAINED = {
     "Models with 2D RoPE need no change": PLAIN,
@@ -557,7 +550,6 @@ PAGES = {
     "docs/leaderboard.md": LEADERBOARD,
     "docs/vision-pretrained.md": VISION_PRETRAINED,
     "docs/vision-grid.md": VISION_GRID,
-    "docs/vision-lab.md": VISION_LAB,
     "docs/bench.md": BENCH,
     "docs/guides/measure.md": MEASURE,
     "docs/guides/convert.md": CONVERT,

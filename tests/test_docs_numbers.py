@@ -30,8 +30,6 @@ from posenc.lab.experiment import Criterion
 from posenc.lab.statistics import estimate
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import FAR, HARM, PRESETS, Settings
-from posenc.lab.vision import images, scenes
-from posenc.lab.vision.experiment import ImageSettings
 from posenc.pretrained import ape, bands, computed, doctor, fit, ms_poe, probe
 from posenc.pretrained.findings import FINDINGS
 from references import smollm2, stories15m
@@ -362,44 +360,6 @@ def vision_grid():
     yield "The positions equal those of transformers 5.23 in every family listed"  # tests/positions/test_multimodal.py
 
 
-VISION = read("vision_resolution.json")
-LARGER = slice(2, None)
-
-
-def accuracy(task, name, key="accuracy"):
-    (variant,) = (each for each in VISION[task]["variants"] if each["name"] == name)
-    return [100 * each[key]["mean"] for each in variant["sizes"] if each.get(key)]
-
-
-def vision_lab():
-    s, run = ImageSettings(), VISION["places"]["settings"]
-    yield f"{len(VISION['places']['variants'][0]['seeds'])} seeds and {run['steps']} steps, with 95 % intervals"
-    yield f"tests it at {run['test_sizes'][0]} to {run['test_sizes'][-1]}"
-    learned = [each["name"] for each in VISION["places"]["variants"] if accuracy("places", each["name"])[1] > 90]
-    rest = {each["name"].partition(" + ")[0] for each in VISION["places"]["variants"]} - {
-        n.partition(" + ")[0] for n in learned
-    }
-    assert rest == {"none", "grid_alibi"}
-    fitted = [x for name in learned if " + " in name for x in accuracy("places", name)[LARGER]]
-    yield f"Positions fitted to the size give {min(fitted):.0f} to {max(fitted):.0f} % on larger images"
-    fall = [accuracy("places", name)[1] - accuracy("places", name)[0] for name in learned]
-    yield f"At half the size each model that has learned the task loses {between(fall, '{:.0f}')} points"
-    bag = accuracy("digits", "none")
-    lost = [bag[1] - x for x in (bag[0], *bag[LARGER])]
-    yield f"a bag of patches gives {bag[1]:.0f} %"
-    yield f"even the model without positions loses {between(lost, '{:.0f}')} points"
-    assert scenes.SHAPES == 4
-    yield f"{s.num_layers} layers of width {s.dim} with {s.num_heads} heads, patches of {s.patch_size} x {s.patch_size} pixels"
-    yield f"{s.steps} steps of {s.batch_size} images"
-    yield f"The same images at {', '.join(map(str, s.test_sizes[:-1]))} and {s.test_sizes[-1]} pixels"
-    yield f"the upper end of the fall at the last size is below {100 * s.criterion.tolerance:.0f} points"
-    assert images.HELD_OUT == 5
-    yield "Every fifth image of each class is for testing"
-    datasets = pytest.importorskip("sklearn.datasets")
-    digits = datasets.load_digits().images
-    yield f"scikit-learn's {len(digits)} images of {digits.shape[1]} x {digits.shape[2]} pixels"
-
-
 def vision_pretrained():
     number = (BENCHMARKS / "vision_libraries.md").read_text(encoding="utf-8").count("\n- **")
     assert number == 10
@@ -686,7 +646,6 @@ PAGES = {
     "longer_context.md": longer_context,
     "attention.md": attention,
     "vision-grid.md": vision_grid,
-    "vision-lab.md": vision_lab,
     "vision-pretrained.md": vision_pretrained,
     "nbce.md": nbce,
     "data.md": data_page,
@@ -777,9 +736,6 @@ DEFINED = {
     ),
     "attention.md": (r"32 calls for one token", r"at 2048", r"makes 50 tanh\(s / 50\) of the scores"),
     "vision-grid.md": (r"-1 to 1", r"FLUX\.1|SkyReels V2|Wan 2\.1|HunyuanVideo 1\.5", r"diffusers 0\.42, transformers 5\.23 and timm 1\.0\.31"),
-    "vision-lab.md": (
-        r"Trained at 32 x 32 pixels.*tested at 64 x 64, .*without retraining\.", r"at 32 x 32 pixels",
-    ),
     "vision-pretrained.md": (),
     "nbce.md": (r"^ +log p\(.*$", r"Of 24 questions for one of 24 facts", r"n [-+] 1", r"temperature=0"),
     "data.md": (r"positions from 0", r"SHA-256"),

@@ -72,6 +72,13 @@ def test_a_new_study_is_resumed(tmp_path, capsys, monkeypatch):
     assert module.main(tmp_path)["schedules"]["kept_from_before"] == 0
 
 
+def test_a_vision_transformer_needs_positions_to_tell_directions():
+    found = example("small_vit").main(("none", "axial_rope"))
+    assert found["none"][0] < 0.4, "the patches are the same whatever the class"
+    assert found["axial_rope"][0] > 0.9
+    assert found["axial_rope"][2] > 0.9, "rescaled ids are those of training"
+
+
 def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):
     module = example("roformer_encoder")
     texts, masked = module.texts(100)

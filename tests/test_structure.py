@@ -88,11 +88,6 @@ OF_ONE_KIND = {
     "analysis/scores.py": {"Rotary"},  # XPos too, which has angles but refuses to move keys
     "analysis/target.py": {"Rotary"},  # whose frequencies the questions about a base are of
     "lab/text.py": {"T5"},  # the last bucket
-    "lab/vision/experiment.py": {
-        "GridALiBi",
-        "GridTable",
-        "WindowTable",
-    },  # what is resized, and what has no directions
     "pretrained/attach.py": {"Rotary"},  # as transformers' modules
     "pretrained/convert.py": {"PoPE"},  # as wide again as its head
     "pretrained/plain_form.py": {"Rotary"},  # as transformers' configurations

@@ -17,7 +17,7 @@ from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import FAMILIES, SHAPE, rows
 from posenc.encodings.patterns import PATTERNS
 from posenc.spec import parse
-from website.measured import accuracy, beside, chapters, mentions, parity, speed
+from website.measured import beside, chapters, mentions, parity, speed
 from website.page import Page, described, explorer, formula, formulas, papers_of, plain, signature, table
 from website.pictures import figures, has_grid, of_input, pictures, says
 from website.snippets import NEEDED, snippet
@@ -93,7 +93,6 @@ def _page(name: str) -> Page:
         described(cls.use_when, PAGES),
         _models(cls),
         *beside(name, re.findall(r"`(\w+)`", cls.use_when)),
-        *accuracy(name),
         "## Formula",
         formulas(cls.formula),
         "[Symbols](index.md#symbols).",
@@ -133,7 +132,7 @@ def _shown(name: str) -> str:
     """What the picture shows of an encoding that learns."""
     if learned := says(name):
         text = "the model of `posenc compare`, seed 0, 120 steps at 128 bytes of English text"
-        images = "the model of `posenc compare --task vision`, seed 0, 140 steps on images of 8 x 8 patches"
+        images = "a small vision Transformer, seed 0, 140 steps on drawn images of 8 x 8 patches"
         learned = re.sub(r"(?<!\w)-(?=\d)", "−", learned)
         return f"Shown after training: {images if name in OF_IMAGES else text}. {learned}"
     if of_input(name):

@@ -55,7 +55,6 @@ KEYWORDS = {
     "attention.md": "FlashAttention, flash attention, FlexAttention, SDPA, Triton kernel, linear memory, attention bias, attention mask",
     "gpu.md": "GPU, CUDA, Triton, H100, throughput",
     "vision-grid.md": "2d rope, 2D positional encoding, position embedding for images, image patches, ViT, video, M-RoPE, 图像, 视频, 二维位置编码",
-    "vision-lab.md": "image resolution, ViT, 2D positional encoding, 图像",
     "vision-pretrained.md": "ViT resolution, interpolate pos embed, resize position embedding, higher resolution, timm, 图像",
     "compare.md": "benchmark positional encodings, which positional encoding, extrapolation", "leaderboard.md": "best positional encoding, benchmark, length generalization, ranking, 排行榜",
     "ablations.md": "hyperparameter, RoPE base, rope_theta, number of buckets, clip",

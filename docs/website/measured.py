@@ -25,7 +25,6 @@ LONGER = {
 LONGER_TRAINING, BUDGETS = (ROOT / "benchmarks" / path for path in ("longer_training.json", "budgets.json"))
 DECODING = ROOT / "benchmarks" / "decoding_maps.json"
 CONFIGS = ROOT / "benchmarks" / "published_configs.json"
-VISION = ROOT / "benchmarks" / "vision_resolution.md"
 MATRIX = ROOT / "benchmarks" / "encodings.md"
 GUIDE = DOCS / "position_from_scratch.md"
 CHAPTERS = {
@@ -232,26 +231,6 @@ def published(schedule: str) -> list[str]:
     """Models whose published configuration names a schedule of RoPE."""
     named = re.compile(rf'"(?:rope_)?type": "{schedule}"')
     return [model for model, entry in _read(CONFIGS).items() if named.search(json.dumps(entry))]
-
-
-def accuracy(name: str) -> list[str]:
-    """Its accuracy on images, as Markdown: rows of the tables that are about it; empty where it was not measured."""
-    found, head, about = [], [], ""
-    for line in VISION.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("**"):
-            about = line.split("**")[1]
-        elif line.startswith("| |"):
-            head = cells
-        elif line.startswith("|") and cells[0].split(" + ")[0] == name:
-            found.append((about, *cells))
-    if not found:
-        return []
-    return [
-        "**Images at other sizes than in training**, accuracy in percent and its change from the training size in points: "
-        "[how it was measured](../vision-lab.md).",
-        table(("data", *(head[:1] and ["encoding"]), *head[1:]), found),
-    ]
 
 
 def mentions(name: str, cls: type[Encoding]) -> list[str]:

@@ -36,7 +36,6 @@ WORDS = {
     "docs/attention.md": ("attention bias", "flash attention", "KV cache", "sequence length"),
     "docs/finetune.md": ("fine-tunes", "LoRA"),
     "docs/vision-grid.md": ("2D RoPE", "relative position bias"),
-    "docs/vision-lab.md": ("2D encodings", "axial RoPE"),
     "docs/vision-pretrained.md": ("higher resolution", "2D RoPE"),
     "docs/compare.md": ("length extrapolation", "training length", "baseline"),
     "docs/synthetic-lab.md": ("length generalization",),

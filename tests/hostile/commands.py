@@ -38,17 +38,6 @@ BASES = {
 }  # fmt: skip
 """A small run of every command."""
 
-VISION = (
-    "--task=vision --out=out --encodings=none --seeds=1 --steps=1 --batch-size=1 --dim=2 --num-layers=1 --num-heads=1 "
-    "--head-dim=2 --image-size=8 --patch-size=4 --test-sizes=8 --images=2 --data-images=10 --workers=1"
-)
-OTHERS = {
-    ("compare", flag): VISION
-    for flag in ("--image-size", "--patch-size", "--test-sizes", "--images", "--data-images", "--image-column",
-                 "--label-column")
-}  # fmt: skip
-"""The small run of a flag that the one above does not take."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -61,7 +50,7 @@ class Case:
     def arguments(self, files: Path) -> list[str]:
         base = [
             word.replace("MODEL", str(files / "model")).replace("TEXT", str(files / "text.txt"))
-            for word in OTHERS.get((self.command, self.argument), BASES[self.command]).split()
+            for word in BASES[self.command].split()
         ]
         given = VALUES[self.value]
         if self.argument.startswith("-"):

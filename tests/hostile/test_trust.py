@@ -28,7 +28,6 @@ from posenc.lab import archive
 from posenc.lab.compare import experiment
 from posenc.lab.evals.auto import select
 from posenc.lab.evals.plan import LEAST_TEXTS, Plan
-from posenc.lab.vision.images import MOST_PIXELS
 from posenc.pretrained import state
 from posenc.pretrained.load import adapted
 from posenc.pretrained.models import model_structure
@@ -67,7 +66,7 @@ PLAIN = {
     "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
     "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests",
-    "lab/store.py:Store.lock", "lab/vision/images.py:_read", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
+    "lab/store.py:Store.lock", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
     "pretrained/export.py:to_hf", "pretrained/traps.py:stored_frequencies",
 }  # fmt: skip
@@ -322,7 +321,7 @@ def test_the_bounds_that_security_states_are_those_of_the_code():
     from posenc.pretrained.checked import SPARE
 
     for bound in (
-        f"| an image | {MOST_PIXELS:,} pixels |", f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
+        f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
         f"{MOST_BYTES // 2**30} GiB", f"{LARGEST_SHAPE['head_dim']:,}", f"{LARGEST_SHAPE['num_heads']:,} heads and layers", f"2 times the numbers in its files and {SPARE:,} more",
     ):  # fmt: skip
         assert bound in stated

@@ -9,12 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from posenc import Positions
 from posenc.lab import repeated
 from posenc.lab.experiment import Run
 from posenc.lab.synthetic.experiment import SequenceBatch
 from posenc.lab.train import Training
-from posenc.lab.vision.images import ImageBatch
 
 WAITS = "called a synchronizing CUDA operation"
 
@@ -153,13 +151,6 @@ def test_other_warnings_of_a_step_are_passed_on(step, monkeypatch):
     monkeypatch.setattr(step.steps, "step", lambda *given: warnings.warn("of the step", stacklevel=1) or inner(*given))
     with pytest.warns(UserWarning, match="of the step"):
         step.losses([2])
-
-
-def test_a_batch_with_positions_runs_as_it_is(step):
-    step.steps.step = lambda batch, scored: batch.images.sum() / scored
-    batch = ImageBatch(torch.ones(2, 1, 3, 3), torch.zeros(2), Positions.arange(9))
-    assert [step.steps(batch, 2).item() for _ in range(5)] == [9.0] * 5
-    assert "no tuple of tensors" in step.steps.refused
 
 
 def test_a_training_that_captures_is_freed_with_its_last_reference(corpus, tiny, monkeypatch):

@@ -22,13 +22,6 @@ class Data:
 
     text_column: Annotated[str | None, "text: column of rows (default: text, or the only one with strings)"] = None
     data_tokens: Annotated[int | None, "text: how much is used (default: 50 million tokens)"] = None
-    image_column: Annotated[
-        str | None, "images: column of rows with them (default: image, or the only one that can be)"
-    ] = None
-    label_column: Annotated[
-        str | None, "images: column of rows with their classes (default: label, or the only one that can be)"
-    ] = None
-    data_images: Annotated[int | None, "how many images are drawn or read (default: 5000)"] = None
 
 
 @dataclass(kw_only=True)
@@ -44,7 +37,7 @@ class Compare(StudyCommand):
 
     task: Annotated[
         tuple[str, ...],
-        "text: predict the next token; vision: classify images; copy, reverse, recall, addition, sort, dyck, parity, induction, "
+        "text: predict the next token; copy, reverse, recall, addition, sort, dyck, parity, induction, "
         "first_token, modular, flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
         "class of your code, FILE:CLASS; several: one table of all (default: text, or the preset's)",
         How("NAME", code=True, names="training task"),
@@ -58,8 +51,7 @@ class Compare(StudyCommand):
     data: Annotated[
         str | None,
         "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
-        "or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
-        "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
+        "or hf:NAME[:CONFIG]",
         How("NAME"),
     ] = None
     data_sha256: Annotated[
@@ -100,12 +92,10 @@ class Compare(StudyCommand):
         from posenc.lab.experiment import Experiment
         from posenc.lab.synthetic.experiment import Synthetic
         from posenc.lab.text import Settings
-        from posenc.lab.vision.experiment import ImageSettings
 
         return {
             "model and training (default: the preset's)": Experiment,
             "--task text (default: the preset's)": Settings,
-            "--task vision (default: the preset's)": ImageSettings,
             "generated tasks (default: the preset's)": Synthetic,
             "reading --data": Data,
         }

@@ -25,14 +25,13 @@ from posenc.lab.study import Pages, Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.lab.train import build
-from posenc.lab.vision.experiment import ImageSettings
 from posenc.spec import split_list
 
 __all__ = ["Comparison", "ComparisonStudy", "Progress", "compare"]
 
 MOST_SEEDS = 1000
 
-EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, "vision": ImageSettings, **TASKS}
+EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, **TASKS}
 """The kinds of comparison by name."""
 
 

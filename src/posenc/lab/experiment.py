@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison is, as data: experiments, which differ between text and images, presets, and runs."""
+"""What a comparison is, as data: experiments, presets, and runs."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -137,7 +137,7 @@ class Criterion:
 
 
 class Experiment(ABC):
-    """A kind of comparison: settings, as a frozen dataclass; data; model; and test. The lab knows text and images by this
+    """A kind of comparison: settings, as a frozen dataclass; data; model; and test. The lab knows them by this
     alone; tables, verdicts and sentences follow from the numbers, see `posenc.lab.results.Ranking`.
 
     name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
@@ -164,7 +164,7 @@ class Experiment(ABC):
     }  # fmt: skip
 
     steps: Annotated[int, "training steps"]
-    batch_size: Annotated[int, "sequences or images per step"]
+    batch_size: Annotated[int, "sequences per step"]
     dim: Annotated[int, "width of the model"]
     num_layers: Annotated[int, "layers of the model"]
     num_heads: Annotated[int, "attention heads"]
@@ -228,7 +228,7 @@ class Experiment(ABC):
     @property
     @abstractmethod
     def unit(self) -> str:
-        """What sizes are counted in: "byte", "pixel"."""
+        """What sizes are counted in: "byte", "token"."""
 
     @abstractmethod
     def tokens_at(self, condition: int) -> int:
@@ -236,7 +236,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def size_at(self, condition: int) -> int:
-        """What a reader calls a condition: the length of a text, the side of an image."""
+        """What a reader calls a condition: the length of a text, the share of a filler."""
 
     def spelled(self, condition: int) -> str:
         """A condition in words: "1024 bytes"."""

@@ -16,7 +16,6 @@ from posenc.lab.study import Results
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
-from posenc.lab.vision.experiment import ImageSettings
 from posenc.position_maps import MAPS
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
@@ -26,7 +25,7 @@ from posenc.spec import parse
 
 __all__ = ["figures_of", "files", "page", "show", "tables"]
 
-TEMPLATES = {Settings: "compare_text.html", ImageSettings: "compare_vision.html", Synthetic: "compare_synthetic.html"}
+TEMPLATES = {Settings: "compare_text.html", Synthetic: "compare_synthetic.html"}
 """The templates of the pages of some experiments; others have compare.html."""
 
 
@@ -119,9 +118,11 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
 def winners(results: Results, s: Experiment) -> str:
     """The best variant at the training condition and at the last, in a line; "" without results."""
     m, found = s.criterion, []
-    last = "largest" if m.size == "size" else "longest"
     unit = "" if m.higher_is_better else f" nats per {s.unit}"
-    for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
+    for index, words in {
+        s.conditions.index(s.trained_at): f"training {m.size}",
+        len(s.conditions) - 1: "longest",
+    }.items():
         if not results["variants"]:
             return ""
         # in a tie the trained encoding: at the training length an extension of it is the same
@@ -214,11 +215,6 @@ def columns(results: Results, s: Experiment) -> list[Column]:
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
-    if all("shuffled" in variant for variant in variants):
-        controls = [variant["shuffled"] for variant in variants]
-        lost = [f"{m.difference(Estimate(**control['lost'])).lstrip('+')} lost" for control in controls]
-        shares = [m.value(control["accuracy"]["mean"]) for control in controls]
-        table.append(Column("shuffled", list(zip(shares, lost, strict=True))))
     return table
 
 

@@ -237,7 +237,6 @@ def test_the_leaderboard_is_of_encodings_that_fit_every_task():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task", "vision", "--preset", "leaderboard"], "task vision has none of this name"),
         (["--task", "sort", "copy", "--windows", "3"], "--windows: is for other tasks; leave it out of --task sort"),
         (["--task", "sort", "copy", "--data-sha256", "00"], "--data-sha256: is for one task"),
         (["--task", "sort", "sort"], "--task sort sort: names a task twice"),
