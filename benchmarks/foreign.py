@@ -676,23 +676,6 @@ def attention_gym_documents() -> Iterator[Case]:
         yield Case(f"documents of {lengths}", run)
 
 
-def ruler_scores() -> Iterator[Case]:
-    """Answers of random words, some in capitals, some cut short: the share of the references that they have."""
-    words = ["amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "haven", "inlet", "joust"]
-    for number in range(300):
-
-        def run(number: int = number) -> float:
-            pick = random.Random(number)
-            references = [pick.choice(words) + str(pick.randint(0, 99)) for _ in range(pick.randint(1, 4))]
-            answer = [each for each in references if pick.random() < 0.6] + pick.sample(words, pick.randint(0, 3))
-            pick.shuffle(answer)
-            text = " ".join(pick.choice((word, word.upper(), word[:-1])) for word in answer)
-            theirs = import_module("lm_eval.tasks.ruler.common_utils").string_match_all([text], [references])
-            return abs(import_module("posenc.tasks.ruler").string_match_all(text, references) - theirs)
-
-        yield Case(f"answer {number}", run, 1e-12)
-
-
 # -------------------------------------------------------------------- installed: transformers, x-transformers
 
 FAMILIES = {"qwen2_vl": ("qwen2_vl", "Qwen2VLModel"), "qwen3_vl": ("qwen3_vl", "Qwen3VLModel"),
@@ -785,7 +768,6 @@ SUITES: dict[str, tuple[str, str, Callable[[], Iterator[Case]]]] = {
     "timm, rotary": ("tests/test_layers_pos_embed.py", "grids of two and three axes, stretched and moved, both orders and layouts; DINOv3's coordinates", timm_rotary),
     "keras-hub": ("keras_hub/src/layers/modeling", "the numbers that its tests of RoPE, ALiBi and sines print", keras_hub),
     "attention-gym": ("test/test_document_mask.py", "packed causal documents", attention_gym_documents),
-    "lm-eval, RULER": ("lm_eval/tasks/ruler", "scores of 300 random answers, by its function", ruler_scores),
     "transformers, get_rope_index": ("tests/models", "M-RoPE of random prompts with images and videos, by its functions", transformers_rope_index),
     "x-transformers": ("tests/test_x_transformers.py", "ALiBi and T5's buckets, by its classes", x_transformers_biases),
 }  # fmt: skip

@@ -5,7 +5,7 @@
 
 With arguments, that becomes benchmarks/evaluations/longer_NAME.json first. Every such file gets its tables,
 benchmarks/longer_NAME.md, and, where docs/longer_context.md has marks of its name, a summary there. NAME is a model's, or as in
-SmolLM2_RULER its name and what was measured of it. Run from the root of the repository.
+Gemma3_passkey its name and what was measured of it. Run from the root of the repository.
 """
 
 import json
@@ -20,7 +20,6 @@ BASES, FAMILIAR, BEST = ("none", "truncation"), ("linear", "ntk", "yarn"), 3
 RUNNING = ("perplexity", "repeated")
 NAMES = {
     "perplexity": "running text", "repeated": "repeated text", "passkey": "passkey", "facts": "key-value",
-    "niah_multikey_1": "four keys", "many_shot": "many shots",
 }  # fmt: skip
 COLOURS = ("#2a78d6", "#1b9e77", "#d95f02", "#b04fc4", "#c78a00", "#d62a5c")
 GREY = "#8b95a1"

@@ -34,7 +34,7 @@ PACKAGES = [
     "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py", "tests/lab/test_tracking.py",
     "tests/lab/test_compare.py::test_worker_processes_measure_what_this_process_measures",
     "tests/lab/evals/test_eval_command.py", "tests/report/test_files.py", "tests/report/test_tables.py",
-    "tests/tasks/test_ruler.py", "tests/encodings/test_floater.py",
+    "tests/encodings/test_floater.py",
     # doctor, which reads what a version of transformers computes: no alarm at any type's clean model, the traps, each layer
     *(f"tests/pretrained/test_doctor.py::test_{name}" for name in (
         "no_alarm_at_a_clean_model_of_each_type", "no_alarm_at_static_schedules",

@@ -42,7 +42,6 @@ def main(folder="best-stretch", model="demo", length=12288, samples=8, text="pyd
         "depths": [0.25],
         "samples": int(samples),
         "generate": False,
-        "attention": False,
     }
     chosen |= {"name": model, "directory": folder, "pages": files}
     print(table(posenc.evaluate(lm, tokenizer, **chosen)))

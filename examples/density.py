@@ -36,7 +36,7 @@ def main(folder: str = "density", model: str = "demo", length: int = 1024, sampl
     """Measure what is not in the folder yet."""
     lm, tokenizer = posenc.load(model)
     methods = [kind.format(factor) for kind in KINDS.values() for factor in FACTORS]
-    chosen = {"tasks": ["perplexity"], "attention": False, "methods": methods, "lengths": [length], "samples": samples}
+    chosen = {"tasks": ["perplexity"], "methods": methods, "lengths": [length], "samples": samples}
     results = posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, pages=files)
     print(table(results))
 

@@ -48,7 +48,6 @@ def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 2
         tasks=tasks,
         **chosen,
         generate=False,
-        attention=False,
         name=model,
         directory=folder,
         pages=files,

@@ -48,7 +48,6 @@ def main(folder: str = "question-in-front", model: str = "demo", samples: int = 
         tasks=TASKS,
         **chosen,
         generate=False,
-        attention=False,
         name=model,
         directory=folder,
         pages=files,

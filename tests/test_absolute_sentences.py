@@ -310,11 +310,8 @@ EVALUATE = {
     "each length has other prompts": "tasks/test_task.py::test_every_length_has_its_own_prompt",
     "moves the answer within the same material": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
     "nothing is generated": "lab/evals/test_reader.py::test_outcomes_are_those_of_a_naive_loop",
-    "SmolLM2's greedy tokens are all right in": "test_docs_numbers.py::test_what_both_scores_of_ruler_are",
-    "`control` every answer scores as before": "test_docs_numbers.py::test_what_both_scores_of_ruler_are",
     "the loss of each token, by position": "lab/evals/test_reader.py::test_running_text_is_reported_by_position",
     "Methods are compared on the same prompts, depths on the same material": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
-    "Under each method the report shows how much attention": "lab/evals/test_evaluate.py::test_attention_profiles_of_other_methods_remain_where_one_refuses",
 }
 EXTEND = {
     "Running text was predicted no better than": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",

@@ -64,7 +64,6 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "posenc.pretrained": ("Pretrained models", ()),
     "posenc.tasks": ("Tasks", ()),
-    "posenc.lab.evals.attention": ("Attention profiles", ("attention_profile",)),
     "posenc.analysis": ("Analysis", ()),
     "posenc.analysis.plots": ("Plots", ()),
     "posenc.conformance": ("Conformance", ()),

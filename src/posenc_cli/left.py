@@ -3,6 +3,30 @@
 
 LEFT: dict[str, str] = {
     # the name as it is typed -> what to use instead: an instruction with a verb, without a full stop
+    "vision": "adapt examples/small_vit.py, which trains and tests a small vision Transformer",
+    **{
+        f"niah_{kind}": "run lm-eval's task of this name, see docs/lm-eval.md"
+        for kind in (
+            "single_1",
+            "single_2",
+            "single_3",
+            "multikey_1",
+            "multikey_2",
+            "multikey_3",
+            "multivalue",
+            "multiquery",
+        )
+    },
+    "variable_tracking": "run lm-eval's ruler_vt, see docs/lm-eval.md",
+    "common_words": "run lm-eval's ruler_cwe, see docs/lm-eval.md",
+    "frequent_words": "run lm-eval's ruler_fwe, see docs/lm-eval.md",
+    "many_shot": "run many-shot tasks of lm-eval with --num_fewshot, see docs/lm-eval.md",
+    "--attention": "leave it out, posenc eval measures no attention profiles",
+    "--no-attention": "leave it out, posenc eval measures no attention profiles",
+    **dict.fromkeys(
+        ("--test-sizes", "--patch-size", "--images", "--image-column", "--label-column", "--data-images"),
+        "adapt examples/small_vit.py, which trains and tests a small vision Transformer",
+    ),
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

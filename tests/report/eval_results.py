@@ -20,7 +20,7 @@ def results(
     methods: Sequence[str] = METHODS,
     lengths: Sequence[int] = LENGTHS,
     depths: Sequence[float] = DEPTHS,
-    tasks: Sequence[str] = ("passkey", "variable_tracking", "perplexity"),
+    tasks: Sequence[str] = ("passkey", "facts", "perplexity"),
     samples: int = 20,
 ) -> dict[str, Any]:
     """A finished run of these methods."""
@@ -57,7 +57,6 @@ def results(
              "cache_bytes_per_token": 23_040, "seconds": 60.0 + i}
             for i, m in enumerate(methods)
         ],
-        "attention": None,
     }  # fmt: skip
 
 

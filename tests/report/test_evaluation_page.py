@@ -211,7 +211,7 @@ def test_nothing_measured_makes_a_page():
         {"lengths": (512,)},
         {"methods": ["none"], "depths": (0.5,), "lengths": (512,)},
         {"tasks": ("perplexity",)},
-        {"tasks": ("variable_tracking",), "methods": ["none"]},
+        {"tasks": ("facts",), "methods": ["none"]},
     ],
 )
 def test_small_evaluations_make_a_page(shape):
@@ -285,7 +285,7 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
         evaluation, "stdout", lambda: Console(file=shown, width=width, highlight=False, color_system=None)
     )
     show(found, str(tmp_path))
-    table = shown.getvalue().partition("passkey: right")[2].partition("variable_tracking: right")[0]
+    table = shown.getvalue().partition("passkey: right")[2].partition("facts: right")[0]
     for length in (2048, 4096):
         for method in METHODS:
             assert re.search(rf"^{length} +{method} .*\d+ %", table, re.MULTILINE), (length, method)
@@ -349,21 +349,6 @@ def test_what_the_engine_measures_makes_a_page(measured, capsys):
                 assert " ".join(difference(row["against_truncation"], "loss")) in table
     show(found, str(directory))
     assert max(map(len, capsys.readouterr().out.splitlines()[:-2])) <= 140
-
-
-def test_attention_is_part_of_the_page(measured):
-    directory, found = measured
-    html = (directory / "report.html").read_text()
-    own, profile = drawn(html), found["attention"]["ntk:factor=4"]
-    by_head = own["attention-sinks"]["1"]
-    for row, heads in zip(by_head["z"], zip(*profile["sink"], strict=True), strict=True):
-        assert row == pytest.approx([100 * mass for mass in heads], rel=1e-4)
-    assert by_head["high"] == own["attention-sinks"]["0"]["high"]
-    asked = [100 * p["asked"] for p in profile["needle"]["depths"]]
-    assert lines(own["attention-needle"]["1"])["ntk:factor=4"]["y"] == pytest.approx(asked, rel=1e-4)
-    colour = lines(own["attention-distance"]["0"])["ntk:factor=4"]["colour"]
-    assert colour == lines(own["task-0-depth"]["0 0"])["ntk:factor=4"]["colour"]
-    assert 'id="attention"' not in page(found | {"attention": None})
 
 
 @pytest.mark.browser

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
 from posenc.tasks.needle import Needle
-from posenc.tasks.ruler import RulerTask
 from posenc.tasks.task import fit, index_at, make_sample
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
@@ -22,11 +21,9 @@ OPTIONS = [
     "multi_document:documents=3:ordering=random",
     "multi_document:query_aware=true",
 ]
-ASKING = [
-    name for name, task in TASKS.items() if task.takes_depth and task.new_tokens and not issubclass(task, RulerTask)
-]
+ASKING = [name for name, task in TASKS.items() if task.takes_depth and task.new_tokens]
 RETRIEVAL = ASKING + OPTIONS
-"""Tasks that ask for an answer at a depth; RULER's are tested in test_ruler.py."""
+"""Tasks that ask for an answer at a depth."""
 KIN = {name: cls() for name, cls in TOKENIZERS.items()}
 
 

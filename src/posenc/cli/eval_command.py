@@ -34,7 +34,6 @@ class Eval(WithModel, StudyCommand):
         "refuse a model with another fingerprint than this, which is in the config.yaml of a run",
         How("HEX", unless=("model", "dtype")),
     ] = None
-    attention: Annotated[bool, "measure where the model's attention goes, too"] = True
     out: str = "posenc-eval"
 
     @classmethod
@@ -112,7 +111,6 @@ class Eval(WithModel, StudyCommand):
                 directory=self.out,
                 name=self.model,
                 engine=engine,
-                attention=self.attention,
                 progress=progress,
                 command=self.typed,
                 pages=files,

@@ -12,7 +12,6 @@ from typing import Any
 from posenc.lab.evals.results import difference, spelled
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
-from posenc.report import attention as attention_report
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, heat, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
@@ -95,8 +94,7 @@ def page(results: Results) -> str:
     """report.html for what results.json holds."""
     style = styles(methods(results))
     sections = _sections(results, style)
-    attention = attention_report.panels(results["attention"], style) if results["attention"] else {}
-    panels = [*(panel for section in sections for panel in section.panels.values()), *attention.values()]
+    panels = [panel for section in sections for panel in section.panels.values()]
     with_figures = [section for section in sections if section.panels]
     first = _first(with_figures)
     return rendered(
@@ -107,8 +105,6 @@ def page(results: Results) -> str:
         first=first,
         judged=[m for m in MEASURES.values() if any(m in section.measures for section in sections)],
         headings={r["task"]: MEASURES[r["measure"]].heading for row in results["ranking"] for r in row["tasks"]},
-        attention=attention,
-        attention_sentences=attention_report.sentences(results["attention"]) if attention else {},
         styles=style,
         bases=BASES,
         costs={row["method"]: row for name in style for row in results["cost"] if row["method"] == name},
@@ -135,8 +131,7 @@ def figures_of(results: Results) -> dict[str, Panel]:
     sections = [section for section in _sections(results, style) if section.panels]
     first = _first(sections)
     sections.sort(key=lambda section: section is not first)
-    found = {panel.id: panel for section in sections for panel in section.panels.values()}
-    return found | (attention_report.panels(results["attention"], style) if results["attention"] else {})
+    return {panel.id: panel for section in sections for panel in section.panels.values()}
 
 
 def tables(results: Results) -> list[Table]:

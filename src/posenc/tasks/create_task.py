@@ -7,25 +7,18 @@ from posenc.errors import unknown
 from posenc.spec import check_options, parse_single, unquoted
 from posenc.tasks.copying import Copying
 from posenc.tasks.key_value import Facts, KeyValue
-from posenc.tasks.many_shot import ManyShot
 from posenc.tasks.multi_document import MultiDocument
 from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
 from posenc.tasks.perplexity import Perplexity, Repeated
-from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
     "facts": Facts,
     "key_value": KeyValue,
-    "many_shot": ManyShot,
     "multi_document": MultiDocument,
     "needle": Needle,
     "passkey": Passkey,
-    **{needle.name: needle for needle in NEEDLES},
-    "variable_tracking": VariableTracking,
-    "common_words": CommonWords,
-    "frequent_words": FrequentWords,
     "perplexity": Perplexity,
     "repeated": Repeated,
     "copying": Copying,

@@ -9,7 +9,7 @@ import torch
 from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import Cell
 from posenc.lab.evals.reader import TextOutcome
-from posenc.lab.evals.results import Measured, answer
+from posenc.lab.evals.results import Measured
 from posenc.tasks import create
 
 TRAINED, TEXTS = 128, 6
@@ -83,7 +83,3 @@ def test_the_question_in_front_is_compared_text_by_text():
     assert row["loss"]["mean"] == pytest.approx(-fmean(gains[0] + gains[1]), abs=1e-6)
     assert row["exact"]["mean"] == pytest.approx(0.5)
     assert row["loss"]["low"] < row["loss"]["mean"] < row["loss"]["high"] < 0
-    found = {"settings": {"lengths": [64]}, "model": {"trained_length": 64}, "tasks": [], "ranking": []}
-    (sentence,) = answer(found | {"question_in_front": [row]})
-    assert sentence.startswith("facts (items 4, query aware) at 64 tokens, none: against the same without")
-    assert "+50 points" in sentence

@@ -87,7 +87,7 @@ def test_mistakes_are_one_line(flags, message, saved, tmp_path, capsys):
 def test_threads_are_set_where_they_are_asked_for(saved, tmp_path):
     before = torch.get_num_threads()
     try:
-        command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention", "--json"]
+        command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--json"]
         assert cli.main([*command, "--threads", "3", "--out", str(tmp_path / "out")]) == DONE
         assert torch.get_num_threads() == 3
         assert cli.main([*command, "--threads", "0", "--out", str(tmp_path / "no")]) == USAGE
@@ -96,7 +96,7 @@ def test_threads_are_set_where_they_are_asked_for(saved, tmp_path):
 
 
 def test_the_dtype_that_was_taken_is_recorded(saved, tmp_path, capsys):
-    command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention"]
+    command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == DONE
     assert "Computed in float32." in capsys.readouterr().out
     assert '\ndtype: "float32"\n' in (tmp_path / "out" / "config.yaml").read_text()
@@ -175,7 +175,7 @@ def test_a_model_of_zeros_is_reported_and_one_of_nan_refused(value, tokenizer, t
 def test_prompts_that_do_not_fill_the_length_are_named(pairs, fills, saved, tmp_path, capsys):
     flags = [f"--tasks=key_value:keys=digits:values=digits{pairs}", "--methods=none", "--lengths", "1024", "--depths=0"]
     out = tmp_path / "out"
-    assert cli.main(["eval", str(saved), *flags, "--samples=2", "--no-attention", "--out", str(out)]) == DONE
+    assert cli.main(["eval", str(saved), *flags, "--samples=2", "--out", str(out)]) == DONE
     said = " ".join(capsys.readouterr().out.split())
     tokens = json.loads((out / "results.json").read_text())["tasks"][0]["methods"][0]["cells"][0]["tokens"]
     assert (tokens >= 512) == fills

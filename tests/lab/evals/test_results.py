@@ -1,6 +1,5 @@
 """The numbers of results.json against a made-up set of outcomes, by formulas written here once more."""
 
-import re
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
@@ -275,22 +274,16 @@ def results(found, **settings):
     return {
         "complete": True, "model": {"trained_length": TRAINED}, "cells": {"planned": 9, "finished": 9},
         "settings": {"samples": 8, "seeds": 2, "generate": True, "methods": ["none", "good", "bad"], "lengths": [64, 128]}
-        | settings, **found,
+        | settings, "exact_tokens": {}, **found,
     }  # fmt: skip
 
 
 def test_the_answer_follows_from_the_numbers(found):
     lines = answer(results(found))
-    assert lines[0].startswith("asks at 64 tokens, unmodified model: ")
-    assert "Lost in the middle" in lines[0]
-    assert lines[0].endswith("1 of 2 lengths.")  # at 128 tokens it is broken everywhere
+    assert lines[0].startswith("asks at 128 tokens, unmodified model: ")
     assert lines[1].startswith("reads, unmodified model: ")
     assert lines[2].startswith("good against the unmodified model: better on asks (+")
-    assert any(line.startswith("bad against the unmodified model: better on reads") for line in lines)
-    assert any(
-        re.search(r"reads at 128 tokens: .* worse past .* last 64 tokens alone are better \(−", line) for line in lines
-    )
-    assert not any("no method has a better mean" in line for line in lines)  # good does
+    assert lines[3].startswith("bad against the unmodified model: worse on asks (")
 
 
 def test_fewer_texts_than_a_verdict_takes_leave_all_undecided(done):
@@ -299,21 +292,11 @@ def test_fewer_texts_than_a_verdict_takes_leave_all_undecided(done):
     verdicts = {at["verdict"] for row in found["ranking"] for at in row["tasks"] if row["method"] != NONE}
     assert verdicts == {UNDECIDED}
     assert not any("better on" in line or "worse" in line for line in answer(results(found, samples=7)))
-    (note,) = (line for line in limits(results(found, samples=7)) if "verdict" in line)
-    assert note.startswith("14 documents are too few for a verdict, which takes 16")
+    assert "A verdict takes 16 documents: with 14 every difference is undecided." in limits(results(found, samples=7))
     assert not any("verdict" in line for line in limits(results(found)))
-
-
-def test_ruler_without_generation_is_called_no_score_of_ruler(found):
-    task = next(each for each in found["tasks"] if each["generates"])
-    for name, shown in (("niah_single_1", True), ("passkey", False)):
-        lines = limits(results(found, generate=False) | {"tasks": [task | {"name": name}]})
-        assert any("no scores of RULER" in line for line in lines) == shown
 
 
 def test_limits_follow_from_the_settings(found):
     assert any("No answer was generated" in note for note in limits(results(found, generate=False)))
     assert not any("No answer was generated" in note for note in limits(results(found)))
-    assert any("end of a prompt alone" in note for note in limits(results(found)))
-    assert any("context length of 64 tokens" in note for note in limits(results(found, lengths=[64])))
     assert any("3 prompts per cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))

@@ -44,7 +44,7 @@ from posenc.lab.evals.plan import (
 )
 from posenc.lab.evals.reader import BLOCKS, CHUNK, TextOutcome
 from posenc.lab.evals.results import Measured, share
-from posenc.lab.evals.study import AnyCell, AnyRecord, Evaluation
+from posenc.lab.evals.study import Evaluation
 from posenc.lab.files import Folder
 from posenc.lab.machine import describe
 from posenc.lab.statistics import Estimate, estimate
@@ -159,11 +159,11 @@ class Trial(Evaluation):
 
     plan: Plan = field(kw_only=True)
     costs: Mapping[str, int] = field(kw_only=True)
-    wanted: list[AnyCell] = field(init=False, default_factory=list)
+    wanted: list[Cell] = field(init=False, default_factory=list)
     done: dict[Cell, Measured] = field(init=False, default_factory=dict)
     _checked: bool = field(init=False, default=False)
     _texts: dict[tuple[Any, ...], Sample] = field(init=False, default_factory=dict)
-    _behaviours: dict[AnyCell, Mapping[str, float]] = field(init=False, default_factory=dict)
+    _behaviours: dict[Cell, Mapping[str, float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,18 +179,18 @@ class Trial(Evaluation):
             super().check()
             self._checked = True
 
-    def cells(self) -> list[AnyCell]:
+    def cells(self) -> list[Cell]:
         return self.wanted
 
-    def facts(self, cell: AnyCell) -> Mapping[str, Any]:
+    def facts(self, cell: Cell) -> Mapping[str, Any]:
         task = self.tasks[cell.task].name  # "material" has the hash of the text, wherever its file is
         return {**super().facts(cell), "task": task, "files": {}, "text_seed": self.plan.seed}
 
-    def stored(self, cell: AnyCell, measured: AnyRecord) -> None:
+    def stored(self, cell: Cell, measured: Measured) -> None:
         if isinstance(cell, Cell) and isinstance(measured, Measured):
             self.done[cell] = measured
 
-    def behaviour(self, cell: AnyCell) -> Mapping[str, float]:
+    def behaviour(self, cell: Cell) -> Mapping[str, float]:
         if cell not in self._behaviours:  # once for all rounds
             self._behaviours[cell] = super().behaviour(cell)
         return self._behaviours[cell]
@@ -202,13 +202,13 @@ class Trial(Evaluation):
             self._texts[key] = super().sample(replace(cell, seed=self.plan.seed), number)
         return self._texts[key]
 
-    def results(self, done: Mapping[AnyCell, AnyRecord]) -> dict[str, Any]:
+    def results(self, done: Mapping[Cell, Measured]) -> dict[str, Any]:
         return {"model": self.model_facts, "settings": asdict(self.plan), "machine": describe(self.device)}
 
     def sentences(self, results: Results) -> dict[str, Any]:
         return {}
 
-    def measure_now(self, cells: Sequence[AnyCell], folder: Folder, progress: Progress, command: str) -> None:
+    def measure_now(self, cells: Sequence[Cell], folder: Folder, progress: Progress, command: str) -> None:
         """Measure those of the cells that are not in the folder.
 
         Raises:
@@ -225,9 +225,9 @@ class Trial(Evaluation):
     def cell(self, task: str, method: str, length: int, block: int) -> Cell:
         return Cell(task, method, length, self.plan.depth if self.tasks[task].takes_depth else None, block)
 
-    def round(self, methods: Sequence[str], texts: int) -> list[AnyCell]:
+    def round(self, methods: Sequence[str], texts: int) -> list[Cell]:
         """What some methods, truncation and the unmodified model's running text need for the first so many documents."""
-        found: list[AnyCell] = []
+        found: list[Cell] = []
         for block in range(texts // PAIR):
             for method in dict.fromkeys((NONE, TRUNCATION, *methods)):
                 tasks = self.plan.tasks if method in (*methods, TRUNCATION) else ()

@@ -3,9 +3,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +12,6 @@ from typing import Annotated, Any
 from posenc.errors import InputError, check_flags, counted, is_integer, unknown
 from posenc.spec import parse_single
 from posenc.tasks import Task, create, running_text
-from posenc.tasks.ruler import RulerTask
 from posenc_cli.arguments import How
 
 NONE, TRUNCATION = "none", "truncation"
@@ -173,18 +170,13 @@ def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
 
 
 def material(task: Task) -> dict[str, str]:
-    """What a task makes its prompts of, besides its code: SHA-256 of the running text, and the version of the word list.
+    """What a task makes its prompts of, besides its code: SHA-256 of the running text.
 
     Raises:
         InputError: no such text.
     """
-    made_of = {}
-    if source := getattr(task, "source", ""):
-        made_of["text"] = hashlib.sha256(running_text.read(source).encode()).hexdigest()
-    if isinstance(task, RulerTask):
-        with suppress(PackageNotFoundError):  # not every one needs it
-            made_of["wonderwords"] = version("wonderwords")
-    return made_of
+    source = getattr(task, "source", "")
+    return {"text": hashlib.sha256(running_text.read(source).encode()).hexdigest()} if source else {}
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")

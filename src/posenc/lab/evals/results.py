@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From measured cells to the numbers of results.json with their intervals, and from these to the answer and its limits in
-sentences.
+"""From measured cells to the numbers of results.json with their intervals, and the lines above its tables.
 
 The seed and the index of a text are its unit: at another depth the same unit gives nearly the same text, so that outcomes are
 averaged over each unit before an interval is computed. Units are independent. All methods read the same
@@ -16,12 +15,11 @@ from typing import Any
 
 import torch
 
-from posenc.errors import listed, summary
-from posenc.lab.evals.config import CONTROL, NONE, TRUNCATION, Cell, EvaluationSettings, texts_a_cell
+from posenc.errors import summary
+from posenc.lab.evals.config import NONE, TRUNCATION, Cell, EvaluationSettings, texts_a_cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
-from posenc.tasks import TASKS, Task
-from posenc.tasks.ruler import RulerTask
+from posenc.tasks import Task
 
 BETTER, WORSE, UNDECIDED, BASE = "better", "worse", "undecided", "baseline"
 """Verdicts on a method. A difference that is not significant makes nothing equal."""
@@ -42,8 +40,6 @@ class Measured:
     processor: float
 
 
-RULER = {name for name, task in TASKS.items() if issubclass(task, RulerTask)}
-"""Tasks that are published with a score of generated answers."""
 Outcomes = Mapping[tuple[int, float | None, int, int], TextOutcome]
 """By length, depth, seed and index of the text."""
 Units = Sequence[Sequence[float]]
@@ -298,28 +294,41 @@ def _verdict(against: Mapping[str, float] | None, by: str) -> str:
     return BETTER if (against["mean"] > 0) != (by == "loss") else WORSE
 
 
-# -------------------------------------------------------------------------------- sentences
+# -------------------------------------------------------------------------------- in words
 
 
 def answer(results: Results) -> list[str]:
-    """The conclusions, in sentences."""
-    longest = max(results["settings"]["lengths"])
-    unchanged = {m for m, tokens in results.get("exact_tokens", {}).items() if tokens >= longest}
+    """The unmodified model on each task, and each method against it, in a line each."""
     lines = [_unmodified(task) for task in results["tasks"]]
-    lines += [_short(task) for task in results["tasks"]]
-    lines += [_judged(row, unchanged) for row in results["ranking"] if row["method"] not in (NONE, TRUNCATION)]
-    lines += [_front(row) for row in results.get("question_in_front", ())]
-    lines += [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
+    lines += [_judged(row) for row in results["ranking"] if row["method"] not in (NONE, TRUNCATION)]
     return [line for line in lines if line]
 
 
-def _short(task: Results) -> str:
-    """That a task's prompts do not fill the length, such as those of two facts."""
-    for longest in task["methods"][0]["cells"][-1:]:
-        n, filled = longest["length"], longest["tokens"]
-        if filled < n / 2:
-            return f"{spelled(task['task'])}: its prompts do not fill {n} tokens, they have {filled:.0f} on average."
-    return ""
+def limits(results: Results) -> list[str]:
+    """What the intervals do not cover, and what was not measured."""
+    s = results["settings"]
+    count = s["samples"] * s["seeds"]
+    notes = [
+        f"One model and one wording of each task, {texts_a_cell(s['samples'], s['seeds'])}: the 95 % intervals cover the "
+        "choice of documents, not other models or prompts."
+    ]
+    if count < FEWEST:
+        notes.append(f"A verdict takes {FEWEST} documents: with {count} every difference is undecided.")
+    notes += [
+        f"{spelled(row['task'])} at {row['length']} tokens: {row['apart']} of the {count} documents do not overlap, so the "
+        "intervals are too narrow."
+        for row in results["overlapping"]
+    ]
+    if not results["complete"]:
+        notes.append(f"Only {results['cells']['finished']} of {results['cells']['planned']} cells were measured.")
+    if any(task["generates"] for task in results["tasks"]) and not s["generate"]:
+        notes.append("No answer was generated: an answer is right if greedy decoding would give it word for word.")
+    notes += [
+        f"{method} does not change inputs of up to {tokens} tokens: its numbers there are those of {NONE}."
+        for method, tokens in results["exact_tokens"].items()
+        if tokens >= min(s["lengths"])
+    ]
+    return notes
 
 
 def outcome_of(task: Task, cells: Mapping[Cell, Measured]) -> str:
@@ -330,148 +339,11 @@ def outcome_of(task: Task, cells: Mapping[Cell, Measured]) -> str:
     return f"{replace(first, depth=None)}: {_level([_pooled(outcomes)], by)}"
 
 
-def limits(results: Results) -> list[str]:
-    """What this evaluation does not show."""
-    s, trained, exact = results["settings"], results["model"]["trained_length"], results.get("exact_tokens", {})
-    notes = [
-        f"One model and one wording of each task, {texts_a_cell(s['samples'], s['seeds'])}: the 95 % intervals cover the "
-        "choice of documents, not other models or prompts. About 1 in 20 intervals misses."
-    ]
-    if (count := s["samples"] * s["seeds"]) < FEWEST:
-        notes.append(
-            f"{count} documents are too few for a verdict, which takes {FEWEST}: every difference is undecided."
-        )
-    for row in results.get("overlapping", ()):
-        few = " Every difference at this length is undecided." if row["apart"] < FEWEST <= count else ""
-        notes.append(
-            f"{spelled(row['task'])} at {row['length']} tokens: of the {count} documents only {row['apart']} fit into the text side by side. "
-            f"The others overlap these, and the intervals, which count all, are too narrow.{few}"
-        )
-    if not results["complete"]:
-        done = results["cells"]
-        notes.append(f"Only {done['finished']} of {done['planned']} cells were measured.")
-    ruler = not RULER.isdisjoint(task["name"] for task in results["tasks"])
-    if any(task["generates"] for task in results["tasks"]) and not s["generate"]:
-        notes.append(
-            "No answer was generated: an answer is right if greedy decoding would give it word for word. A paraphrase is "
-            "wrong." + " RULER scores generated answers, so these are no scores of RULER (--generate)." * ruler
-        )
-    if any(method not in (NONE, TRUNCATION) for method in s["methods"]):
-        notes.append("No method was followed by fine-tuning, which some methods need.")
-    if CONTROL in s["methods"]:
-        notes.append(
-            f"{CONTROL} does nothing but round: it is the unmodified model with every position one higher, which RoPE cannot "
-            "see. What differs no more than under it was not measured."
-        )
-    if any(row["method"] == TRUNCATION for row in results["ranking"]):
-        notes.append(
-            f"{TRUNCATION} gets the end of a prompt alone: where it does well, the task does not need the rest."
-        )
-    for method, tokens in exact.items():
-        if tokens >= min(s["lengths"]):
-            notes.append(
-                f"{method} does not change inputs of up to {tokens} tokens, by construction: its numbers there are those of "
-                f"{NONE}, and were not measured again."
-            )
-    for reason in dict.fromkeys(results.get("attention_refused", {}).values()):
-        under = [method for method, refused in results["attention_refused"].items() if refused == reason]
-        notes.append(f"Attention could not be measured under {listed(under)}: {reason}.")
-    if max(s["lengths"]) <= trained:
-        notes.append(
-            f"All prompts are within the context length of {trained} tokens: nothing here is about longer inputs."
-        )
-    return notes
-
-
 def spelled(task: str) -> str:
     """A task's text in words: "facts:items=25:query_aware=true" is "facts (items 25, query aware)"."""
     name, *options = task.replace("_", " ").split(":")
     words = [option.removesuffix("=true").replace("=", " ") for option in options]
     return f"{name} ({', '.join(words)})" if words else name
-
-
-def _unmodified(task: Results) -> str:
-    """The unmodified model on a task: by depth at one length if there are several depths, else by length."""
-    none = _measured(task, NONE)
-    if none is None:
-        return ""
-    rows = none["by_length"]
-    with_middle = [row for row in rows if row["middle"] is not None]
-    # the longest length at which the middle and the ends differ significantly
-    row = max(
-        with_middle or rows, key=lambda row: (row["middle"] is not None and _significant(row["middle"]), row["length"])
-    )
-    by = _measure_in(task, row)
-    cells = sorted((c for c in none["cells"] if c["length"] == row["length"]), key=lambda cell: cell["depth"] or 0.0)
-    depths = [f"{cell['depth']:g}" for cell in cells if cell["depth"] is not None]
-    at_depth = f" at depth {' / '.join(depths)}" if depths else ""
-    if len(cells) == 1:
-        lengths = " / ".join(str(row["length"]) for row in rows)
-        return f"{spelled(task['task'])}, unmodified model{at_depth}: {_level(rows, by)} at {lengths} tokens."
-    line = f"{spelled(task['task'])} at {row['length']} tokens, unmodified model: {_level(cells, by)}{at_depth}."
-    if (middle := row["middle"]) is None:
-        return line
-    if not _significant(middle):
-        return f"{line} Middle against ends: undecided ({_in_words(middle, by)})."
-    first, *inner, last = (cell[by]["mean"] for cell in cells)
-    if middle["mean"] > 0:
-        line += f" Better in the middle than at the two ends ({_in_words(middle, by)})."
-    elif min(first, last) <= fmean(inner):  # not a U
-        line += f" Better at one end only: the {'end' if last < first else 'start'} is no better than the middle."
-    else:
-        line += f" Lost in the middle: worse there than at the two ends ({_in_words(middle, by)})."
-    same = sum(_significant(at["middle"]) and at["middle"]["mean"] * middle["mean"] > 0 for at in with_middle)
-    return f"{line} The same at {same} of {len(with_middle)} lengths." if len(with_middle) > 1 else line
-
-
-def _judged(row: Results, unchanged: set[str]) -> str:
-    """The effect of a method, task by task."""
-    if row["method"] in unchanged:
-        return f"{row['method']} does not change inputs of these lengths, by construction."
-    parts = []
-    for verdict, words in ((BETTER, "better on"), (WORSE, "worse on"), (UNDECIDED, "undecided on")):
-        tasks = [
-            f"{spelled(at['task'])} ({_in_words(at['against_none'], at['measure'])})"
-            for at in row["tasks"]
-            if at["verdict"] == verdict and at["against_none"] is not None
-        ]
-        parts += [f"{words} {listed(tasks)}"] if tasks else []
-    missing = [spelled(at["task"]) for at in row["tasks"] if at["against_none"] is None]
-    parts += [f"not compared on {listed(missing)}"] if missing else []
-    return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
-
-
-def _front(row: Results) -> str:
-    """What the question in front changes."""
-    exact, loss = (", ".join(difference(row[by], by)) for by in ("exact", "loss"))
-    where = f"{spelled(row['task'])} at {row['length']} tokens, {row['method']}"
-    return f"{where}: against the same without the question in front {exact} right; {loss} in the answer's loss."
-
-
-def _past(task: Results, trained: int) -> list[str]:
-    """Past the context length: the unmodified model and the methods against reading the end of the text alone."""
-    cut = _measured(task, TRUNCATION)
-    rows = [row for row in cut["by_length"] if row["length"] > trained and row["against_none"]] if cut else []
-    if not rows:
-        return []
-    by = _measure_in(task, rows[0])
-    sign = -1 if by == "loss" else 1
-    lines = []
-    better = [
-        row for row in rows if sign * row["against_none"][by]["mean"] > 0 and _significant(row["against_none"][by])
-    ]
-    if better:
-        lines.append(
-            f"{spelled(task['task'])} at {better[0]['length']} tokens: the unmodified model is worse past its context length; the last "
-            f"{trained} tokens alone are better ({_in_words(better[0]['against_none'][by], by)})."
-        )
-    length = rows[-1]["length"]
-    means = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
-    if len(means) > 2 and max(means, key=lambda method: sign * means[method]) == TRUNCATION:
-        lines.append(
-            f"{spelled(task['task'])} at {length} tokens: no method has a better mean than the last {trained} tokens alone."
-        )
-    return lines
 
 
 def difference(estimate: Mapping[str, float], by: str) -> tuple[str, str]:
@@ -481,8 +353,32 @@ def difference(estimate: Mapping[str, float], by: str) -> tuple[str, str]:
     return f"{mean} {unit}", f"{low} to {high}"
 
 
-def _in_words(estimate: Mapping[str, float], by: str) -> str:
-    return ", ".join(difference(estimate, by))
+def _unmodified(task: Results) -> str:
+    """The unmodified model on a task: by depth at the longest length if there are several depths, else by length."""
+    none = next((method for method in task["methods"] if method["method"] == NONE and method["cells"]), None)
+    if none is None:
+        return ""
+    rows, name = none["by_length"], spelled(task["task"])
+    last = max(rows, key=lambda row: row["length"])
+    by = "loss" if not task["generates"] else "exact" if last["score"] is None else "score"
+    cells = sorted((c for c in none["cells"] if c["length"] == last["length"]), key=lambda cell: cell["depth"] or 0.0)
+    if len(cells) == 1:
+        lengths = " / ".join(str(row["length"]) for row in rows)
+        return f"{name}, unmodified model: {_level(rows, by)} at {lengths} tokens."
+    depths = " / ".join(f"{cell['depth']:g}" for cell in cells)
+    line = f"{name} at {last['length']} tokens, unmodified model: {_level(cells, by)} at depth {depths}"
+    middle = last["middle"]
+    return line + ("." if middle is None else f"; the middle against the ends: {', '.join(difference(middle, by))}.")
+
+
+def _judged(row: Results) -> str:
+    """The difference that a method makes on each task, with its verdict."""
+    parts = [
+        f"{at['verdict']} on {spelled(at['task'])} ({', '.join(difference(at['against_none'], at['measure']))})"
+        for at in row["tasks"]
+        if at["against_none"] is not None
+    ]
+    return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
 
 
 def _level(rows: Sequence[Results], by: str) -> str:
@@ -490,17 +386,6 @@ def _level(rows: Sequence[Results], by: str) -> str:
     if by == "loss":
         return " / ".join(f"{row[by]['mean']:.2f}" for row in rows) + " nats a token"
     return " / ".join(f"{100 * row[by]['mean']:.0f}" for row in rows) + " % right"
-
-
-def _measured(task: Results, name: str) -> Results | None:
-    return next((method for method in task["methods"] if method["method"] == name and method["cells"]), None)
-
-
-def _measure_in(task: Results, row: Results) -> str:
-    """As `_measure`, from results."""
-    if not task["generates"]:
-        return "loss"
-    return "exact" if row["score"] is None else "score"
 
 
 def _significant(estimate: Mapping[str, float]) -> bool:

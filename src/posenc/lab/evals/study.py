@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`posenc eval` as a study: a cell is some prompts of one task, length, depth and seed, under one method, or an attention
-profile under a method. Every method and text is tried before anything is measured."""
+"""`posenc eval` as a study: a cell is some prompts of one task, length, depth and seed, under one method. Every method and text is tried before anything is measured."""
 
 import functools
 import hashlib
@@ -16,8 +15,7 @@ from inspect import signature
 from itertools import chain, product
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +24,6 @@ from torch.nn import functional as F
 from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
-from posenc.lab.evals.attention import attention_profile
 from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import (
     CONTROL,
@@ -54,8 +51,6 @@ from posenc.pretrained.models import cache_name, model_structure, unwrap
 from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
-ATTENTION_LENGTH = 1024
-"""Attention is measured in the longest prompts up to this length: the work grows with the square."""
 FORECAST_TOKENS = 256
 """That are read to see how long a run will take."""
 STEP_COST = 50
@@ -68,38 +63,11 @@ SPREAD = 16
 """Tokens at the start of a text, over it and at its end, at whose places a model is asked for its behaviour."""
 HALF_TOLERANCE = 0.05
 """Of a behaviour in bfloat16 or float16, see `posenc.pretrained.state.TOLERANCE`."""
-ATTENTION_COST = 4
-"""Measuring attention in a text takes about as long as reading it this many times."""
-
-
-@dataclass(frozen=True)
-class AttentionCell:
-    """The attention of a model under one method, in one text of a task at each depth."""
-
-    task: str
-    method: str
-    length: int
-    depths: tuple[float, ...]
-
-    def __str__(self) -> str:
-        return f"attention, {self.method}"
-
-
-@dataclass(frozen=True)
-class AttentionRecord:
-    """What an `AttentionCell` measured: a profile as plain data, or why it could not be measured."""
-
-    profile: dict[str, Any] | None
-    refused: str = ""
-
-
-AnyCell: TypeAlias = Cell | AttentionCell
-AnyRecord: TypeAlias = Measured | AttentionRecord
 
 
 @dataclass(eq=False)
-class Evaluation(Study[AnyCell, AnyRecord]):
-    """A model, its tokenizer and what is measured of it. attention: measure attention profiles, too."""
+class Evaluation(Study[Cell, Measured]):
+    """A model, its tokenizer and what is measured of it."""
 
     name = "eval"
     unit = "cells"
@@ -108,7 +76,6 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     tokenizer: Any
     settings: EvaluationSettings
     model_name: str
-    attention: bool = False
     tasks: dict[str, Task] = field(init=False)
     samples: dict[tuple[Any, ...], Sample] = field(default_factory=dict)
     exact: dict[str, int] = field(default_factory=dict)
@@ -193,42 +160,36 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     # ---------------------------------------------------------------- as a study
 
-    def cells(self) -> list[AnyCell]:
-        cells = planned(self.settings, self.tasks, self.trained_length, self.exact)
-        return [*cells, *(self.attention_cells() if self.attention else [])]
+    def cells(self) -> list[Cell]:
+        return planned(self.settings, self.tasks, self.trained_length, self.exact)
 
-    def jobs(self, cells: Sequence[AnyCell]) -> list[list[AnyCell]]:
+    def jobs(self, cells: Sequence[Cell]) -> list[list[Cell]]:
         """The cells of one task, method, length and seed are one job, over all depths."""
-        groups: dict[AnyCell, list[AnyCell]] = {}
+        groups: dict[Cell, list[Cell]] = {}
         for cell in cells:
             groups.setdefault(_all_depths(cell), []).append(cell)
         return list(groups.values())
 
-    def describe(self, job: Sequence[AnyCell]) -> str:
+    def describe(self, job: Sequence[Cell]) -> str:
         return str(_all_depths(job[0]))
 
-    def outcome(self, job: Sequence[AnyCell], measured: Mapping[AnyCell, AnyRecord]) -> str:
-        first, record = job[0], measured[job[0]]
-        if isinstance(first, AttentionCell) and isinstance(record, AttentionRecord):
-            return f"{first}: {record.refused or f'{max(len(first.depths), 1)} documents of {first.length} tokens'}"
-        return outcome_of(self.tasks[first.task], _of_texts(measured))
+    def outcome(self, job: Sequence[Cell], measured: Mapping[Cell, Measured]) -> str:
+        return outcome_of(self.tasks[job[0].task], measured)
 
-    def record(self, cell: AnyCell) -> type[Any]:
-        return AttentionRecord if isinstance(cell, AttentionCell) else Measured
+    def record(self, cell: Cell) -> type[Any]:
+        return Measured
 
-    def facts(self, cell: AnyCell) -> Mapping[str, Any]:
+    def facts(self, cell: Cell) -> Mapping[str, Any]:
         shared = self.shared | {"material": self.shared["material"][cell.task], "texts": self.texts(cell)}
         return {**asdict(cell), **shared, "target_length": self.target(cell.length)}
 
-    def kind(self, cell: AnyCell) -> AnyCell:
+    def kind(self, cell: Cell) -> Cell:
         """The cells of a task and a method, and where methods are set up for each length of a length."""
-        if isinstance(cell, AttentionCell):
-            return cell
         return Cell(cell.task, cell.method, self.target(cell.length), None, 0)
 
-    def behaviour(self, cell: AnyCell) -> Mapping[str, float]:
+    def behaviour(self, cell: Cell) -> Mapping[str, float]:
         """The loss of a few tokens that lie far apart, by part of the text; the loss of a short text of the task, and the scores
-        of its answer and of half of it; for attention, the profile of a short text.
+        of its answer and of half of it.
 
         Tokens at the places of a long text show a change of what a method does to long distances, at the price of a short text.
         How many keys a token sees is not what it is in a long text: a change of log-n scaling alone is not noticed.
@@ -237,12 +198,6 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         numbers: dict[str, float] = {"tolerance": HALF_TOLERANCE} if half else {}
         with self.under(cell.method, cell.length), evaluating(self.model), torch.no_grad():
             sample = self._short(cell.task)
-            if isinstance(cell, AttentionCell):
-                try:
-                    profile = attention_profile(self.model, [sample], depths=None).to_dict()
-                except InputError:  # so it is in every text
-                    return numbers
-                return numbers | {f"attention {name}": value for name, value in _means(profile).items()}
             numbers |= self._far_apart(cell.length)
             task = self.tasks[cell.task]
             window = self.trained_length if cell.method == TRUNCATION else None
@@ -277,15 +232,11 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         groups = losses.tensor_split(3)
         return {f"loss at places of part {part} of a text": float(each.mean()) for part, each in enumerate(groups, 1)}
 
-    def texts(self, cell: AnyCell) -> str:
+    def texts(self, cell: Cell) -> str:
         """The hash of a cell's first text, which stands for all."""
-        depths = cell.depths or (None,) if isinstance(cell, AttentionCell) else (cell.depth,)
-        digest = hashlib.sha256()
-        for depth in depths:
-            sample = self.sample(Cell(cell.task, NONE, cell.length, depth, 0), 0)
-            plain = asdict(sample) | {"ids": sample.ids.tolist()}
-            digest.update(json.dumps(plain, sort_keys=True).encode())
-        return digest.hexdigest()[:16]
+        sample = self.sample(Cell(cell.task, NONE, cell.length, cell.depth, 0), 0)
+        plain = asdict(sample) | {"ids": sample.ids.tolist()}
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     def remote(self) -> "Remote":
         """Raises:
@@ -306,19 +257,13 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return {"gpu": gpu, "memory": 0 if gpu else weights + self.reading_bytes()}
 
-    def results(self, done: Mapping[AnyCell, AnyRecord]) -> dict[str, Any]:
+    def results(self, done: Mapping[Cell, Measured]) -> dict[str, Any]:
         s = self.settings
-        profiles: dict[str, AttentionRecord] = {}
-        for cell, record in done.items():
-            if isinstance(record, AttentionRecord):
-                same = [m for m in s.methods if cell.method == NONE and cell.length <= self.exact.get(m, 0)]
-                profiles |= dict.fromkeys((cell.method, *same), record)
-        texts = _of_texts(done)
         apart = {(text, n): task.apart(self.tokenizer, n) for text, task in self.tasks.items() for n in s.lengths}
         fewer = {key: count for key, count in apart.items() if count is not None and count < s.samples * s.seeds}
-        results = numbers(s, self.tasks, texts, self.trained_length, self.exact, fewer)
-        results["longer"] = comparison(self.tasks, texts, self.trained_length)
-        results["question_in_front"] = question_in_front(self.tasks, texts)
+        results = numbers(s, self.tasks, done, self.trained_length, self.exact, fewer)
+        results["longer"] = comparison(self.tasks, done, self.trained_length)
+        results["question_in_front"] = question_in_front(self.tasks, done)
         for row in results["cost"]:
             row["cache_bytes_per_token"], row["cache_bytes_of_windows"] = self.cache_bytes
         return {
@@ -327,8 +272,6 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "machine": describe(self.device) | versions() | {"transformers": version("transformers")},
             **results,
             "exact_tokens": {method: self.exact.get(method, 0) for method in s.methods if method != NONE},
-            "attention": {method: r.profile for method, r in profiles.items() if r.profile is not None} or None,
-            "attention_refused": {method: r.refused for method, r in profiles.items() if r.refused},
         }
 
     def sentences(self, results: Results) -> dict[str, Any]:
@@ -345,21 +288,16 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             self.samples[key] = made
         return self.samples[key]
 
-    def measure(self, job: Sequence[AnyCell], tick: Tick) -> dict[AnyCell, AnyRecord]:
-        if isinstance(job[0], AttentionCell):
-            return {cell: self._measure_attention(cell, tick) for cell in job if isinstance(cell, AttentionCell)}
-        return self._measure_texts([cell for cell in job if isinstance(cell, Cell)], tick)
-
-    def _measure_texts(self, group: Sequence[Cell], tick: Tick) -> dict[AnyCell, AnyRecord]:
+    def measure(self, job: Sequence[Cell], tick: Tick) -> dict[Cell, Measured]:
         """The cells of one task, method, length and seed: common beginnings of their documents are read once."""
-        first, count = group[0], self.settings.samples
+        first, count = job[0], self.settings.samples
         self.samples = {k: v for k, v in self.samples.items() if (k[1], k[3]) == (first.length, first.seed)}
-        cells = [cell for cell in group for _ in range(count)]
-        samples = [self.sample(cell, index) for cell in group for index in range(count)]
+        cells = [cell for cell in job for _ in range(count)]
+        samples = [self.sample(cell, index) for cell in job for index in range(count)]
         reads = Reader(self.model, self.tokenizer, self.settings.generate, self.batch_size)
         outcomes: list[TextOutcome] = []
         window = self.trained_length if first.method == TRUNCATION else None
-        step = self.work(group) // len(samples)
+        step = self.work(job) // len(samples)
 
         def on_sample(index: int) -> None:
             tick(step, str(cells[index]))
@@ -376,51 +314,21 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             else:
                 read()
             seconds, processor = time.perf_counter() - started, time.process_time() - worked
-        share = 1 / len(group)
+        share = 1 / len(job)
         cost = seconds * share, reads.fed * share, taken, processor * share
-        return {cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), *cost) for at, cell in enumerate(group)}
+        return {cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), *cost) for at, cell in enumerate(job)}
 
-    def _measure_attention(self, cell: AttentionCell, tick: Tick) -> AttentionRecord:
-        samples = [self.sample(Cell(cell.task, NONE, cell.length, depth, 0), 0) for depth in cell.depths or (None,)]
-        tick(0, str(cell))
-        try:
-            with self.under(cell.method, cell.length):
-                return AttentionRecord(attention_profile(self.model, samples, depths=cell.depths or None).to_dict())
-        except InputError as error:
-            return AttentionRecord(None, error.problem)
-        finally:
-            tick(self.work([cell]), str(cell))
-
-    def attention_cells(self) -> list[AttentionCell]:
-        """One cell for each method that changes the documents, at three depths of the first task whose answer is in the text; none
-        without such a task, or where every length is a multiple of the context length."""
-        if self.settings.times:
-            return []
-        length = max((n for n in self.settings.lengths if n <= ATTENTION_LENGTH), default=self.settings.lengths[0])
-        for text, task in self.tasks.items():
-            every = self.settings.depths if task.takes_depth else (None,)
-            depths = tuple(dict.fromkeys((every[0], every[len(every) // 2], every[-1])))
-            if all(self.sample(Cell(text, NONE, length, depth, 0), 0).needle is not None for depth in depths):
-                chosen = tuple(depth for depth in depths if depth is not None)
-                methods = [m for m in self.settings.methods if m == NONE or length > self.exact.get(m, 0)]
-                methods = [m for m in methods if m != CONTROL]
-                return [AttentionCell(text, method, length, chosen) for method in methods]
-        return []
-
-    def work(self, job: Sequence[AnyCell]) -> float:
+    def work(self, job: Sequence[Cell]) -> float:
         """The size of some cells, in tokens."""
         size = 0
         for cell in job:
-            if isinstance(cell, AttentionCell):
-                size += ATTENTION_COST * cell.length * max(len(cell.depths), 1)
-            else:
-                new = self.tasks[cell.task].new_tokens * self.settings.generate
-                size += self.settings.samples * (cell.length + STEP_COST * new)
+            new = self.tasks[cell.task].new_tokens * self.settings.generate
+            size += self.settings.samples * (cell.length + STEP_COST * new)
         return size
 
     def forecast(self) -> float | None:
         """By a read of the first tokens of a text; those further on take longer, and those that documents have in common less."""
-        cells = [cell for cell in self.cells() if isinstance(cell, Cell)]
+        cells = self.cells()
         if not cells:
             return None
         ids = self.sample(cells[0], 0).ids[:FORECAST_TOKENS]
@@ -501,25 +409,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         }
 
 
-def _means(profile: Mapping[str, Any]) -> dict[str, float]:
-    """The mean of the numbers in each entry of a profile."""
-
-    def numbers(value: Any) -> list[float]:
-        if isinstance(value, Mapping):
-            value = list(value.values())
-        if isinstance(value, list | tuple):
-            return [number for each in value for number in numbers(each)]
-        return [float(value)] if isinstance(value, int | float) else []
-
-    return {name: fmean(of) for name, value in profile.items() if (of := numbers(value))}
-
-
-def _all_depths(cell: AnyCell) -> AnyCell:
-    return replace(cell, depth=None) if isinstance(cell, Cell) else cell
-
-
-def _of_texts(records: Mapping[AnyCell, AnyRecord]) -> dict[Cell, Measured]:
-    return {c: m for c, m in records.items() if isinstance(c, Cell) and isinstance(m, Measured)}
+def _all_depths(cell: Cell) -> Cell:
+    return replace(cell, depth=None)
 
 
 @dataclass(frozen=True)
@@ -534,13 +425,13 @@ class Remote:
     settings: EvaluationSettings
     shared: str
 
-    def measure(self, job: Sequence[AnyCell], tick: Tick) -> dict[AnyCell, AnyRecord]:
+    def measure(self, job: Sequence[Cell], tick: Tick) -> dict[Cell, Measured]:
         return _loaded(self).measure(job, tick)
 
-    def kind(self, cell: AnyCell) -> AnyCell:
+    def kind(self, cell: Cell) -> Cell:
         return _loaded(self).kind(cell)
 
-    def behaviour(self, cell: AnyCell) -> Mapping[str, float]:
+    def behaviour(self, cell: Cell) -> Mapping[str, float]:
         return _loaded(self).behaviour(cell)
 
 
@@ -567,7 +458,6 @@ def evaluate(
     directory: str | Path | None = None,
     name: str = "",
     engine: Engine | None = None,
-    attention: bool = True,
     progress: Progress | None = None,
     command: str = "",
     pages: Pages | None = None,
@@ -585,7 +475,6 @@ def evaluate(
         pages: what makes files of the results, such as `posenc.report.evaluate.files`.
         name: of the model; also what `posenc.load` takes if an engine's workers load it themselves.
         engine: where cells are measured, see `posenc.lab.engines`; None: in this process.
-        attention: also measure attention patterns, see `posenc.lab.evals.attention`.
         settings: see `posenc.lab.evals.config.EvaluationSettings`.
 
     Returns:
@@ -600,7 +489,7 @@ def evaluate(
     """
     name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
     chosen = settings_of(preset, **settings)
-    study = Evaluation(model, tokenizer, chosen, name, attention)
+    study = Evaluation(model, tokenizer, chosen, name)
     return run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
 
 
