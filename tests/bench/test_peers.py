@@ -20,6 +20,8 @@ def test_a_case_is_measured_and_its_results_are_kept(tmp_path):
         "--rounds",
         "3",
         "--no-memory",
+        "--dtype",
+        "float32",
     ]
     for kept in (0, 1):
         subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
