@@ -106,8 +106,6 @@ def best_subspan_em(answer: str, references: Iterable[str]) -> float:
     return float(any(normalise(reference) in normalise(answer) for reference in references))
 
 
-# -------------------------------------------------------------------- invented questions
-
 STARTS = (
     "Al", "Bar", "Bel", "Bran", "Cal", "Car", "Dal", "Del", "Dor", "Dun", "Eb", "El", "Fal", "Far", "Gal", "Gor", "Hal",
     "Har", "Il", "Kel", "Kir", "Lan", "Lor", "Mal", "Mar", "Mel", "Mor", "Nor", "Ol", "Or", "Pel", "Per", "Quil", "Ral",
