@@ -23,7 +23,7 @@ def test_the_dense_bias_computes_what_posenc_does(name, mode):
     assert (calls[POSENC]() - calls[SDPA]()).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["shaw", "softmax_n", "fox", "window:window=8"])
+@pytest.mark.parametrize("name", ["shaw", "softmax_n", "fox", "window:before=8"])
 def test_what_is_no_dense_bias_is_left_out(name):
     study = BenchStudy([name], [32], ["forward"], BenchSettings())
     assert list(study.candidates(study.trials[0])) == [SDPA, POSENC]

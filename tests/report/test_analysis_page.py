@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_it_is_one_small_file_with_every_sentence(report):
             assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
         for picture in section.pictures:
             assert picture.see.split("'")[0] in text
+
+
+def tiles_of(target):
+    found = analyze(target)
+    found = replace(found, sections=tuple(each for each in found.sections if each.name in ("properties", "kernel")))
+    text = page(found, results(found))
+    return re.findall(r"<li class=\"(yes|no)\">(.*?)</li>", text.split('class="tiles"')[1].split("</ul>")[0])
+
+
+def test_tiles_have_a_tick_and_a_small_picture():
+    tiles = tiles_of(target_of("sinusoidal", length=64, steps=0))
+    assert [re.search(r"</span> (.*?)<", tile)[1] for _, tile in tiles] == [
+        "Unique per position", "Uniform step", "Bounded", "Decays by half",
+    ]  # fmt: skip
+    assert [holds for holds, _ in tiles] == ["yes"] * 4
+    assert [tile.startswith("<img") for _, tile in tiles] == [True, False, False, False]
+    for _, tile in tiles[1:]:
+        points = [point.split(",") for point in re.search(r'points="([^"]*)"', tile)[1].split()]
+        assert len(points) >= 4
+        assert all(0 <= float(x) <= 100 and 0 <= float(y) <= 40 for x, y in points)
+    tiles = tiles_of(target_of("normalized", length=16, steps=0))  # a code depends on the length
+    assert "no" in [holds for holds, tile in tiles if "Deterministic" in tile]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ One call is softmax(q . k / sqrt(64) + bias) v of a causal sequence, q, k and v 
 memory, are in benchmarks/bench.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -113,7 +116,13 @@ class BenchStudy(Study[Trial, Times]):
         return Times
 
     def facts(self, cell: Trial) -> Mapping[str, Any]:
-        return {**asdict(cell), "settings": asdict(self.settings), "cpu": cpu(), "versions": versions()}
+        return {
+            **asdict(cell),
+            "settings": asdict(self.settings),
+            "cpu": cpu(),
+            "torch": versions()["torch"],
+            "code": _code(),
+        }
 
     def measure(self, job: Sequence[Trial], tick: Tick) -> dict[Trial, Times]:
         (trial,) = job
@@ -179,6 +188,15 @@ class BenchStudy(Study[Trial, Times]):
             "machine": describe(torch.device(self.settings.device)) | versions(),
             "rows": rows,
         }
+
+
+@cache
+def _code() -> str:
+    """A digest of posenc's source: a changed program takes another time."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _same(ours: Callable[[], Tensor], dense: Callable[[], Tensor], tolerance: float) -> bool:

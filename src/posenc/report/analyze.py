@@ -3,6 +3,7 @@
 
 import io
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -12,9 +13,11 @@ import torch
 from markupsafe import Markup
 
 import posenc
-from posenc.analysis.analyze import Analysis
+from posenc.analysis.analyze import Analysis, AnalysisSection
 from posenc.analysis.codes import sizes_of
-from posenc.analysis.finding import GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.finding import AROUND, GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.geometry import Kernel
+from posenc.analysis.properties import Properties
 from posenc.analysis.target import Target
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
@@ -28,6 +31,8 @@ from posenc.report.html import filled
 SCHEMA = 1
 SCALE = 1.25
 """Pixels of the page to a point of a drawing, where there is room."""
+CELLS, POINTS = 24, 60
+"""Of a small image, along each axis, and of a small line."""
 FIRST = ("scores", "kernel", "bias")
 """The sections whose first picture opens the page."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
@@ -44,8 +49,9 @@ def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None =
         (section, [drawings[picture] for picture in section.pictures if picture in drawings])
         for section in analysis.sections
     ]
+    tiles = _tiles({section.name: section for section in analysis.sections})
     shown = Markup() if target is None else explorer(target)
-    text = filled("analyze.html", a=analysis, r=results, sections=sections, lead=lead, explorer=shown)
+    text = filled("analyze.html", a=analysis, r=results, sections=sections, lead=lead, tiles=tiles, explorer=shown)
     return classed(text)
 
 
@@ -81,6 +87,47 @@ def _single(numbers: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif not isinstance(numbers, list):
         shown = {None: "–", True: "yes", False: "no"} if numbers is None or isinstance(numbers, bool) else {}
         yield name, shown.get(numbers) or (f"{numbers:.6g}" if isinstance(numbers, float) else str(numbers))
+
+
+def _tiles(sections: Mapping[str, AnalysisSection]) -> list[tuple[str, bool, str, Markup]]:
+    """The properties of codes: name, whether it holds, a sentence, a small picture. Decay stands in the place of determinism,
+    which the section has, where codes have a decay and are deterministic."""
+    section = sections.get("properties")
+    if section is None or not isinstance(section.finding, Properties):
+        return []
+    found = section.finding.each
+    small = [thumbnail(picture) for picture in section.pictures]
+    drawings = {**dict(zip(found, small, strict=False)), "Deterministic": Markup()}
+    tiles = [(name, each.holds, each.sentences()[0], drawings[name]) for name, each in found.items()]
+    kernel = sections.get("kernel")
+    if kernel is None or not isinstance(kernel.finding, Kernel) or not found["Deterministic"].holds:
+        return tiles
+    halves = kernel.finding.half is not None
+    sentence = kernel.finding.sentences()[1].replace("Its mean", "The mean dot product of two codes", 1)
+    return [*tiles[:3], ("Decays by half", halves, sentence, thumbnail(kernel.pictures[0]))]
+
+
+def thumbnail(picture: Picture) -> Markup:
+    """The first image of a picture, or its longest line, without axes: 100 x 40, or 24 x 24 cells."""
+    from matplotlib.image import imsave
+
+    ax = picture.draw().axes[0]
+    if ax.images:
+        shown: Any = ax.images[0].get_array()
+        values = torch.as_tensor(shown.filled(0)).double()
+        rows, columns = (torch.linspace(0, size - 1, min(CELLS, size)).long() for size in values.shape)
+        file, most = io.BytesIO(), float(values.abs().max()) or 1.0
+        imsave(file, values[rows][:, columns].numpy(), format="png", cmap=AROUND, vmin=-most, vmax=most)
+        return Markup(f'<img alt="" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
+    lines: Any = ax.lines
+    line = max(lines, key=lambda each: len(each.get_xydata()))
+    at = (ax.transData - ax.transAxes).transform(line.get_xydata())
+    at = at[:: max(1, len(at) // POINTS)]
+    points = " ".join(f"{100 * x:.0f},{40 - 38 * y:.1f}" for x, y in at.tolist())
+    return Markup(
+        '<svg viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true"><polyline fill="none" stroke="currentColor" '
+        f'stroke-width="1.5" vector-effect="non-scaling-stroke" points="{points}"/></svg>'
+    )
 
 
 def classed(page: str) -> str:
