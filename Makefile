@@ -60,8 +60,8 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/posenc bench
-	$(BIN)/python benchmarks/speed_tables.py posenc-bench/results.json
+	$(BIN)/python benchmarks/bench
+	$(BIN)/python benchmarks/speed_tables.py posenc-peers/results.json
 	$(BIN)/python benchmarks/pictures.py
 
 gpu: # with the Python that has a PyTorch for the GPU
@@ -80,4 +80,4 @@ guide: setup
 	$(BIN)/python docs/guide.py
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest posenc-compare posenc-bench posenc-eval posenc-explorer.html site build
+	rm -rf $(VENV) .venv-oldest .venv-newest posenc-compare posenc-bench posenc-peers posenc-eval posenc-explorer.html site build

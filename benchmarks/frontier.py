@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodings of 2024 to 2026, in time and memory: write the table of frontier.md from the committed results.
 
-    posenc bench frontier --rounds 3 --patience 30 --out BENCH
+    python benchmarks/bench frontier --rounds 3 --patience 30 --out BENCH
     python benchmarks/frontier.py [--bench BENCH ..]
 
 Several folders of benchmarks are put together. Run from the root of the repository.
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.bench.measure import MEMORY, TIME
-from posenc.lab.bench.table import in_mebibytes, in_words, machine_words, ratio
+from bench.measure import MEMORY, TIME
+from bench.table import in_mebibytes, in_words, machine_words, ratio
 
 NUMBERS, PAGE = (Path(__file__).with_suffix(suffix) for suffix in (".json", ".md"))
 MARK = "<!-- {}: written by python benchmarks/frontier.py -->"

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.measure import MEMORY, TIME
+from bench.table import Results, in_words, machine_words, markdown, ratio
+
 from posenc.errors import InputError
-from posenc.lab.bench.measure import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/speed_tables.py -->", "<!-- end of speed -->"

@@ -24,7 +24,7 @@ from posenc.conformance.kinds import KINDS
 from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
 from posenc.frequencies import diff
-from posenc.lab.bench.study import plan
+from posenc.lab.bench import BenchSettings, BenchStudy
 from posenc.lab.evals.chosen import CHOSEN
 from posenc.lab.evals.config import settings_of
 from posenc.pretrained.methods import Lengths, fit_of
@@ -120,7 +120,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
     runs = {
         "compare": lambda self: 0,
         "conform": lambda self: KINDS[self.kind] and 0,
-        "bench": lambda self: plan(self.cases) and 0,
+        "bench": lambda self: int(not BenchStudy(self.encodings, self.lengths, self.modes, BenchSettings()).trials),
         "diff": lambda self: not diff(self.first, self.second).pairs,
         "explore": lambda self: explorer.page(self.given) and 0,
         "predict": lambda self: int(not {*self.encodings} <= {*predict.ENCODINGS}),

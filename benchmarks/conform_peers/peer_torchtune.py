@@ -2,9 +2,8 @@
 
 from functools import cache
 
+from bench.case import single_file
 from shared import LONGEST, from_angles
-
-from posenc.lab.bench.case import single_file
 
 PACKAGE = "torchtune"
 rope = single_file("torchtune", "modules/position_embeddings.py")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from posenc.lab.bench.measure import CLOCKS, Effort, interleaved, ratios, spread
 from posenc.lab.machine import measurable, peak
+from posenc.lab.timing import CLOCKS, Effort, interleaved, ratios, spread
 
 Call = Callable[[], object]
 ROUNDS = 7

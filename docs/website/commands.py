@@ -43,7 +43,6 @@ def table() -> dict[str, Any]:
 def known() -> Known:
     """Names by what they are names of."""
     from posenc.conformance.kinds import KINDS
-    from posenc.lab.bench.cases import CASES
     from posenc.lab.compare import EXPERIMENTS
 
     return {
@@ -52,7 +51,6 @@ def known() -> Known:
         "schedule": list(SCHEDULES),
         "task": list(TASKS),
         "training task": list(EXPERIMENTS),
-        "case": list(dict.fromkeys([*CASES, *(case.family for case in CASES.values())])),
         "kind": list(KINDS),
         "name": list(dict.fromkeys(row["name"] for of_kind in listing().values() for row in of_kind)),
     }

@@ -1,7 +1,9 @@
 """The fused operator against the reference, forward and backward, in tiles small enough that there are many."""
 
 import math
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -12,7 +14,6 @@ from posenc.backends import fused, sdpa
 from posenc.backends.fused import attend, lower, obstacle
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, terms
 from posenc.lab import machine
-from posenc.lab.bench.measure import in_new_process
 from posenc.positions.visibility import Region
 
 B, H, D = 2, 4, 6
@@ -453,7 +454,7 @@ def test_one_graph_serves_every_length_and_one_every_step(name):
     torch._dynamo.reset()
 
 
-def peak_of_a_step(name, dropout_p, n, announce):
+def peak_of_a_step(name, dropout_p, n):
     """Bytes that a training step over n tokens takes, in a process where nothing else ran."""
     torch.set_num_threads(1)
     encoding = create(name, dim=64, num_heads=4, head_dim=16, max_positions=n, causal=True)
@@ -484,7 +485,8 @@ def peak_of_a_step(name, dropout_p, n, announce):
 )
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p):
-    small, large = (in_new_process(peak_of_a_step, name, dropout_p, n) for n in (1500, 6000))
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        small, large = processes.map(peak_of_a_step, [name] * 2, [dropout_p] * 2, (1500, 6000))
     dense = 4 * 6000**2 * 4
     assert large < dense / 2, "far from one matrix of scores, of which a dense pass holds several"
     assert large < 6 * small + 2**24, "four times the tokens, about four times the memory"

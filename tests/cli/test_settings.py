@@ -54,8 +54,8 @@ def test_flags_as_users_type_them():
     options = parsed("compare", *flags, "--learning-rate=1e-3")
     assert options.encodings == ("rope", "alibi")
     assert options.given == {"num_layers": 4, "factors": (1, 2, 4, 8), "packed": False, "learning_rate": 0.001}
-    options = parsed("bench", "rotary", "--n", "4", "8", "--no-peers")
-    assert (options.cases, options.lengths, options.given) == (("rotary",), (4, 8), {"peers": False})
+    options = parsed("bench", "rope", "--n", "4", "8", "--rounds", "2")
+    assert (options.encodings, options.lengths, options.given) == (("rope",), (4, 8), {"rounds": 2})
     options = parsed("extend", "--option", "a=1", "demo", "--option", "b=2", "--pose")
     assert (options.model, options.option, options.given) == ("demo", ("a=1", "b=2"), {"pose": True})
 

@@ -32,7 +32,7 @@ BASES = {
     "compare": f"--data=TEXT --out=out --encodings=none {SIZES} --targets=1 --factors=1 --workers=1",
     "analyze": "alibi --length=4 --steps=0",
     "predict": "none --data=TEXT --length=8 --steps=1 --out=predict.html",
-    "bench": "rotary --quick --n=4 --rounds=1 --no-peers --no-memory --out=out",
+    "bench": "rope --n=4 --rounds=1 --out=out",
     "eval": "MODEL --tasks=passkey --lengths=64 --depths=0 --samples=2 --out=out",
     "extend": "MODEL --method=ntk --factor=2 --no-verify",
 }  # fmt: skip
@@ -97,7 +97,7 @@ def prepare(folder: Path) -> None:
 def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
     """The exit code of a case run in an empty folder, and what it does that it must not.
 
-    What `compare` and `bench` measure in processes of their own is cut off: no flag is read there.
+    What `compare` trains in processes, and what `bench` times, is cut off: no flag is read there.
     """
     here = files / "here"
     shutil.rmtree(here, ignore_errors=True)
@@ -110,7 +110,7 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch("posenc.lab.engines.ProcessPool.run", stop),
-        mock.patch("posenc.lab.bench.study.measure", stop),
+        mock.patch("posenc.lab.bench.BenchStudy.timed", stop),
         mock.patch("webbrowser.open"),
         mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):

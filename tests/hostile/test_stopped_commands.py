@@ -62,22 +62,7 @@ EXTEND = ["extend", "MODEL", "--method", "linear", "--factor", "2", "--no-verify
 FINETUNE = ["--finetune", "TEXT", "--length", "16", "--checkpoint", "OUT/checkpoint", "--steps", "100"]
 FIT = "fit:start=linear:steps=20:patience=99"
 EVAL = ["--tasks", "copying:segment=8", "--methods", "rerope:window=16", "--lengths", "80", "96", "--samples", "2"]
-BENCH = [
-    "--n",
-    "16",
-    "32",
-    "64",
-    "--mode",
-    "forward",
-    "--dtype",
-    "float32",
-    "--no-peers",
-    "--device",
-    "cpu",
-    "--rounds",
-    "1",
-    "--quick",
-]
+BENCH = ["rope", "alibi", "t5", "--n", "16", "32", "64", "--mode", "forward", "--rounds", "20"]
 
 
 def cells(count):
@@ -93,7 +78,7 @@ CASES = {
     "compare, 1 worker": ([*COMPARE, "--workers", "1"], cells(1)),
     "compare, while workers import": ([*COMPARE, "--workers", "2"], lambda out, err: (out / ".running").exists()),
     "eval": (["eval", "MODEL", *EVAL, "--seeds", "6", "--out", "OUT"], cells(2)),
-    "bench": (["bench", "rope", *BENCH, "--out", "OUT"], cells(1)),
+    "bench": (["bench", *BENCH, "--out", "OUT"], cells(1)),
     "finetune": ([*EXTEND, *FINETUNE, "--out", "OUT/model"], shown("under way")),
     "fit": (
         ["extend", "MODEL", "--method", FIT, "--factor", "2", "--text", "TEXT", "--no-verify", "--option",

@@ -49,7 +49,7 @@ LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal"
 
 OWN = {
     "backends/gpus.py:", "conformance/golden.py:load", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "report/html.py:asset",
-    "lab/bench/measure.py:_run", "lab/machine.py:cpu",
+    "lab/bench.py:_code", "lab/machine.py:cpu",
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""

@@ -23,7 +23,7 @@ from posenc.lab.records import RunRecord, VariantScores, difference
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import LOCK, Store
 from posenc.lab.study import Progress
-from posenc.report.compare import busy, page
+from posenc.report.compare import page
 from references import PATIENCE
 
 ENCODINGS = ("none", "rope", "t5")
@@ -427,18 +427,3 @@ def test_an_interrupted_comparison_is_not_a_running_one(corpus, tiny, tmp_path):
     results = compare(Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=InProcess(), progress=Stopping())
     assert (results["complete"], results["running"], results["seeds_finished"]) == (False, False, 1)
     assert results["runs"]["finished"] == 3
-
-
-def test_a_comparison_that_took_longer_than_it_should_says_so():
-    results = {"complete": True, "seconds": 2520.0, "estimated_seconds": 180.0}
-    assert busy(results) == "estimated 3 min when it began, took 42 min: the machine was busy"
-    assert busy(results | {"seconds": 60.0, "estimated_seconds": 2520.0}).endswith(
-        "took 60 s: the machine was busy then"
-    )
-    for others in (
-        {"seconds": 300.0},
-        {"complete": False},
-        {"estimated_seconds": None},
-        {"seconds": 50, "estimated_seconds": 5},
-    ):
-        assert not busy(results | others)

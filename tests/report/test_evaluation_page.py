@@ -35,6 +35,12 @@ def words(measure, estimate):
     return " ".join(MEASURES[measure].words(estimate))
 
 
+def choices(html, panel):
+    """The measures that a panel offers."""
+    section = html[html.index(f'id="{panel}"') :]
+    return re.findall(r'data-choice="measure"[^>]*><span>([^<]+)<', section[: section.index('class="plots"')])
+
+
 def lines(figure):
     return {line["name"]: line for line in figure["series"]}
 
@@ -99,7 +105,7 @@ def test_depth_figures_hold_the_numbers(html, found):
                 assert trace["y"] == pytest.approx([100 * c[key]["mean"] for c in cells], rel=1e-4)
                 assert trace["x"] == pytest.approx([100 * d for d in DEPTHS], rel=1e-4)
                 assert trace["high"] == pytest.approx([100 * c[key]["high"] for c in cells], rel=1e-4)
-        shown = lines(own["task-0-depth-loss"][str(at)])
+        shown = lines(own["task-0-depth"][f"{at} 2"])
         assert shown["none"]["y"] == pytest.approx(
             [c["loss"]["mean"] for c in task["methods"][0]["cells"] if c["length"] == length], rel=1e-4
         )
@@ -141,8 +147,8 @@ def test_heat_maps_share_a_scale(html, found):
 def test_the_trained_length_is_marked(html):
     own = drawn(html)
     assert own["task-0-length"]["0"]["marks"][0]["x"] == 2048
-    assert own["task-2-position"]["2 0"]["marks"][0]["x"] == 2048
-    assert "marks" not in own["task-2-position"]["0 0"]  # 512 tokens are all within it
+    assert own["task-2-position"]["2"]["marks"][0]["x"] == 2048
+    assert "marks" not in own["task-2-position"]["0"]  # 512 tokens are all within it
     assert own["task-0-grid"]["0 0"]["marks"][0]["x"] == 2
 
 
@@ -176,14 +182,10 @@ def test_many_methods_differ():
 
 def test_running_text_has_its_loss_alone(html, found):
     own = drawn(html)
-    assert not {"task-2-depth", "task-2-grid", "task-2-length"} & set(own)
-    assert "task-2-length-loss" in own
+    assert not {"task-2-depth", "task-2-grid"} & set(own)
+    assert list(own["task-2-length"]) == ["0"]
     points = found["tasks"][2]["methods"][0]["by_position"][-1]["points"]
-    assert lines(own["task-2-position"]["2 0"])["none"]["y"] == pytest.approx([p["loss"] for p in points], rel=1e-4)
-    others = found["tasks"][2]["methods"][2]["by_position"][-1]["points"]
-    above = [other["loss"] - p["loss"] for other, p in zip(others, points, strict=True)]
-    assert lines(own["task-2-position"]["2 1"])[METHODS[2]]["y"] == pytest.approx(above, rel=1e-4)
-    assert lines(own["task-2-position"]["2 1"])["none"]["y"] == [0] * len(points)
+    assert lines(own["task-2-position"]["2"])["none"]["y"] == pytest.approx([p["loss"] for p in points], rel=1e-4)
 
 
 def test_what_is_missing_is_not_zero(found):
@@ -332,7 +334,8 @@ def test_what_the_engine_measures_makes_a_page(measured, capsys):
     html = (directory / "report.html").read_text()
     own = drawn(html)
     cell = next(c for c in found["tasks"][0]["methods"][0]["cells"] if (c["length"], c["depth"]) == (256, 1.0))
-    assert lines(own["task-0-depth-loss"]["1"])["none"]["y"][-1] == pytest.approx(cell["loss"]["mean"], rel=1e-4)
+    (loss,) = (number for number, name in enumerate(choices(html, "task-0-by-depth")) if name == "loss")
+    assert lines(own["task-0-depth"][f"1 {loss}"])["none"]["y"][-1] == pytest.approx(cell["loss"]["mean"], rel=1e-4)
     assert methods(found) == ["none", "truncation", "ntk:factor=4"]
     seen = texts(html)
     for ranked in found["ranking"]:
@@ -380,7 +383,6 @@ def test_switches_work_from_the_keyboard(html, new_tab, tmp_path):
     tab.locator("#task-0-by-depth input[data-choice=length]:checked").focus()
     tab.keyboard.press("ArrowUp")  # from the longest texts to shorter ones
     assert heights("task-0-depth") == pytest.approx(own["task-0-depth"]["1 0"]["series"][0]["y"])
-    assert heights("task-0-depth-loss") == pytest.approx(own["task-0-depth-loss"]["1"]["series"][0]["y"])
     box = tab.locator("#task-0-by-depth input[data-method=none]")
     box.focus()
     tab.keyboard.press("Space")  # hides it in every figure

@@ -18,7 +18,7 @@ OPTIONS = [
     "key_value:keys=digits:values=words:query_aware=true",
     "key_value:pairs=7:keys=words:values=digits",
     "facts:items=10:query_aware=true",
-    "multi_document:documents=3:ordering=random",
+    "multi_document:documents=3",
     "multi_document:query_aware=true",
 ]
 ASKING = [name for name, task in TASKS.items() if task.takes_depth and task.new_tokens]
@@ -118,11 +118,11 @@ def test_a_task_is_made_from_its_text():
     with pytest.raises(InputError, match=r"unknown option of passkey 'name=x'"):
         create("passkey:name=x")
     assert create("needle:source=1984").source == "1984"  # a file's name stays a name
-    assert create("multi_document:file=1984").file == "1984"
+    assert create("perplexity:source=1984").source == "1984"
     spaced = create("needle : source=my text.txt :drawn=false ")  # space around a value is no part of it
     assert spaced.source == "my text.txt"
     assert create(spaced.text) == spaced
-    assert create("multi_document:file=none").file is None
+    assert create("multi_document:documents=none").documents is None
     with pytest.raises(InputError, match=r"unknown option of passkey 'new_tokens=3'"):
         create("passkey:new_tokens=3")  # of the class, not of the task
 

@@ -19,7 +19,7 @@ from posenc.lab.text import Settings
 from posenc.position_maps import MAPS
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
-from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
+from posenc.report.html import Choice, Panel, Plot, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
 from posenc.spec import parse
 
@@ -54,7 +54,6 @@ def page(results: Results, *, may_import: bool = False) -> str:
         winners=winners(results, s),
         ranked=columns(results, s),
         described=_described(results),
-        busy=busy(results),
     )
 
 
@@ -158,19 +157,7 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     out.print()
     better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
-    if note := busy(results):
-        out.print(f"{note[0].upper()}{note[1:]}.", markup=False)
     print_files(out, directory)
-
-
-def busy(results: Results) -> str:
-    """A remark on a comparison that took more than twice, or less than half, of its estimated time. "" if it did not, or if
-    it took less than a minute."""
-    took, estimated = results["seconds"], results.get("estimated_seconds")
-    if not estimated or not results["complete"] or max(took, estimated) < 60 or estimated / 2 <= took <= 2 * estimated:
-        return ""
-    when = "was busy" if took > estimated else "was busy then"
-    return f"estimated {about(estimated)} when it began, took {about(took)}: the machine {when}"
 
 
 def settings_of(results: Results, may_import: bool) -> Experiment:

@@ -16,10 +16,8 @@ from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, heat, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
-    TableRows,
     print_cells,
     print_files,
-    print_table,
     spread_out,
     stdout,
 )
@@ -190,9 +188,8 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
     section = Section(id, task, _measures(results, task), cells, lengths, within, past)
     if not cells:
         return section
-    rates = [m for m in section.measures if m.scale == 100]
-    loss, tokens = MEASURES["loss"], [f"{n} tokens" for n in lengths]
-    measure = Choice("measure", "Measure:", [m.name for m in rates])
+    shown, tokens = section.measures, [f"{n} tokens" for n in lengths]
+    measure = Choice("measure", "Measure:", [m.name for m in shown])
     at = Choice("length", "Length:", tokens, len(tokens) - 1)
     by_name = {name: method["by_length"] for name, method in by_method.items()}
 
@@ -200,16 +197,12 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
         return {name: [c for m, c in cells if m == name and c["length"] == lengths[number]] for name in by_method}
 
     if task["takes_depth"]:
-        plots = [
-            plot(f"{id}-depth", [at, measure], lambda n, m: by_depth(cells_at(n), styles, rates[m])),
-            plot(f"{id}-depth-loss", [at], lambda n: by_depth(cells_at(n), styles, loss)),
-        ]
-        section.panels["depth"] = Panel(f"{id}-by-depth", f"{task['task']} by depth", plots)
-        shown, names = [*rates, loss], list(by_method)
-        choices = [Choice("method", "Method:", names), Choice("shown", "Measure:", [m.name for m in shown])]
+        draw = plot(f"{id}-depth", [at, measure], lambda n, m: by_depth(cells_at(n), styles, shown[m]))
+        section.panels["depth"] = Panel(f"{id}-by-depth", f"{task['task']} by depth", [draw])
+        names = list(by_method)
         grid = plot(
             f"{id}-grid",
-            choices,
+            [Choice("method", "Method:", names), measure],
             lambda n, m: by_length_and_depth(cells, names[n], lengths, depths, shown[m], limit),
         )
         section.panels["grid"] = Panel(f"{id}-heat", f"{task['task']} by length and depth", [grid], key=False)
@@ -220,18 +213,11 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
             {m: c["points"] for m, row in by_method.items() for c in row["by_position"] if c["length"] == length}
             for length in lengths
         ]
-        against = Choice("against", "Loss:", ["itself", "less that of none"][: 1 + ("none" in by_method)])
-        draw = plot(
-            f"{id}-position",
-            [at, against],
-            lambda n, less: by_position(curves[n], styles, limit, lengths[n], differences=less == 1),
-        )
+        draw = plot(f"{id}-position", [at], lambda n: by_position(curves[n], styles, limit, lengths[n]))
         section.panels["position"] = Panel(f"{id}-positions", f"{task['task']} by position", [draw])
     if len(lengths) > 1:
-        draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, rates[m], limit))
-        draw_loss = plot(f"{id}-length-loss", [], lambda: by_length(by_name, styles, loss, limit))
-        plots = [draw, draw_loss] if rates else [draw_loss]
-        section.panels["length"] = Panel(f"{id}-by-length", f"{task['task']} by length", plots)
+        draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, shown[m], limit))
+        section.panels["length"] = Panel(f"{id}-by-length", f"{task['task']} by length", [draw])
     for panel in list(section.panels.values())[1:]:
         panel.key = False  # the first of a task has it
     return section
@@ -284,23 +270,18 @@ def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Meas
     )
 
 
-def by_position(
-    curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: int | None, length: int, *, differences: bool
-) -> Figure:
-    """The loss at each position of running text, a line per method with its 95 % band; or its difference to that of the
-    unmodified model on the same documents. curves: points by method. limit: the context length."""
-    series, none = [], {p["position"]: p["loss"] for p in curves.get("none", ())}
+def by_position(curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: int | None, length: int) -> Figure:
+    """The loss at each position of running text, a line per method with its 95 % band. curves: points by method. limit: the
+    context length."""
+    series = []
     for name, points in curves.items():
         ends: dict[str, Any] = {"low": [p["low"] for p in points], "high": [p["high"] for p in points], "band": True}
         ends = ends if len(curves) <= BANDS else {}
-        y = [p["loss"] for p in points]
-        if differences:
-            points, ends = [p for p in points if p["position"] in none], {}
-            y = [p["loss"] - none[p["position"]] for p in points]
-        series.append(line(name, [p["position"] for p in points], y, styles[name], label=True, **ends))
-    loss = axis("loss less that of none, nats a token") if differences else _axis(MEASURES["loss"])
+        x, y = [p["position"] for p in points], [p["loss"] for p in points]
+        series.append(line(name, x, y, styles[name], label=True, **ends))
     marks = trained(limit) if limit and limit < length else []
-    return lines(series, axis("position in the text, tokens", low=0, high=length), loss, marks=marks)
+    of_text = axis("position in the text, tokens", low=0, high=length)
+    return lines(series, of_text, _axis(MEASURES["loss"]), marks=marks)
 
 
 def by_length_and_depth(
@@ -361,21 +342,10 @@ def show(results: Results, directory: str) -> None:
     for task, table in zip(results["tasks"], tables(results), strict=True):
         out.print(f"\n[bold]{escape(task['task'])}[/bold]: {table.unit}")
         bracketed |= print_cells(out, table)
-    for at in results["longer"]:
-        out.print(f"\n[bold]{at['length']} tokens[/bold], {at['times']:.3g} times the context length: loss, nats")
-        print_table(out, ["method"], [task["task"] for task in at["tasks"]], _longer(at))
-    if results["longer"]:
-        out.print("Of running text, the loss past the context length alone.")
     out.print()
     out.print(f"{'In brackets: 95 % intervals; a' if bracketed else 'A'} dash was not measured.", markup=False)
     out.print(f"Computed in {results['model']['precision']}.", markup=False)
     print_files(out, directory)
-
-
-def _longer(at: Mapping[str, Any]) -> TableRows:
-    """Methods by tasks at a length past the context length, the best on the first task first: losses."""
-    found = [{row["method"]: f"{row['loss']['mean']:.3f}" for row in task["rows"]} for task in at["tasks"]]
-    return [([name], [of_task.get(name, "–") for of_task in found]) for name in dict.fromkeys(itertools.chain(*found))]
 
 
 def _table(results: Results, task: Task) -> Table:

@@ -5,8 +5,6 @@ and scores the model's answers.
     create("key_value:keys=digits") -> Task
     task.sample(tokenizer, 2048, depth=0.5, seed=0, index=3) -> Sample
     task.score(generated, sample) -> 0 .. 1
-
-`task` is the interface, the other files are one task or one family each. `posenc.lab.evals` runs them.
 """
 
 from posenc.tasks.create_task import TASKS, create

@@ -36,9 +36,7 @@ def read(source: str) -> str:
     except UnicodeDecodeError:
         raise InputError("not text in UTF-8", "give a plain text file, or pydoc", source=source) from None
     except OSError as error:
-        raise InputError(
-            error.strerror or "cannot be read", "give a readable text file, or pydoc", source=source
-        ) from None
+        raise InputError(error.strerror or "cannot be read", "give a text file, or pydoc", source=source) from None
     if not text.strip():
         raise InputError("the file is empty", "give one with text in it, or pydoc", source=source)
     return text

@@ -319,6 +319,12 @@ def limits(results: Results) -> list[str]:
         "intervals are too narrow."
         for row in results["overlapping"]
     ]
+    notes += [
+        f"{spelled(task['task'])}: prompts of {last['length']} tokens have {last['tokens']:.0f} on average."
+        for task in results["tasks"]
+        for last in task["methods"][0]["cells"][-1:]
+        if last["tokens"] < last["length"] / 2
+    ]
     if not results["complete"]:
         notes.append(f"Only {results['cells']['finished']} of {results['cells']['planned']} cells were measured.")
     if any(task["generates"] for task in results["tasks"]) and not s["generate"]:

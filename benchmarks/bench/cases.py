@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench import transformers_peers as peers
+from bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
+from bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload
+from bench.frontier import FRONTIER_CASES
+from bench.rotary import ROTARY, TABLES
 from posenc import encodings
 from posenc.attention import attention
 from posenc.encoding import Encoding
-from posenc.lab.bench import transformers_peers as peers
-from posenc.lab.bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload
-from posenc.lab.bench.frontier import FRONTIER_CASES
-from posenc.lab.bench.rotary import ROTARY, TABLES
 from posenc.positions import Positions
 from posenc.testing.oracles import biases, rotations
 from posenc.testing.oracles.attention import attend

@@ -9,25 +9,22 @@ import gc
 import importlib.util
 import math
 import os
-import random
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from statistics import median
 from typing import Annotated, Any
 
 import torch
 
+from bench.case import DTYPES, TOLERANCES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
+from bench.cases import CASES
 from posenc.errors import InputError, described
-from posenc.lab.bench.case import DTYPES, TOLERANCES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
-from posenc.lab.bench.cases import CASES
 from posenc.lab.machine import cores, free_bytes, keep_freed_memory, measurable, peak
-from posenc.lab.processes import die_with_parent, shielded
+from posenc.lab.timing import CLOCKS, Call, Effort, interleaved
 
 TIME, MEMORY = "time", "memory"
 MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
@@ -42,13 +39,9 @@ EXIT_SECONDS = 5
 HUNG_SECONDS, HUNG_CALLS = 600, 100
 """A process that has been silent for so long, and so many times `patience`, hangs. The first candidates of a process may
 compile for minutes, and the rounds of all candidates are silent."""
-LEAST_ROUNDS = 3
 
 Announce = Callable[[str], None]
 """Is called with the name of the candidate that comes next."""
-Call = Callable[[], object]
-Clock = Callable[[Call, int], float]
-"""(call, repeats) -> seconds per call."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +57,6 @@ class Trial:
     def __str__(self) -> str:
         memory = ", memory" if self.what == MEMORY else ""
         return f"{self.case} {self.mode} {self.dtype} n={self.length}{memory}"
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure. rounds: of each trial; block: least seconds of a timed block, short work is repeated to fill
-    it; budget: seconds after which a trial stops, once it has three rounds; patience: seconds of one call beyond which
-    a candidate is left out."""
-
-    rounds: Annotated[int, "rounds of each trial"] = 7
-    block: float = 0.03
-    budget: float = 3.0
-    patience: Annotated[float, "leave out what takes longer for one call, in seconds"] = 3.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +131,13 @@ def _candidates(trial: Trial, settings: BenchSettings) -> list[Candidate]:
 
 PROCESSES = get_context("forkserver")
 """Imports once, and forks a process that has computed nothing for each measurement."""
+PRELOADED = (
+    "posenc.pretrained.convert",
+    "posenc.lab.study",
+    "posenc.testing.oracles.attention",
+    "transformers.modeling_utils",
+)
+"""What takes seconds to import."""
 
 
 def in_new_process(
@@ -160,12 +148,11 @@ def in_new_process(
     Raises:
         RuntimeError: it raised an error, the process died, or it hangs and was stopped.
     """
-    preload = [__name__, *(["transformers.modeling_utils"] if importlib.util.find_spec("transformers") else [])]
-    PROCESSES.set_forkserver_preload(preload)
+    installed = [name for name in PRELOADED if importlib.util.find_spec(name.partition(".")[0])]
+    PROCESSES.set_forkserver_preload(installed)
     receiving, sending = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=_run, args=(sending, function, args))
-    with shielded():  # the first call starts the server, too
-        process.start()
+    process = PROCESSES.Process(target=_run, args=(sending, function, args), daemon=True)
+    process.start()
     sending.close()
     try:
         while receiving.poll(seconds):
@@ -190,8 +177,7 @@ def in_new_process(
 
 def _run(sending: Connection, function: Callable[..., Any], args: Sequence[object]) -> None:
     """In the new process."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is `shielded`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a shell sends to all processes: the parent ends this one
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what libraries print is no result
@@ -324,73 +310,3 @@ def _calls(run: Call) -> dict[str, float]:
             gc.enable()
     operators = {event.key: event.count for event in profiled.key_averages() if "::" in event.key}
     return {"calls in Python": calls} | {f"calls of {name}": count for name, count in operators.items()}
-
-
-# -------------------------------------------------------------------- timing
-
-
-def _timed(now: Callable[[], float], call: Call, repeats: int) -> float:
-    started = now()
-    for _ in range(repeats):
-        call()
-    return (now() - started) / repeats
-
-
-def _cuda_timed(call: Call, repeats: int) -> float:
-    """Time on the GPU, between two events of its stream."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1000 / repeats
-
-
-CLOCKS: dict[str, Clock] = {
-    "cpu": partial(_timed, time.process_time),  # of this process: what others do on the machine does not count
-    "wall": partial(_timed, time.perf_counter),
-    "cuda": _cuda_timed,
-}
-
-
-def interleaved(
-    calls: Mapping[str, Call],
-    expected: Mapping[str, float],
-    clock: Clock,
-    effort: Effort,
-    *,
-    seed: int = 0,
-    now: Callable[[], float] = time.perf_counter,
-) -> dict[str, list[float]]:
-    """Seconds of each call in each round. Every candidate runs once per round, in shuffled order, so that a machine's slow
-    drift hits all of them alike. Calls are warm: each has run at least once.
-
-    expected: seconds that a call takes, roughly. now: the clock of the budget.
-    """
-    repeats = {name: max(1, int(effort.block / max(expected[name], 1e-7))) for name in calls}
-    shuffled, order = random.Random(seed), list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    started, collecting = now(), gc.isenabled()
-    gc.disable()
-    try:
-        for done in range(effort.rounds):
-            if done >= LEAST_ROUNDS and now() - started > effort.budget:
-                break
-            shuffled.shuffle(order)
-            for name in order:
-                seconds[name].append(clock(calls[name], repeats[name]))
-    finally:
-        if collecting:
-            gc.enable()
-    return seconds
-
-
-def ratios(seconds: Sequence[float], limit: Sequence[float]) -> list[float]:
-    """Each round's time over the limit's in the same round."""
-    return [each / its for each, its in zip(seconds, limit, strict=True)]
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest of several rounds."""
-    return {"median": median(values), "low": min(values), "high": max(values)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`posenc bench` as a study: a cell is a trial, one comparison of a case's candidates; a record holds a row for each."""
+"""The benchmark as a study: a cell is a trial, one comparison of a case's candidates; a record holds a row for each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,27 +8,25 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, unknown
-from posenc.lab.bench.case import DTYPES, MODES
-from posenc.lab.bench.cases import CASES
-from posenc.lab.bench.measure import (
+from bench.case import DTYPES, MODES
+from bench.cases import CASES
+from bench.measure import (
     MEASURED,
     MEMORY,
     TIME,
     BenchSettings,
-    Effort,
     Row,
     Trial,
     behaviour,
     in_new_process,
     measure,
-    ratios,
-    spread,
 )
+from posenc.errors import InputError, unknown
 from posenc.lab.engines import Tick
 from posenc.lab.machine import check_present, cpu, describe
 from posenc.lab.study import Study
 from posenc.lab.study import versions as own_versions
+from posenc.lab.timing import Effort, ratios, spread
 
 BEHAVIOUR_LENGTH = 128
 """Tokens of a sequence by which the behaviour of a case is computed."""

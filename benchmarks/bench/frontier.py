@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention with encodings of 2024 to 2026, causal: their formulas, and implementations in other packages.
 
-Every formula is on any rows of the score matrix, see `posenc.lab.bench.attention`. Modules of other packages get the case's
+Every formula is on any rows of the score matrix, see `bench.attention`. Modules of other packages get the case's
 weights; where a package has no module for an encoding, the naive candidate alone is there.
 """
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
-from posenc import encodings
-from posenc.lab.bench.attention import (
+from bench.attention import (
     DIM,
     HEAD_DIM,
     HEADS,
@@ -35,7 +34,8 @@ from posenc.lab.bench.attention import (
     plain,
     slopes,
 )
-from posenc.lab.bench.case import Built, Candidate, Case, load
+from bench.case import Built, Candidate, Case, load
+from posenc import encodings
 from posenc.testing.oracles import biases, content, gates, rotations
 
 SCALE = HEAD_DIM**-0.5

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.lab.bench.attention import (
+from bench.attention import (
     BUCKETS,
     CLIP,
     DIM,
@@ -26,7 +26,7 @@ from posenc.lab.bench.attention import (
     linear,
     measured,
 )
-from posenc.lab.bench.case import Built, load
+from bench.case import Built, load
 from posenc.pretrained.models import cache_name
 from posenc.testing.oracles.codes import sinusoidal
 from posenc.testing.oracles.content import after

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, sampled
 from posenc import encodings
 from posenc.functional import Layout, rotary
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, sampled
 from posenc.positions import Positions
 from posenc.testing.oracles.rotations import angles, turned
 

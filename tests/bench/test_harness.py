@@ -8,9 +8,10 @@ import time
 
 import pytest
 import torch
+from bench.measure import in_new_process
 
-from posenc.lab.bench.measure import CLOCKS, Effort, in_new_process, interleaved, ratios, spread
 from posenc.lab.machine import measurable, peak
+from posenc.lab.timing import CLOCKS, Effort, interleaved, ratios, spread
 
 CPU = torch.device("cpu")
 

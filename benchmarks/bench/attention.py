@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
+from bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, sampled
 from posenc import encodings, functional
 from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
-from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, sampled
 from posenc.positions import Positions
 from posenc.pretrained.convert import convert_layout
 from posenc.testing.oracles import biases, codes, content

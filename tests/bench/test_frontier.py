@@ -5,10 +5,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from bench.frontier import FRONTIER
 
-from posenc.lab.bench.frontier import FRONTIER
-
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 FOUND = json.loads((ROOT / "benchmarks/frontier.json").read_text(encoding="utf-8"))
 PAGE = (ROOT / "benchmarks/frontier.md").read_text(encoding="utf-8")
 

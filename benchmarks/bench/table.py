@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posenc.lab.bench.measure import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
+from bench.measure import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
 from posenc.lab.table import Cell, Table
 
 MODE_NAMES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decoding one token"}
