@@ -75,7 +75,7 @@ PLAIN = {
 PLANTED = {
     "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
     "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells", "lab/checkpoint.py:TrainingCheckpoint._read": "states",
-    "pretrained/state.py:read": "states", "pretrained/checked.py:weight_files": "checkpoints",
+    "pretrained/checked.py:weight_files": "checkpoints",
     "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints",

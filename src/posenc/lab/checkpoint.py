@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unfinished trainings on disk, so that an interrupted one continues bit for bit.
 
-DIR/checkpoints/<run id>.checkpoint is a SHA-256, and safetensors (`posenc.pretrained.state`).
+DIR/checkpoints/<run id>.checkpoint is a SHA-256, and safetensors: tensors, and the lists and dictionaries around them as JSON.
 """
 
 import contextlib
@@ -17,13 +17,60 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
+from torch import Tensor
 
 from posenc.errors import InputError
+from posenc.lab.behaviour import disagreement
 from posenc.lab.experiment import Run
 from posenc.lab.files import write_atomically
 from posenc.lab.train import Training
-from posenc.pretrained.state import STATE, disagreement, packed, unpacked
 from posenc.spec import read_json
+
+STATE = "state"
+"""The key of the structure in the metadata."""
+PLAIN = bool, int, float, str, type(None)
+
+
+def packed(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A state of dictionaries, lists, tuples, tensors and JSON's values as JSON and its tensors by number."""
+    tensors: dict[str, Tensor] = {}
+    memory: set[int] = set()
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensor = value.detach().cpu().contiguous()
+            if tensor.untyped_storage().data_ptr() in memory:  # safetensors stores no memory twice
+                tensor = tensor.clone()
+            memory.add(tensor.untyped_storage().data_ptr())
+            tensors[str(len(tensors))] = tensor
+            return {"tensor": str(len(tensors) - 1)}
+        if isinstance(value, Mapping):
+            return {"dict": [[of(key), of(each)] for key, each in value.items()]}
+        if isinstance(value, tuple):
+            return {"tuple": [*map(of, value)]}
+        if isinstance(value, list):
+            return [*map(of, value)]
+        if not isinstance(value, PLAIN):
+            raise TypeError(f"a {type(value).__name__} in the state of a training: it has tensors, numbers and strings")
+        return value
+
+    return of(state), tensors
+
+
+def unpacked(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state of `packed`."""
+    if isinstance(structure, list):
+        return [unpacked(each, tensors) for each in structure]
+    if not isinstance(structure, dict):
+        return structure
+    ((kind, content),) = structure.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(unpacked(each, tensors) for each in content)
+    if kind != "dict":
+        raise ValueError(f"is no state of a training ({kind!r} in it)")
+    return {unpacked(key, tensors): unpacked(value, tensors) for key, value in content}
 
 
 @dataclass(frozen=True)

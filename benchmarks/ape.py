@@ -19,9 +19,7 @@ from posenc.errors import InputError, check_positive, check_sizes
 from posenc.pretrained.attach import AttentionCall, attached, attending, check_attention
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import ModelStructure, cache_name, model_structure, unwrap
-from posenc.pretrained.nbce import TEMPLATE, warn_of_length
-
-__all__ = ["APEAnswer", "Parallel", "ape_generate", "attend"]
+from posenc.pretrained.nbce import TEMPLATE
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,6 @@ def ape_generate(
         raise InputError("contexts, question: each must have a token")
     check_tokens(model, torch.tensor([max(max(row) for row in (*texts, asked))]))
     lengths = [len(text) for text in texts]
-    warn_of_length(model, max(lengths) + len(asked))
     size, device = batch_size or len(texts), next(model.parameters()).device
     tokens: list[int] = []
     with evaluating(model):

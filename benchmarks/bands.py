@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What rotation does to a head's scores, in two numbers, and queries scaled by bands of frequencies (Wu et al. 2026).
 
-semantic, positional = head_scores(model, ids)                           # (layers, heads) each
-posenc.extend(model, "band_scale", high=0.5, heads=[..])                 # the fast pairs of these heads count half
+semantic, positional = head_scores(model, ids)            # (layers, heads) each
+extend(model, BandScale(window=2048, high=0.5, heads=[..]))   # the fast pairs of these heads count half
 """
 
 from collections.abc import Sequence
@@ -10,25 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ms_poe import read_through
 from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_integers, check_positive
 from posenc.functional import Layout
 from posenc.positions import Positions
-from posenc.pretrained.attach import attached
+from posenc.pretrained.attach import Attachment, Design, attached, check_attention
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
-from posenc.pretrained.ms_poe import read_through
-
-__all__ = ["BandScale", "head_scores", "scores"]
 
 
 @dataclass(frozen=True)
 class BandScale:
     """Scores scaled by bands: pairs that turn by `threshold` radians or more within `window` tokens count `high` times, the
     others `low` times. heads: which query heads, counted through all layers (layer * num_heads + head); None: all. Chosen by
-    `posenc.pretrained.bands.head_scores`.
+    `head_scores`.
 
     Source: Wu, Du, Peng 2026, arXiv 2609.39929; rope-profiler 0.1.0, whose examples have high=0.5, threshold=2.
     """
@@ -44,10 +42,6 @@ class BandScale:
         check_positive(high=self.high, low=self.low, threshold=self.threshold)
         for head in self.heads or ():
             check_integers(0, heads=head)
-
-    def __str__(self) -> str:
-        of = "all heads" if self.heads is None else f"{len(self.heads)} heads"
-        return f"fast pairs times {self.high:g}, slow ones times {self.low:g}, in {of}"
 
     def factors(self, structure: ModelStructure, number: int, inv_freq: Tensor) -> Tensor:
         """What multiplies the queries of a layer with these frequencies, (heads, head_dim) in float64."""
@@ -79,6 +73,20 @@ class QueryChannels(Encoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         factors: Any = self.factors
         return q * factors.to(q.device, q.dtype)[:, None], k
+
+
+def extend(model: Any, bands: BandScale) -> None:
+    """Scale the queries of a model in the layers that rotate and have no window; posenc.restore(model) undoes it."""
+    structure = model_structure(unwrap(model))
+    check_attention(structure)
+    turned = {kind: rope.rotation(rope.at(structure.loaded_length)) for kind, rope in structure.ropes.items()}
+    encodings = [
+        QueryChannels(bands.factors(structure, number, turned[layer.layer_type].inv_freq))
+        if layer.rotates and layer.window is None
+        else None
+        for number, layer in enumerate(structure.layers)
+    ]
+    Attachment(structure, Design(turned, frozenset(), tuple(encodings), {}), None).attach()
 
 
 def scores(q: Tensor, k: Tensor, inv_freq: Tensor, window: int, layout: Layout) -> tuple[Tensor, Tensor]:

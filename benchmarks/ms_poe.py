@@ -2,7 +2,7 @@
 """Ms-PoE: each head scales positions, by how much of a text its attention singles out.
 
 scales = head_scales(model, ids)                  # measured on a text
-posenc.extend(model, "ms_poe", scales=scales)     # position / scale, head by head
+extend(model, scales)                             # position / scale, head by head; posenc.restore(model) undoes it
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,12 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.learned_rotary import HeadRotary
-from posenc.errors import InputError, check_numbers
+from posenc.errors import InputError, check_numbers, check_positive
 from posenc.frequencies import stretch
 from posenc.positions import Positions
 from posenc.pretrained.attach import Attachment, Design, attached, check_attention
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
-
-__all__ = ["head_scales"]
 
 OUTLIER = 3.0
 """A key is an outlier if its weight is over three times the mean."""
@@ -74,7 +72,7 @@ def ranked_scales(shares: Tensor, least: float, most: float) -> list[float]:
 
 @torch.no_grad()
 def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.8, skip: int = 2) -> list[float]:
-    """The scales of Ms-PoE for `extend(model, "ms_poe", scales=...)`, measured in one pass over a text: heads whose last
+    """The scales of Ms-PoE for `extend`, measured in one pass over a text: heads whose last
     query gives many keys more than three times the mean weight, which depend on position most, get the smallest.
 
     Args:
@@ -112,6 +110,23 @@ def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.
 
     read_through(structure, rotated, ids)
     return scales
+
+
+def extend(model: Any, scales: Sequence[float]) -> None:
+    """Divide the positions of each key head by its scale, layer by layer, where a layer rotates and has no window."""
+    structure = model_structure(unwrap(model))
+    check_attention(structure)
+    heads, wanted = structure.num_kv_heads, structure.num_kv_heads * len(structure.layers)
+    if len(scales) != wanted:
+        raise InputError(f"{len(scales)} of them, which must be {wanted}, of {heads} heads a layer", argument="scales")
+    check_positive(scales=min(scales))
+    still = {kind: rope.rotation(rope.at(structure.loaded_length)) for kind, rope in structure.ropes.items()}
+    encodings: list[Encoding | None] = []
+    for number, layer in enumerate(structure.layers):
+        own = scales[number * heads : (number + 1) * heads]
+        rotation = still.get(layer.layer_type) if layer.window else head_rotation(structure, layer, own)
+        encodings.append(rotation if layer.rotates else None)
+    Attachment(structure, Design(still, frozenset(still), tuple(encodings), {}), None).attach()
 
 
 Rotated = Callable[[int, Layer, Tensor, Tensor], Encoding]
