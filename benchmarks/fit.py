@@ -197,31 +197,6 @@ def far_table(far: dict) -> str:
     return "\n".join(rows)
 
 
-def draw(results: dict, path: Path) -> None:
-    """The stretch of each pair, fitted and YaRN's."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    from posenc.analysis.finding import STYLE
-
-    lengths = [length for length in (1024, 2048) if f"fit at {length}" in results]
-    with matplotlib.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, len(lengths), figsize=(4.6 * len(lengths), 3.2), squeeze=False)
-        for axis, length in zip(axes[0], lengths, strict=True):
-            axis.plot(results[f"fit at {length}"]["start"], label="YaRN, the start")
-            for name in FITS:
-                if f"{name} at {length}" in results:
-                    axis.plot(results[f"{name} at {length}"]["stretch"], label=name, marker=".", linewidth=1)
-            axis.set(
-                title=f"256 to {length} tokens", xlabel="pair, fastest first", ylabel="times slower than in training"
-            )
-            axis.set_yscale("log", base=2)
-        axes[0][0].legend()
-        figure.savefig(path, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 2048])
@@ -244,9 +219,7 @@ def main() -> None:
         store("skills within 256", skills())
     for method in FAR_METHODS if options.smollm2 else ():
         smollm2(method, options.smollm2)
-    results = read()
-    PAGE.write_text(page(results), encoding="utf-8")
-    draw(results, HERE.parent / "docs" / "images" / "fit.svg")
+    PAGE.write_text(page(read()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -360,10 +360,6 @@ VISION_LAB = {
 }
 VISION_PRETRAINED = {
     "Models with 2D RoPE need no change": PLAIN,
-    "RoPE-Mixed | nothing": "pretrained/test_vision_timm.py::test_the_default_of_each_model_is_that_of_the_page",
-    "the default follows each model's source": "pretrained/test_vision_timm.py::test_the_default_of_each_model_is_that_of_the_page",
-    "have no tables for images that are not square": "pretrained/test_vision_resize.py::test_what_cannot_be_is_refused_and_changes_nothing",
-    "timm has them in all models": "pretrained/test_vision_timm.py::test_it_is_timm_at_the_new_size",
 }
 LEADERBOARD = {
     ", does no harm |": "lab/test_experiments.py::test_budgets_of_a_text_go_from_shares_to_the_page",
@@ -451,7 +447,7 @@ LONGER = {
     "Options that do not reach the new length are refused": "pretrained/test_extend.py::test_lengths_that_are_refused",
     "(safetensors or GGUF, never pickles, never code)": "hostile/test_files_models.py::test_a_pickle_is_never_opened",
     "nats are of stories15M (every number)": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
-    "divides each key head's positions": "pretrained/test_ms_poe.py::test_scales_and_logits_are_those_of_brute_force",
+    "divides each key head's positions": "pretrained/test_quality.py::test_the_scales_and_logits_of_ms_poe_are_those_of_brute_force",
     "`python` (posenc) has all": "lab/evals/test_auto.py::test_methods_that_the_program_cannot_express_are_not_tried",
     "Every method is evaluated on the same documents": "lab/evals/test_auto.py::test_weak_methods_read_fewer_texts_and_all_read_the_same_ones",
     "All candidates are evaluated on 2 documents": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
@@ -474,10 +470,7 @@ LONGER = {
     "the frequency of each pair is": PLAIN,
     "gains nothing measurable on repeated text": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "On SmolLM2 nothing was gained": "test_absolute_sentences.py::test_the_fit_of_smollm2_returned_yarn",
-    "Only the logarithm of each pair's stretch is learned": "pretrained/test_fit.py::test_restore_undoes_a_fit_and_a_repeated_fit_is_equal",
     "All options:": PLAIN,
-    "for all layers and heads, `longrope`": "pretrained/test_fit.py::test_stretches_are_found_again",
-    "the same call resumes": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
 }
 VISION_GRID = {
     "Packed images give the same results as each alone": "test_vision.py::test_packed_images_are_as_if_alone",
@@ -580,7 +573,6 @@ HELP = {
     "A comparison that was stopped continues": "lab/test_compare.py::test_a_killed_comparison_resumes_and_leaves_no_worker",
     "An evaluation that was stopped continues": "hostile/test_stopped_commands.py::test_a_stopped_command_leaves_nothing_and_goes_on",
     "A benchmark that was stopped continues": "hostile/test_stopped_commands.py::test_a_stopped_command_leaves_nothing_and_goes_on",
-    "lets the same command go on after Ctrl-C": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
     "with --out, the same command goes on": "lab/evals/test_auto.py::test_the_command_goes_on_after_sigterm_and_saves_the_choice",
     "so that the same command continues from there": "pretrained/test_finetune.py::test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint",
     "The unmodified model comes first (none)": "lab/evals/test_evaluate.py::test_results_hold_every_number",

@@ -32,7 +32,7 @@ CALLABLES = {
     **{name: getattr(posenc, name) for name in ("attention", "explain", "linear_attention", "extend", "finetune")},
     **{
         name: getattr(posenc, name)
-        for name in ("load", "resize", "convert_layout", "TransformerConfig", "VisionConfig")
+        for name in ("load", "convert_layout", "TransformerConfig", "VisionConfig")
     },
 }
 OF_ANOTHER_KIND = (

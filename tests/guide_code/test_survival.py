@@ -1,17 +1,13 @@
 """The probe where the answer is known, and the walk through a model against the model itself."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import transformers
-from torch import nn
+from guide_code.survival import CUT, INTACT, SHUFFLED, UNTRAINED, WRITTEN, _Probe, _Ridge, _walked
 
 import posenc
+from guide_code import survival, trained_model
 from posenc import Encoding
-from posenc.analysis import survival, trained_model
-from posenc.analysis.survival import CUT, INTACT, SHUFFLED, UNTRAINED, WRITTEN, _Probe, _Ridge, _walked
-from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
 
 TOKENS = torch.randint(50, (24, 16), generator=torch.Generator().manual_seed(0))
@@ -141,16 +137,6 @@ def test_a_trained_model_against_its_controls():
     assert found.to_dict()["curves"][CUT]["r2"]
 
 
-def test_the_interval_and_the_best_layer_are_reported():
-    found = survival(model_of("rope"), TOKENS)
-    assert "interval" not in survival(model_of("rope"), TOKENS[:4]).sentences()[0]
-    interval = torch.tensor([[0.0, 0.1], [0.4, 0.6], [0.35, 0.45]])
-    intact = replace(found.curves[INTACT], r2=torch.tensor([0.5, 0.5, 0.4]), interval=interval)
-    sentences = replace(found, curves={**found.curves, INTACT: intact}).sentences()
-    assert "40% behind the last of 2 layers (95 % interval over sequences: 35% to 45%)" in sentences[0]
-    assert "It explains most behind layer 1: 50%." in sentences
-
-
 def test_a_transformers_model_is_probed_as_it_is():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -168,30 +154,3 @@ def test_a_transformers_model_is_probed_as_it_is():
 
 class Silent(Encoding):
     """An encoding that posenc does not know."""
-
-
-@torch.no_grad()
-def test_bad_input_is_refused():
-    for tokens in (TOKENS[0], TOKENS[:3], TOKENS[:, :1], TOKENS.float()):
-        with pytest.raises(InputError, match=r"tokens: .*at least 4 sequences of 2"):
-            survival(model_of("none"), tokens)
-    with pytest.raises(InputError, match=r"the model's vocabulary is 0 to 49"):
-        survival(model_of("none"), TOKENS + 9)
-    with pytest.raises(InputError, match=r"untrained=None: .*pass an untrained model"):
-        survival(Transformer(TransformerConfig(50, dim=32, num_layers=1), Silent()), TOKENS)
-    with pytest.raises(InputError, match=r"pass a transformers model"):
-        survival(nn.Linear(2, 2), TOKENS)
-    config = transformers.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
-    with pytest.raises(InputError, match=r"training mode"):
-        survival(transformers.AutoModel.from_config(config).train(), TOKENS)
-    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(InputError, match=r"encoder and a decoder"):
-        survival(transformers.T5Model(t5).eval(), TOKENS)
-    shape = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 16}
-    opt = transformers.OPTConfig(**shape, word_embed_proj_dim=16, max_position_embeddings=32)
-    with pytest.raises(InputError, match=r"'opt': its layers are not all of one width"):
-        survival(transformers.OPTModel(opt).eval(), TOKENS)
-    broken = model_of("none")
-    broken.embedding.weight.fill_(torch.nan)
-    with pytest.raises(InputError, match=r"not finite"):
-        survival(broken, TOKENS)

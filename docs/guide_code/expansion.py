@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from guide_code.model import VectorModel, vector_model
 from posenc.analysis.codes import Codes, codes_of, make
-from posenc.analysis.finding import INK, SOFT, AnalysisQuestion, Axes, Finding, bar_names, image, legend_above, plot
-from posenc.analysis.model import VectorModel, vector_model
+from posenc.analysis.finding import INK, SOFT, Axes, Finding, bar_names, image, legend_above, plot
 from posenc.analysis.scores import by_distance
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_integers, check_sizes
@@ -463,12 +463,3 @@ def plot_interaction_decay(ax: Axes, expansion: Expansion) -> None:
 
 def _largest(curve: Tensor) -> Tensor:
     return curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny)
-
-
-EXPANSION = AnalysisQuestion(
-    "Which term of the Taylor expansion around p = 0 depends on the distance?",
-    lambda t: expansion(t.adding_model, t.texts(4, 16), seed=t.seed),
-    lambda t, finding: [
-        each.of(finding) for each in (plot_expansion_terms, plot_interaction_block, plot_interaction_decay)
-    ],
-)

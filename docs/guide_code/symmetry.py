@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from posenc.analysis.finding import PALETTE, SOFT, AnalysisQuestion, Axes, Finding, bar_names, legend_above, plot
-from posenc.analysis.model import BYTES, HOST, WORD, VectorModel, random_model, split_words, tokenized, vector_model
+from guide_code.model import BYTES, HOST, WORD, VectorModel, random_model, split_words, tokenized, vector_model
+from posenc.analysis.finding import PALETTE, SOFT, Axes, Finding, bar_names, legend_above, plot
 from posenc.encodings import NoPE
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.transformer import Transformer
@@ -292,14 +292,3 @@ def plot_twins_apart(ax: Axes, twins: Twins) -> None:
     bar_names(ax, [f"{twins.name}\n{twins.word!r}"])
     ax.set(xscale="log", xlabel="distance of the two representations, over their norm")
     legend_above(ax, ncols=2)
-
-
-SYMMETRY = AnalysisQuestion(
-    "Does a model with it see token order?",
-    lambda t: equivariance(t.host, seed=t.seed, name=t.name),
-)
-TWINS = AnalysisQuestion(
-    "Do two occurrences of a word get different representations?",
-    lambda t: twins("So can you open a can?", model=t.host, tokenizer=t.tokenize, seed=t.seed),
-    lambda t, finding: (plot_twins_apart.of(finding),),
-)

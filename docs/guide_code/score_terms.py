@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, bar_names, image, legend_above, plot
-from posenc.analysis.model import check_adds, check_has_table, check_tokens
+from guide_code.model import check_adds, check_has_table, check_tokens
+from posenc.analysis.finding import INK, PALETTE, Axes, Finding, bar_names, image, legend_above, plot
 from posenc.analysis.scores import by_distance
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_word
@@ -416,13 +416,3 @@ def plot_pruning_cost(ax: Axes, finding: FourTerms) -> None:
         ax.plot(values, [row] * len(values), "|", color=INK, markersize=7)
     bar_names(ax, list(moved))
     ax.set(xlabel="attention moved (total variation; a mark a head)")
-
-
-FOUR_TERMS = AnalysisQuestion(
-    "Content or position: what do the heads of a trained model score by?",
-    lambda t: four_terms(t.adding_model, t.texts(4)),
-    lambda t, finding: [
-        each.of(finding) for each in (plot_term_shares, plot_position_map, plot_position_by_distance, plot_pruning_cost)
-    ],
-    lambda finding: finding.sentences()[1],
-)

@@ -5,34 +5,28 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from guide_code.model import check_single_text, check_tokens
 from posenc.analysis.codes import seeded
 from posenc.analysis.finding import (
     PALETTE,
     SOFT,
     UP,
-    AnalysisQuestion,
     Axes,
     Finding,
-    first_sentence,
     legend_above,
     plot,
 )
-from posenc.analysis.model import check_single_text, check_tokens
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.models import unwrap
 from posenc.transformer import Block, Transformer
-
-if TYPE_CHECKING:
-    from posenc.analysis.target import Target
-
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
@@ -310,16 +304,3 @@ def plot_probe_transfer(ax: Axes, finding: Survival) -> None:
     marks = torch.arange(0, len(finding.transfer), max(1, len(finding.transfer) // 12)).tolist()
     ax.set(xlabel="read behind layer", ylabel="probe of layer", xticks=marks, yticks=marks)
     ax.figure.colorbar(image, ax=ax, label="squared correlation with position")
-
-
-def _of_target(t: "Target") -> Survival:
-    texts = 192 if isinstance(t.model, Transformer) else 32  # few make shares uncertain; large models read slowly
-    return survival(t.model, t.texts(texts, 64), seed=t.seed)
-
-
-SURVIVAL = AnalysisQuestion(
-    "Can position be decoded behind every layer?",
-    _of_target,
-    lambda t, finding: (plot_survival.of(finding), plot_probe_transfer.of(finding)),
-    first_sentence,
-)

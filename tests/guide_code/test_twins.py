@@ -3,16 +3,13 @@
 import pytest
 import torch
 import transformers
+from guide_code.model import random_model
+from guide_code.symmetry import ROUNDING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import equivariance, trained_model, twins
-from posenc.analysis.model import random_model
-from posenc.analysis.symmetry import ROUNDING
-from posenc.errors import InputError
-from posenc.transformer import TransformerConfig
-from references import minilm
+from guide_code import equivariance, trained_model, twins
 
 SEES_NO_ORDER = {
     "none",
@@ -120,62 +117,5 @@ def test_a_decoder_of_transformers():
         assert cosine == pytest.approx(float(torch.cosine_similarity(states[0], states[3], dim=0)), abs=1e-6)
 
 
-def test_minilm_with_its_table_and_without():
-    model, tokenizer = minilm.load()
-    found = twins(model=model, tokenizer=tokenizer)
-    assert (found.word, found.tokens[found.first], found.first, found.second) == ("can", "can", 1, 5)
-    assert found.distance_without < ROUNDING
-    assert found.cosine < 0.9
-    assert not found.causal
-    with torch.no_grad():
-        states = model(**tokenizer("can you open a can?", return_tensors="pt")).last_hidden_state[0, [1, 5]]
-    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*states, dim=0)), abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("Open a can", {}, r"no token occurs twice"),
-        ("Can you open a can?", {"word": "open"}, r"no token 'open' occurs twice"),
-        ("Can you open a can?", {"word": "tin"}, r"no token 'tin' occurs"),
-        ("  ", {}, r"has no words"),
-        ("a a", {"encoding": "nope"}, r"unknown encoding"),
-    ],
-)
-def test_bad_text(text, options, message):
-    with pytest.raises(InputError, match=message):
-        twins(text, **options)
-
-
-def test_a_model_without_its_tokenizer():
-    config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16)
-    with pytest.raises(InputError, match=r"tokenizer=None: pass the one that the model was trained with"):
-        twins(model=transformers.BertModel(config))
-    words = random_model("none", config=TransformerConfig(9, dim=16, num_layers=1, num_heads=2))
-    with pytest.raises(InputError, match=r"tokenizer=None"):
-        twins(model=words)
-
-
 def read_as_numbers(text):
     return text.split(), [3 + len(word) for word in text.split()]
-
-
-def test_positions_that_are_not_in_codes_or_ids():
-    shape = {"vocab_size": 20, "hidden_size": 32, "num_attention_heads": 4}
-    bloom = transformers.BloomModel(transformers.BloomConfig(**shape, n_layer=1))
-    with pytest.raises(InputError, match=r"no position ids change what BloomModel does"):
-        twins("can you open can", model=bloom, tokenizer=read_as_numbers)
-    # MPNet has a bias of the distance beside its table, which stays
-    torch.manual_seed(0)
-    config = transformers.MPNetConfig(**shape, intermediate_size=32, num_hidden_layers=1, initializer_range=0.5)
-    found = twins("can you open can", model=transformers.MPNetModel(config), tokenizer=read_as_numbers)
-    assert found.distance_without > ROUNDING
-    assert "by something other than codes" in found.sentences()[0]
-
-
-def test_the_callers_random_numbers_go_on():
-    torch.manual_seed(3)
-    wanted = torch.rand(2)
-    torch.manual_seed(3)
-    twins(encoding="learned")
-    assert torch.equal(torch.rand(2), wanted)

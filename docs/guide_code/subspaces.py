@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from guide_code.model import tables
 from posenc.analysis.codes import codes_of
-from posenc.analysis.finding import PALETTE, SOFT, AnalysisQuestion, Axes, Finding, plot
-from posenc.analysis.model import tables
+from posenc.analysis.finding import PALETTE, SOFT, Axes, Finding, plot
 from posenc.errors import InputError, check_integers
 
 BINS = 200
@@ -367,15 +367,3 @@ def plot_read_back(ax: Axes, finding: AddOrConcat) -> None:
     ax.set(xlabel="dimensions", ylabel="identified from the sum", ylim=(0, 1.05))
     ax.set_xscale("log", base=2)
     ax.legend(fontsize="small")
-
-
-SUBSPACES = AnalysisQuestion(
-    "Do tokens and positions use separate subspaces?",
-    lambda t: subspaces(t.adding_model, seed=t.seed, name=t.name),
-    lambda t, finding: (plot_cosine_histogram.of(finding), plot_principal_angles.of(finding)),
-)
-SUM = AnalysisQuestion(
-    "What does adding codes cost, against concatenating them?",
-    lambda t: add_or_concat(t.adding_model, seed=t.seed),
-    lambda t, finding: (plot_read_back.of(finding),),
-)

@@ -3,14 +3,12 @@
 import pytest
 import torch
 import transformers
+from guide_code.model import tables
+from guide_code.subspaces import dot_density
 
 import posenc
-from posenc.analysis import add_or_concat, random_dots, subspaces
-from posenc.analysis.model import tables
-from posenc.analysis.subspaces import dot_density
-from posenc.errors import InputError
+from guide_code import add_or_concat, random_dots, subspaces
 from posenc.transformer import Transformer, TransformerConfig
-from references import minilm
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 300])
@@ -114,31 +112,3 @@ def test_room_helps():
     small, large = found.random
     assert small.accuracy["tokens"] < 0.2
     assert large.accuracy["tokens"] > 0.98 < large.accuracy["positions"]
-
-
-@pytest.mark.parametrize(
-    ("call", "why"),
-    [
-        (lambda: random_dots(1), r"dim=1"),
-        (lambda: subspaces((torch.randn(9, 8), torch.randn(9, 16))), r"codes are 16 wide and token vectors 8"),
-        (lambda: subspaces((torch.randn(9, 8), "alibi")), r"no code per position"),
-        (lambda: subspaces((torch.randn(9, 8) / 0, torch.randn(9, 8))), r"token table: pass finite"),
-        (lambda: subspaces((torch.randn(9, 8), torch.ones(9, 8))), r"codes: all alike"),
-        (lambda: subspaces((torch.randn(9, 8), torch.randn(9, 8)), length=1), r"length=1"),
-        (lambda: subspaces("sinusoidal"), r"pass a model, or a pair"),
-        (lambda: add_or_concat(dims=()), r"dims=0"),
-    ],
-)
-def test_bad_input_is_refused(call, why):
-    with pytest.raises(InputError, match=why):
-        call()
-
-
-def test_minilm_keeps_positions_out_of_the_way_of_tokens():
-    model, _ = minilm.load()
-    found = subspaces(model)
-    assert found.overlap < found.random_overlap / 3  # measured: .3 % of the tokens' energy, 2.9 % by chance
-    assert found.angles[0] > found.random_angles[0]
-    assert found.cosine["centred"][1] < found.expected / 2
-    sizes = found.rank, found.tokens, found.positions
-    assert sizes == (11, 30522, 512)

@@ -5,17 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from guide_code.model import HOST, random_model, vector_model
+from guide_code.symmetry import ROUNDING, SHIFT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import conv1d
 
 import posenc
-from posenc.analysis import equivariance
-from posenc.analysis.model import HOST, VectorModel, random_model, vector_model
-from posenc.analysis.symmetry import ROUNDING, SHIFT
-from posenc.errors import InputError
-from posenc.transformer import Transformer, TransformerConfig
+from guide_code import equivariance
 
 BERT = transformers.BertConfig(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -180,38 +178,6 @@ def test_the_body_is_the_model():
             assert torch.allclose(body(body.content(tokens + 10)[None]), there, atol=error), kind
 
 
-@pytest.mark.parametrize(
-    ("module", "options", "message"),
-    [
-        (lambda x: x, {}, r"dim: <lambda> takes vectors"),
-        (lambda x: x + torch.rand_like(x), {"dim": 4}, r"two different results for the same input"),
-        (lambda x: x / 0, {"dim": 4}, r"not finite"),
-        (lambda x: x.float(), {"dim": 4}, r"gave torch.float32 for torch.float64; let it compute in the dtype"),
-        (lambda x: x.sum(1), {"dim": 4}, r"gave \(1, 4\) for vectors \(1, 12, 4\)"),
-        (lambda x: x.tolist(), {"dim": 4}, r"gave list"),
-        (3, {}, r"int is neither a module nor a function"),
-        ("none", {"length": 2}, r"length=2: must be at least 3"),
-        ("none", {"permutations": 0}, r"permutations=0"),
-        ("nope", {}, r"unknown encoding"),
-    ],
-)
-def test_bad_input(module, options, message):
-    with pytest.raises(InputError, match=message):
-        equivariance(module, **options)
-
-
-def test_layers_and_tokens_that_a_model_lacks():
-    model = Transformer(TransformerConfig(50, dim=16, num_layers=2, num_heads=2), posenc.create("none"))
-    with pytest.raises(InputError, match=r"layers=3: .* has 1 to 2"):
-        vector_model(model, layers=3)
-    with pytest.raises(InputError, match=r"layers=1: only layers of a posenc Transformer"):
-        vector_model(nn.MultiheadAttention(8, 2), layers=1)
-    with pytest.raises(InputError, match=r"between 0 and 49"):
-        vector_model(model).content(torch.tensor([50]))
-    with pytest.raises(InputError, match=r"takes vectors, not tokens"):
-        VectorModel("f", 3, lambda x, at: x).content(torch.tensor([1]))
-
-
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1}
 
 
@@ -223,28 +189,3 @@ def test_rotation_does_not_care_where_a_text_begins_whatever_a_model_computes_in
     found = equivariance(getattr(transformers, f"{kind}Model")(config))
     assert found.shift < ROUNDING < 1e-5 < found.order
     assert "Moving every position by 3 changes nothing." in found.sentences()
-
-
-@pytest.mark.parametrize("kind", ["BioGpt", "Gemma3Text"])
-def test_words_are_as_large_as_codes_find_them(kind):
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}Model")(
-        getattr(transformers, f"{kind}Config")(**SMALL, intermediate_size=64, max_position_embeddings=40)
-    ).eval()
-    tokens, body = torch.tensor([7, 3, 9]), vector_model(model)
-    with torch.no_grad():
-        there = model.double()(tokens[None])[0]
-    assert torch.allclose(body(body.content(tokens)[None]), there, atol=1e-5)  # Gemma's own norms are in float32
-    assert body.words[7].norm() == pytest.approx(
-        32**0.5 * model.get_input_embeddings().weight[7].detach().norm().item()
-    )
-
-
-def test_models_that_do_not_split():
-    opt = transformers.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=16, max_position_embeddings=40)
-    with pytest.raises(InputError, match=r"token vectors are 16 wide, its codes 32: it does not add them"):
-        vector_model(transformers.OPTModel(opt))
-    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(InputError, match=r"T5Model has an encoder and a decoder.*get_encoder"):
-        vector_model(transformers.T5Model(t5))
-    assert not vector_model(transformers.T5EncoderModel(t5)).reads_positions

@@ -4,21 +4,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies as schedules
-from posenc.analysis.bounds import FACTOR
-from posenc.analysis.finding import AROUND, LINE, PALETTE, AnalysisQuestion, Axes, Finding, Findings, legend_above, plot
+from posenc.analysis.finding import AROUND, LINE, PALETTE, Axes, Finding, legend_above, plot
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve
-
-if TYPE_CHECKING:
-    from posenc.analysis.target import Target
-
 
 Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
@@ -270,20 +265,3 @@ def plot_squeeze(ax: Axes, *findings: Digits) -> None:
         ax.step(torch.arange(len(other.squeeze)), other.squeeze, where="mid", label=other.schedule, color=color)
     ax.set(xlabel="pair", ylabel="times nearer than in training", ylim=(0, None))
     ax.legend()
-
-
-def _under_schedules(t: "Target") -> Findings:
-    """Under the target's schedule and the usual ones, for sequences FACTOR times longer."""
-    rotary, schedule = t.rotary, dict(t.rotary.schedule)
-    schedules = SCHEDULES if schedule == {"name": "default"} else (schedule, *SCHEDULES)
-    channels, base = rotary.rotated, rotary.rope_theta
-    return Findings(
-        tuple(digits([t.trained - 1], channels, base, s, factor=FACTOR, length=t.trained) for s in schedules), first=4
-    )
-
-
-DIGITS = AnalysisQuestion(
-    f"What do sequences {FACTOR} times longer do to each pair, and what do schedules?",
-    _under_schedules,
-    lambda t, finding: (plot_digits.of(*finding.findings), plot_squeeze.of(*finding.findings)),
-)

