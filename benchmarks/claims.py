@@ -13,7 +13,6 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 import guide_code
-
 import posenc
 from posenc import Positions, functional
 

@@ -4,7 +4,6 @@
 Tables and fenced blocks have tests of their own (test_documents.py runs the blocks).
 """
 
-import inspect
 import json
 import math
 import re

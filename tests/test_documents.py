@@ -128,13 +128,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
         "check": lambda self: 0,
         "analyze": lambda self: 0,
         "eval": lambda self: settings_of(self.preset, **self.given).made() and 0,
-        "extend": lambda self: (
-            (
-                self.method == CHOSEN
-                or plan_extension(self.method, {}, lengths, lengths)
-            )
-            and 0
-        ),
+        "extend": lambda self: (self.method == CHOSEN or plan_extension(self.method, {}, lengths, lengths)) and 0,
     }
     for name, run in runs.items():
         monkeypatch.setattr(cli.COMMANDS[name], "run", run)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plots of what `guide_code` computes; each takes `ax`."""
 
+from guide_code.decay import plot_curves as curves
+from guide_code.decay import plot_rope_bound as rope_bound
 from guide_code.digits import plot_counter as counter
 from guide_code.digits import plot_digits as digits
 from guide_code.digits import plot_squeeze as squeeze
@@ -22,6 +24,7 @@ from guide_code.symmetry import plot_twins_apart as twins_apart
 __all__ = [
     "cosine_histogram",
     "counter",
+    "curves",
     "digits",
     "expansion_terms",
     "interaction_block",
@@ -33,6 +36,7 @@ __all__ = [
     "pruning_cost",
     "random_dots",
     "read_back",
+    "rope_bound",
     "squeeze",
     "survival",
     "term_shares",

@@ -22,7 +22,6 @@ def findings():
     spectra = [(analysis.spectrum(text, 64),) for text in codes]
     shifts = [(analysis.shift_matrix(text, length=64),) for text in codes]
     errors = [(analysis.phase_error("rope", 600),), (analysis.phase_error("rope", 60, "float64"),)]
-    curves = (analysis.curves(torch.arange(1, 60), (1000.0,), (1.0, 2.0)),)
     scores = analysis.scores("t5", 16, samples=2)
     return {
         **shared("heat_map dot_products norms", *[(text,) for text in codes]),
@@ -30,8 +29,6 @@ def findings():
         **shared("shift_matrix shift_error", *shifts),
         "step_sizes": [(analysis.steps(text, 64),) for text in codes],
         "kernel": [(analysis.kernel("rope", 48),)],
-        **shared("curves", curves),
-        "rope_bound": [((1e4, 1e6), 64, 64)],
         "base_bound": [(analysis.base_bound([64, 128], step=0.05),)],
         **shared("phase_error", *errors),
         **shared("effective_scores scores_by_head", (scores,)),
@@ -93,8 +90,6 @@ def test_lines_are_the_numbers(findings):
         found = first_axes(getattr(plots, name), *(arguments or findings[name][0]), **options).lines
         return [torch.as_tensor(line.get_ydata()) for line in found]
 
-    curves = findings["curves"][0][0]
-    assert all(map(torch.equal, lines("curves"), curves.integrals))
     assert torch.equal(lines("kernel")[0], findings["kernel"][0][0].mean)
     assert torch.allclose(lines("scores_by_head")[0], findings["scores_by_head"][0][0].same[0])
     assert len(lines("bias_by_distance")) == 4

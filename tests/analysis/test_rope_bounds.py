@@ -3,46 +3,13 @@
 import math
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import Model, base_bound, longest_length, rope_bound, safe_base, smallest_base
-from posenc.encodings import Rotary
+from posenc.analysis import Model, base_bound, longest_length, safe_base, smallest_base
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
-from posenc.positions import Positions
-
-
-def test_values_known():
-    found = rope_bound([0, 1, 10, 50, 100, 128, 200, 256], 128)
-    wanted = torch.tensor([32.5, 31.5382, 17.9541, 12.6295, 10.2273, 9.2729, 7.2448, 6.5431]).double()
-    torch.testing.assert_close(found, wanted, atol=5.1e-5, rtol=0)
-
-
-@given(
-    seed=st.integers(0, 10**6),
-    pairs=st.integers(2, 16),
-    base=st.floats(1.5, 1e6),
-    at=st.integers(0, 4000),
-)
-def test_it_bounds_every_score(seed, pairs, base, at):
-    """|score| <= max |h_(j+1) - h_j| * sum |S_(j+1)|, with h_j from the vectors and the score from our own rotation."""
-    draw = torch.Generator().manual_seed(seed)
-    q, k = (torch.randn(1, 1, 1, 2 * pairs, generator=draw, dtype=torch.float64) for _ in range(2))
-    rope = Rotary(2 * pairs, rope_theta=base, layout="interleaved")
-    turned_q, turned_k = rope.rotate(q, k, Positions.from_ids([at], [0]))
-    score = float((turned_q * turned_k).sum())
-    h = torch.view_as_complex(q.view(pairs, 2)) * torch.view_as_complex(k.view(pairs, 2)).conj()
-    steps = torch.cat((h, h.new_zeros(1))).diff().abs().max()
-    bound = rope_bound(at, 2 * pairs, base) * pairs
-    assert abs(score) <= float(steps * bound) * (1 + 1e-12)
-
-
-def test_the_bound_is_reached():
-    """Equal pairs: h is constant, its only step is the last, and the score at distance zero is one of the sums."""
-    assert float(rope_bound(0, 8)) == pytest.approx((1 + 2 + 3 + 4) / 4)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +105,6 @@ def test_base_bound_and_its_models():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: rope_bound([float("inf")], 64), r"distances hold values that are not finite"),
-        (lambda: rope_bound([1.0], 63), r"head_dim=63"),
         (lambda: longest_length(-1.0, 64), r"base=-1.0"),
         (lambda: longest_length(1e4, 64, limit=0), r"limit=0"),
         (lambda: smallest_base(0, 64), r"length=0"),

@@ -20,6 +20,8 @@ def findings():
     encoding = posenc.create("learned", dim=32, num_heads=4, max_positions=12, init_std=1.0)
     model = Transformer(TransformerConfig(50, dim=32, num_layers=2), encoding)
     arguments = {
+        "curves": [guide_code.curves(torch.arange(1, 60), (1000.0,), (1.0, 2.0))],
+        "rope_bound": [(1e4, 1e6), 64, 64],
         "counter": [guide_code.counter(32, 5)],
         "digits squeeze": [guide_code.digits([0], schedule=name) for name in ("default", "linear", "proportional")],
         "term_shares position_map position_by_distance pruning_cost": [guide_code.four_terms(model, tokens)],

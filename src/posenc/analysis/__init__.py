@@ -5,11 +5,7 @@ from posenc.analysis.analyze import Analysis, analyze
 from posenc.analysis.bounds import (
     Model,
     base_bound,
-    curves,
-    decay_integral,
-    first_zero,
     longest_length,
-    rope_bound,
     safe_base,
     smallest_base,
 )
@@ -21,5 +17,5 @@ from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import bias, rotation, scores
 
 __all__ = [
-    "Analysis", "Codes", "Finding", "Model", "analyze", "base_bound", "bias", "bounded", "codes_of", "curves", "decay_integral", "deterministic", "first_zero", "kernel", "longest_length", "phase_error", "properties", "rope_bound", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "unique",
+    "Analysis", "Codes", "Finding", "Model", "analyze", "base_bound", "bias", "bounded", "codes_of", "deterministic", "kernel", "longest_length", "phase_error", "properties", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "unique",
 ]  # fmt: skip

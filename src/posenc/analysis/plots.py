@@ -2,8 +2,6 @@
 """Every plot of `posenc.analysis`: functions of a finding that return a matplotlib figure and take `ax`."""
 
 from posenc.analysis.bounds import plot_base_bound as base_bound
-from posenc.analysis.bounds import plot_curves as curves
-from posenc.analysis.bounds import plot_rope_bound as rope_bound
 from posenc.analysis.geometry import plot_dot_products as dot_products
 from posenc.analysis.geometry import plot_kernel as kernel
 from posenc.analysis.geometry import plot_shift_error as shift_error
@@ -22,7 +20,6 @@ from posenc.analysis.scores import plot_scores_by_head as scores_by_head
 __all__ = [
     "base_bound",
     "bias_by_distance",
-    "curves",
     "dot_products",
     "effective_scores",
     "heat_map",
@@ -30,7 +27,6 @@ __all__ = [
     "norms",
     "pair_wavelengths",
     "phase_error",
-    "rope_bound",
     "scores_by_head",
     "shift_error",
     "shift_matrix",

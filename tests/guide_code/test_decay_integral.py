@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posenc.analysis import decay_integral, first_zero
+from guide_code import curves, decay_integral, first_zero, rope_bound
+from posenc import Positions
+from posenc.encodings import Rotary
 from posenc.errors import InputError
 
 X = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048]
@@ -138,3 +140,48 @@ def test_a_power_curve_without_a_zero_has_none_further_out(exponent):
 def test_bad_input(arguments, match):
     with pytest.raises(InputError, match=match):
         decay_integral(*arguments)
+
+
+def test_curves_are_the_integrals():
+    x = torch.arange(100.0)
+    found = curves(x, (1000.0,), (2.0,))
+    assert found.names == ("1000^-t", "t^2")
+    torch.testing.assert_close(found.integrals[1], decay_integral(x, "power", exponent=2.0))
+
+
+def test_which_base_a_length_wants():
+    """Su's choice of 1000 for texts of some 500: its integral stays above zero up to 617."""
+    found = curves(torch.arange(617.0), (1000.0,), ())
+    assert found.smallest_base == pytest.approx(1000, rel=2e-3)
+    assert bool((decay_integral(torch.arange(616.0), base=found.smallest_base) > 0).all())
+    assert "from a base of about 999.2 on" in found.sentences()[-1]
+
+
+def test_bounds_known():
+    found = rope_bound([0, 1, 10, 50, 100, 128, 200, 256], 128)
+    wanted = torch.tensor([32.5, 31.5382, 17.9541, 12.6295, 10.2273, 9.2729, 7.2448, 6.5431]).double()
+    torch.testing.assert_close(found, wanted, atol=5.1e-5, rtol=0)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    pairs=st.integers(2, 16),
+    base=st.floats(1.5, 1e6),
+    at=st.integers(0, 4000),
+)
+def test_it_bounds_every_score(seed, pairs, base, at):
+    """|score| <= max |h_(j+1) - h_j| * sum |S_(j+1)|, with h_j from the vectors and the score from our own rotation."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(1, 1, 1, 2 * pairs, generator=draw, dtype=torch.float64) for _ in range(2))
+    rope = Rotary(2 * pairs, rope_theta=base, layout="interleaved")
+    turned_q, turned_k = rope.rotate(q, k, Positions.from_ids([at], [0]))
+    score = float((turned_q * turned_k).sum())
+    h = torch.view_as_complex(q.view(pairs, 2)) * torch.view_as_complex(k.view(pairs, 2)).conj()
+    steps = torch.cat((h, h.new_zeros(1))).diff().abs().max()
+    bound = rope_bound(at, 2 * pairs, base) * pairs
+    assert abs(score) <= float(steps * bound) * (1 + 1e-12)
+
+
+def test_the_bound_is_reached():
+    """Equal pairs: h is constant, its only step is the last, and the score at distance zero is one of the sums."""
+    assert float(rope_bound(0, 8)) == pytest.approx((1 + 2 + 3 + 4) / 4)
