@@ -1,13 +1,11 @@
 """RoPE's decay bound, and the base's bound on the length of context."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import Model, base_bound, longest_length, safe_base, smallest_base
+from posenc.analysis import Model, base_bound, longest_length, smallest_base
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 
@@ -55,41 +53,6 @@ def test_it_is_the_smallest_on_its_grid(length, pairs):
     while below > 1 + step and tried < 60:
         assert not holds(below)
         below, tried = below / (1 + step), tried + 1
-
-
-@settings(max_examples=10)
-@given(length=st.integers(1, 300), pairs=st.sampled_from([4, 8, 16]))
-def test_every_base_that_is_tried_above_the_safe_one_serves(length, pairs):
-    smallest = smallest_base(length, 2 * pairs, step=0.02)
-    safe = safe_base(length, 2 * pairs, smallest)
-
-    def holds(base):
-        return longest_length(base, 2 * pairs, limit=length) is None
-
-    if safe is None:
-        assert not holds(8 * smallest)
-        return
-    bases = [8 * smallest / 1.01**n for n in range(int(math.log(8 * smallest / safe) / math.log(1.01)) + 1)]
-    assert all(map(holds, bases))
-    assert safe == smallest or not holds(safe / 1.01)
-
-
-def test_the_smallest_base_is_no_safe_one():
-    """Men et al. 2024, table 2, print 1.6e4 for 2048 positions, which is between: 13,000 and 14,000 fail."""
-    smallest = smallest_base(2048, 128)
-    safe = safe_base(2048, 128, smallest)
-    for base in (13_000, 14_000, 15_000):
-        assert smallest < base < safe
-        assert longest_length(base, 128) < 2048
-    found = base_bound([256], 64, step=0.01)
-    assert f"from {found.safe[0]:.3g} on every base up to" in found.sentences()[0] or found.safe == found.bases
-
-
-def test_where_the_largest_base_that_is_tried_fails_none_is_called_safe():
-    found = base_bound([512], 16)
-    assert found.safe == (None,)
-    assert longest_length(8 * found.bases[0], 16) < 512
-    assert "fail, up to the largest that was tried, 4.51e+05: which serve is not known" in found.sentences()[0]
 
 
 def test_base_bound_and_its_models():

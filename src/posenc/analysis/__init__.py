@@ -6,7 +6,6 @@ from posenc.analysis.bounds import (
     Model,
     base_bound,
     longest_length,
-    safe_base,
     smallest_base,
 )
 from posenc.analysis.codes import Codes, codes_of
@@ -17,5 +16,5 @@ from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import bias, rotation, scores
 
 __all__ = [
-    "Analysis", "Codes", "Finding", "Model", "analyze", "base_bound", "bias", "bounded", "codes_of", "deterministic", "kernel", "longest_length", "phase_error", "properties", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "unique",
+    "Analysis", "Codes", "Finding", "Model", "analyze", "base_bound", "bias", "bounded", "codes_of", "deterministic", "kernel", "longest_length", "phase_error", "properties", "rotation", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "unique",
 ]  # fmt: skip

@@ -55,9 +55,9 @@ def longest_length(base: float, head_dim: int, *, limit: int = 1 << 20) -> int |
 def smallest_base(length: int, head_dim: int, *, step: float = 1e-3) -> float:
     """The smallest base with sum_c cos(m theta_c) >= 0 at every distance m below `length`.
 
-    The bases that do so are no interval: some fail above the first that does not (`safe_base`: from where on none does). So bases are tried upwards, each a
-    factor 1 + step above the last, and windows narrower than that are passed over (128k at head_dim 128: 4.87e6 with
-    step 1e-4, 7.79e6 with 1e-3). With infinitely many pairs it is length / 0.6165, see `decay_integral`. A second for 8k,
+    The bases that do so are no interval: some fail above the first that does not. So bases are tried upwards, each a factor
+    1 + step above the last, and windows narrower than that are passed over (128k at head_dim 128: 4.87e6 with
+    step 1e-4, 7.79e6 with 1e-3). With infinitely many pairs it is length / 0.6165. A second for 8k,
     ten for 1M.
 
     Raises:
@@ -84,29 +84,6 @@ def smallest_base(length: int, head_dim: int, *, step: float = 1e-3) -> float:
     )
 
 
-TRIED_UP_TO, TRIED_STEP = 8.0, 1e-2
-"""`safe_base` tries bases up to so many times the smallest, each so much of it above the last."""
-
-
-def safe_base(length: int, head_dim: int, smallest: float) -> float | None:
-    """The base from which on every larger one that is tried has sum_c cos(m theta_c) >= 0 at every distance m below `length`.
-    None where the largest that is tried has not.
-
-    Tried are bases a factor 1.01 apart, from 8 times the smallest down to the first that fails. smallest: the
-    `smallest_base`. Seconds for 32k.
-
-    Raises:
-        InputError: as `smallest_base`.
-    """
-    check_sizes(length=length)
-    base = smallest * TRIED_UP_TO
-    while base > smallest:
-        if _negative_near_the_end(rope_frequencies(head_dim, base), length) is not None:
-            return None if base == smallest * TRIED_UP_TO else base * (1 + TRIED_STEP)
-        base /= 1 + TRIED_STEP
-    return smallest
-
-
 def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> Tensor | None:
     """Some of the distances below length at which the sum is negative; the longest fail first as a base grows."""
     for end in range(length, 0, -block):
@@ -122,23 +99,21 @@ def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> 
 class BaseBound(Finding):
     """Bases against lengths: the smallest of each length, and those of models.
 
-    safe: the base of each length from which on larger ones serve too, see `safe_base`; None: not known.
     limits: length / 0.6165, the smallest base with infinitely many pairs. longest: the longest length of each model.
     """
 
     head_dim: int
     lengths: tuple[int, ...]
     bases: tuple[float, ...]
-    safe: tuple[float | None, ...]
     limits: tuple[float, ...]
     models: tuple[Model, ...]
     longest: tuple[int | None, ...]
 
     def sentences(self) -> list[str]:
         sentences = [
-            f"{self.head_dim} channels under plain RoPE need a base of {base:.3g} for {length} positions, {_larger(base, safe)}; "
-            f"infinitely many would need {limit:.3g}."
-            for length, base, safe, limit in zip(self.lengths, self.bases, self.safe, self.limits, strict=True)
+            f"{self.head_dim} channels under plain RoPE need a base of {base:.3g} for {length} positions, and some larger ones "
+            f"may fail again; infinitely many would need {limit:.3g}."
+            for length, base, limit in zip(self.lengths, self.bases, self.limits, strict=True)
         ]
         for model, longest in zip(self.models, self.longest, strict=True):
             start = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
@@ -148,16 +123,6 @@ class BaseBound(Finding):
                 end = f"first negative at {longest}, {verdict} the length it was trained on."
             sentences.append(f"{start}: the sum of its cosines is {end}")
         return sentences
-
-
-def _larger(base: float, safe: float | None) -> str:
-    if safe is None:
-        return f"but some larger ones fail, up to the largest that was tried, {base * TRIED_UP_TO:.3g}: which serve is not known"
-    if safe <= base:
-        return f"and every larger one up to {base * TRIED_UP_TO:.3g} that was tried serves too"
-    return (
-        f"but some larger ones fail: from {safe:.3g} on every base up to {base * TRIED_UP_TO:.3g} that was tried serves"
-    )
 
 
 def base_bound(
@@ -179,7 +144,6 @@ def base_bound(
         head_dim=head_dim,
         lengths=tuple(lengths),
         bases=bases,
-        safe=tuple(safe_base(n, head_dim, base) for n, base in zip(lengths, bases, strict=True)),
         limits=tuple(length / CI_ZERO for length in lengths),
         models=tuple(models),
         longest=tuple(model.longest for model in models),

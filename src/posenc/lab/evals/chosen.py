@@ -45,9 +45,6 @@ def extend(
     text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
     parts, as in `extend(model, "rerope", window=2048)`.
 
-    "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
-    factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
-
     "auto" tries methods on documents for some minutes and takes the best that it can distinguish, or none where nothing beats
     truncation: `extend(model, "auto", target_length=32768, tokenizer=tokenizer, text=book, minutes=10)`. The options are those of
     `posenc.lab.evals.auto.select`, whose `Selection` it returns.
