@@ -29,7 +29,6 @@ from posenc.lab.compare import experiment
 from posenc.lab.evals.auto import select
 from posenc.lab.evals.plan import LEAST_TEXTS, Plan
 from posenc.lab.vision.images import MOST_PIXELS
-from posenc.pretrained import state
 from posenc.pretrained.load import adapted
 from posenc.pretrained.models import model_structure
 from posenc.spec import (
@@ -293,16 +292,14 @@ class Bomb:
         return open, ("RAN", "w")
 
 
-def test_no_state_of_a_training_is_a_pickle(evil):
-    state.write(evil / "good", {"a": [torch.ones(2), (1, None)], 3: {"b": 0.5}})
-    assert str(state.read(evil / "good")) == str({"a": [torch.ones(2), (1, None)], 3: {"b": 0.5}})
-    torch.save({"a": Bomb()}, evil / "zip")
-    for name, data in (
-        ("pickle", pickle.dumps(Bomb())), ("zip", (evil / "zip").read_bytes()), ("empty", b""), ("cut", b"\1" * 9),
-    ):  # fmt: skip
-        (evil / name).write_bytes(data)
-        with pytest.raises(ValueError, match="is no state of a training"):
-            state.read(evil / name)
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_no_checkpoint_of_a_training_runs_code(name, evil):
+    given = {"text": torch.arange(3, 80), "steps": 2, "length": 8, "checkpoint": evil / "training"}
+    posenc.finetune(small_model("llama"), **given)
+    (file,) = (evil / "training").glob(f"checkpoint-*/{name}")
+    torch.save({"a": Bomb()}, file)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        posenc.finetune(small_model("llama"), **given | {"steps": 4})
 
 
 def test_no_cell_of_another_folder_imports(evil, capsys):
