@@ -3,7 +3,7 @@
 
     python benchmarks/behaviour.py
 
-`posenc.pretrained.state.TOLERANCE` has to lie between the two. Every row is of a process of its own, which computes the behaviours
+`posenc.lab.behaviour.TOLERANCE` has to lie between the two. Every row is of a process of its own, which computes the behaviours
 (`posenc.lab.measure.behaviour`) of some encodings under the settings of the leaderboard: in the arithmetic of another processor, or
 with one change of the program.
 """
@@ -124,8 +124,8 @@ def row(what: str, distances: Mapping[str, float]) -> str:
 
 def main() -> None:
     """Measure, and write the page."""
+    from posenc.lab.behaviour import TOLERANCE
     from posenc.lab.machine import cpu
-    from posenc.pretrained.state import TOLERANCE
 
     os.environ["OMP_NUM_THREADS"] = "1"
     here = computed(list(ENCODINGS))

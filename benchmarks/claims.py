@@ -5,20 +5,25 @@ python benchmarks/claims.py
 """
 
 import math
+import sys
+from pathlib import Path
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
+
+import guide_code
 import posenc
-from posenc import Positions, analysis, functional
+from posenc import Positions, functional
 
 
 def order() -> None:
     """What a recurrent network and attention make of order; the two words of a sentence."""
     gru = torch.nn.GRU(16, 16, batch_first=True).double()
     attention = torch.nn.MultiheadAttention(16, 2, batch_first=True).double()
-    print(f"outputs of a GRU change by {analysis.equivariance(lambda x: gru(x)[0], dim=16).order:.1f} when permuted")
-    assert analysis.equivariance(lambda x: attention(x, x, x)[0], dim=16).order < 1e-12
-    twins = analysis.twins("can you open a can", "sinusoidal")
+    print(f"outputs of a GRU change by {guide_code.equivariance(lambda x: gru(x)[0], dim=16).order:.1f} when permuted")
+    assert guide_code.equivariance(lambda x: attention(x, x, x)[0], dim=16).order < 1e-12
+    twins = guide_code.twins("can you open a can", "sinusoidal")
     print(f"cosine of the two can: {twins.cosine_without:.2f} without codes, {twins.cosine:.2f} with them")
 
 

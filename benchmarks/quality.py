@@ -17,14 +17,15 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+
+import bands  # noqa: E402
+import ms_poe  # noqa: E402
+from ape import ape_generate  # noqa: E402
 
 import posenc  # noqa: E402
 from posenc.lab.statistics import estimate  # noqa: E402
 from posenc.pretrained import loss_by_position, nbce_generate  # noqa: E402
-from posenc.pretrained.ape import ape_generate  # noqa: E402
-from posenc.pretrained.bands import head_scores  # noqa: E402
-from posenc.pretrained.ms_poe import head_scales  # noqa: E402
 from posenc.tasks import create  # noqa: E402
 from references import stories15m  # noqa: E402
 
@@ -68,12 +69,12 @@ def chosen(model: torch.nn.Module, method: str, ids: torch.Tensor, length: int |
     if method == "truncation" or (method == "none" and length is None):
         return {}
     if method == "ms_poe":
-        posenc.extend(model, method, scales=head_scales(model, ids), **reaches)
+        ms_poe.extend(model, ms_poe.head_scales(model, ids))
         return {}
     if method == "band_scale":
-        semantic, _ = head_scores(model, ids)
+        semantic, _ = bands.head_scores(model, ids)
         heads = semantic.flatten().argsort()[: round(WEAK * semantic.numel())].tolist()
-        posenc.extend(model, method, high=0.5, heads=heads, **reaches)
+        bands.extend(model, bands.BandScale(model.config.max_position_embeddings, high=0.5, heads=heads))
         return {"heads": heads}
     if method.endswith("temperature"):
         texts, losses = drawn(folder)[-2:, :length], {}

@@ -4,6 +4,7 @@ docs/images/position, with English and with Chinese labels, and what they print 
 import ast
 import io
 import re
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -14,6 +15,8 @@ from matplotlib.figure import Figure
 from posenc.analysis.finding import PALETTE, STYLE
 
 DOCS = Path(__file__).resolve().parent
+if str(DOCS) not in sys.path:
+    sys.path.append(str(DOCS))  # where guide_code is
 PAGES = [DOCS / "position_from_scratch.md", DOCS / "position_from_scratch.zh.md"]
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 """A snippet, and what it prints."""

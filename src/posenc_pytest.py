@@ -21,12 +21,12 @@ def posenc_doctor() -> "Callable[..., Diagnosis]":
 def _examine(model: Any, tokenizer: Any = None, *, allow: Iterable[str] = ()) -> Any:
     from posenc.errors import check_word
     from posenc.pretrained.doctor import doctor
-    from posenc.pretrained.findings import FINDINGS, VISION_FINDINGS
+    from posenc.pretrained.findings import FINDINGS
 
     __tracebackhide__ = True
     allow = tuple(allow)
     for name in allow:
-        check_word("allow", name, FINDINGS | VISION_FINDINGS)
+        check_word("allow", name, FINDINGS)
     diagnosis = doctor(model, tokenizer)
     found = [each for each in diagnosis.findings if each.severity != "note" and each.name not in allow]
     if found:

@@ -207,6 +207,7 @@ COMPARE = {
     "Each has, per length": "lab/test_compare.py::test_results_hold_every_number",
 }
 FINETUNE = {
+    "resumed and uninterrupted trainings have the same weights": "pretrained/test_finetune.py::test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint",
     "all weights are trained and must be float32": "pretrained/test_precision.py::test_full_weights_are_trained_in_float32_on_every_machine",
     "every window of every document is equally likely": "pretrained/test_finetune.py::test_several_texts_may_have_any_lengths",
     "the same call resumes from it": "pretrained/test_finetune.py::test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint",
@@ -346,11 +347,9 @@ BENCH = {
     "A candidate that gives no sign": "lab/bench/test_harness.py::test_a_candidate_that_hangs_is_stopped_and_the_others_are_measured",
 }
 VISION_PRETRAINED = {
+    "interpolate it at every call": PLAIN,
+    "timm builds a model for any size": PLAIN,
     "Models with 2D RoPE need no change": PLAIN,
-    "RoPE-Mixed | nothing": "pretrained/test_vision_timm.py::test_the_default_of_each_model_is_that_of_the_page",
-    "the default follows each model's source": "pretrained/test_vision_timm.py::test_the_default_of_each_model_is_that_of_the_page",
-    "have no tables for images that are not square": "pretrained/test_vision_resize.py::test_what_cannot_be_is_refused_and_changes_nothing",
-    "timm has them in all models": "pretrained/test_vision_timm.py::test_it_is_timm_at_the_new_size",
 }
 LEADERBOARD = {
     ", does no harm |": "lab/test_experiments.py::test_budgets_of_a_text_go_from_shares_to_the_page",
@@ -448,10 +447,7 @@ LONGER = {
     "the frequency of each pair is": PLAIN,
     "gains nothing measurable on repeated text": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "On SmolLM2 nothing was gained": "test_absolute_sentences.py::test_the_fit_of_smollm2_returned_yarn",
-    "Only the logarithm of each pair's stretch is learned": "pretrained/test_fit.py::test_restore_undoes_a_fit_and_a_repeated_fit_is_equal",
     "All options:": PLAIN,
-    "for all layers and heads, `longrope`": "pretrained/test_fit.py::test_stretches_are_found_again",
-    "the same call resumes": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
 }
 VISION_GRID = {
     "Packed images give the same results as each alone": "test_vision.py::test_packed_images_are_as_if_alone",
@@ -583,7 +579,7 @@ DERIVED = {
     "posenc list": 4,
     "posenc compare": 11,
     "posenc analyze": 1,
-    "posenc extend": 22,
+    "posenc extend": 23,
     "posenc eval": 11,
     "posenc doctor": 34,
     "posenc check": 2,

@@ -30,10 +30,7 @@ CALLABLES = {
     **{f"tasks.{name}": cls for name, cls in tasks.TASKS.items()},
     **{f"lab.{name}": cls for name, cls in EXPERIMENTS.items()},
     **{name: getattr(posenc, name) for name in ("attention", "explain", "linear_attention", "extend", "finetune")},
-    **{
-        name: getattr(posenc, name)
-        for name in ("load", "resize", "convert_layout", "TransformerConfig", "VisionConfig")
-    },
+    **{name: getattr(posenc, name) for name in ("load", "convert_layout", "TransformerConfig", "VisionConfig")},
 }
 OF_ANOTHER_KIND = (
     "Tensor",

@@ -84,7 +84,6 @@ def test_the_face_of_a_package_has_no_code(name):
 
 OF_ONE_KIND = {
     "analysis/codes.py": {"Mapped"},  # a wrapper, as Sum is
-    "analysis/model.py": {"Absolute"},  # what is added to the input, with the merge
     "analysis/scores.py": {"Rotary"},  # XPos too, which has angles but refuses to move keys
     "analysis/target.py": {"Rotary"},  # whose frequencies the questions about a base are of
     "lab/text.py": {"T5"},  # the last bucket

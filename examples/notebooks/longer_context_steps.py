@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import posenc
-from posenc.analysis import digits, plots
+from posenc import frequencies
 from posenc.pretrained import loss_by_position
 
 LENGTH, FACTOR = 64, 4
@@ -71,11 +71,23 @@ draw(losses)
 # compresses all of them; NTK and YaRN do not change the fast pairs, which distinguish neighbours.
 
 # %%
-schedules = ("default", "linear", "ntk", "yarn")
-found = [digits(0, 48, schedule=name, factor=FACTOR, length=LENGTH) for name in schedules]
+plain = frequencies.default(48)
+schedules = {
+    "default": plain,
+    "linear": frequencies.linear(48, factor=FACTOR),
+    "ntk": frequencies.ntk(48, factor=FACTOR),
+    "yarn": frequencies.yarn(48, factor=FACTOR, original_max_positions=LENGTH),
+}
 _, (left, right) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
-plots.digits(*found, ax=left)
-plots.squeeze(*found, ax=right)
+for name, schedule in schedules.items():
+    left.plot((FACTOR * LENGTH * schedule.inv_freq / (2 * torch.pi)).clamp(max=1), label=name)
+    right.plot(plain.inv_freq / schedule.inv_freq, label=name)
+left.fill_between(
+    range(24), (LENGTH * plain.inv_freq / (2 * torch.pi)).clamp(max=1), color="lightgrey", label="in training"
+)
+left.set(xlabel="pair", ylabel="part of a turn")
+right.set(xlabel="pair", ylabel="times nearer than in training")
+left.legend()
 plt.show()
 
 # %% [markdown]

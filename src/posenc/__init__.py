@@ -29,7 +29,6 @@ if _TYPE_CHECKING:
     from posenc.pretrained.gguf_file import to_gguf
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
-    from posenc.pretrained.vision.resize import resize
     from posenc.report import plots
     from posenc.transformer import Transformer, TransformerConfig
     from posenc.vision import VisionConfig, VisionTransformer
@@ -40,7 +39,7 @@ __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
     "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
-    "re_rotate", "resize", "restore", "to_gguf", "to_hf",
+    "re_rotate", "restore", "to_gguf", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
 
@@ -59,7 +58,6 @@ _LAZY = {
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
     "re_rotate": "posenc.pretrained.convert",
-    "resize": "posenc.pretrained.vision.resize",
     "restore": "posenc.pretrained.extend",
     "to_gguf": "posenc.pretrained.gguf_file",
     "to_hf": "posenc.pretrained.export",

@@ -41,6 +41,14 @@ LEFT: dict[str, str] = {
         ("--test-sizes", "--patch-size", "--images", "--image-column", "--label-column", "--data-images"),
         "adapt examples/small_vit.py, which trains and tests a small vision Transformer",
     ),
+    "fit": "extend by longrope with factors of your own; benchmarks/learned_stretch.py learns them on a text",
+    "ms_poe": "run benchmarks/ms_poe.py, which extends a model by it",
+    "band_scale": "run benchmarks/bands.py, which extends a model by it",
+    "ape_generate": "call posenc.nbce_generate, or run benchmarks/ape.py",
+    "nbce_steps": "call posenc.nbce_generate, whose answer has the context of each token",
+    "resize": "read docs/vision-pretrained.md: timm and transformers interpolate position tables themselves",
+    "--image-size": "read docs/vision-pretrained.md: timm and transformers interpolate position tables themselves",
+    "--window-size": "build the model with timm.create_model(..., window_size=...), see docs/vision-pretrained.md",
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

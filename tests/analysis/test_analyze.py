@@ -27,7 +27,7 @@ def waves(positions):
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in (*posenc.ENCODINGS, "rope+alibi")],
 )
 def test_every_encoding_is_analysed(name):
-    found = analyze(name, length=16, steps=0)
+    found = analyze(name, length=16)
     assert found.sentences()
     assert {s.name for s in found.sections} | set(found.left_out) == set(QUESTIONS)
     for section in found.sections:
@@ -38,23 +38,21 @@ def test_every_encoding_is_analysed(name):
 
 
 def test_each_section_applies_where_it_should():
-    sections = {
-        name: {s.name for s in analyze(name, length=16, steps=0).sections} for name in ("rope", "alibi", "none")
-    }
-    assert {"rotation", "base", "digits", "precision", "kernel", "shift"} <= sections["rope"]
+    sections = {name: {s.name for s in analyze(name, length=16).sections} for name in ("rope", "alibi", "none")}
+    assert {"rotation", "base", "precision", "kernel", "shift"} <= sections["rope"]
     assert "bias" not in sections["rope"]
     assert sections["alibi"] & {"bias", "rotation", "kernel"} == {"bias"}
     assert sections["none"] & {"properties", "bias", "rotation"} == set()
 
 
 def test_a_function_is_analysed_as_codes_that_are_added():
-    found = analyze(waves, length=32, steps=20)
+    found = analyze(waves, length=32)
     assert found.subject == "waves"
     assert found.settings["kind"] == "codes"
     names = {section.name for section in found.sections}
-    assert {"properties", "kernel", "shift", "spectrum", "scores", "symmetry", "twins"} <= names
-    with pytest.raises(InputError, match=r"no section 'survival': .*known by name|knows by name"):
-        found["survival"]
+    assert {"properties", "kernel", "shift", "spectrum", "scores"} <= names
+    with pytest.raises(InputError, match=r"no section 'base': It has no frequencies of RoPE"):
+        found["base"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def test_a_function_is_analysed_as_codes_that_are_added():
 )
 def test_a_table_is_analysed_as_far_as_it_goes(make):
     table = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
-    found = analyze(make(table), steps=0)
+    found = analyze(make(table))
     assert found.settings["length"] == 20
     assert found["kernel"].finding.length == 20
 
@@ -76,10 +74,10 @@ def test_a_class_is_made_and_an_object_taken():
         def bias(self, q, k, positions, layer=0):
             return posenc.bias.Relative(lambda h, d: -d.abs() * (h + 1.0), self.num_heads, positions)
 
-    assert analyze(Slope, length=8, steps=0)["bias"].finding.heads.shape[0] == 4
-    assert analyze(Slope(2), length=8, steps=0)["bias"].finding.heads.shape[0] == 2
+    assert analyze(Slope, length=8)["bias"].finding.heads.shape[0] == 4
+    assert analyze(Slope(2), length=8)["bias"].finding.heads.shape[0] == 2
     with pytest.raises(InputError, match=r"dict: is a class, but no Encoding"):
-        analyze(dict, steps=0)
+        analyze(dict)
 
 
 def changing():
@@ -97,7 +95,6 @@ def changing():
         (waves, {"dim": 8}, r"gave \(16, 16\) .* must give real \(n, 8\)"),
         (lambda p: 1 / 0, {}, r"failed for .* positions: ZeroDivisionError"),
         (waves, {"length": 1}, r"length=1: must be at least 2"),
-        (waves, {"steps": -1}, r"steps=-1: must be at least 0"),
         (waves, {"trained": 0}, r"trained=0: must be at least 1"),
         (np.ones(3), {}, r"\(n, dim\), a row per position"),
         ("ropee", {}, r"unknown encoding 'ropee': did you mean 'rope'"),
@@ -106,11 +103,11 @@ def changing():
 )
 def test_mistakes_are_reported(subject, options, message):
     with pytest.raises(InputError, match=message):
-        analyze(subject, **{"steps": 0, "length": 16} | options)
+        analyze(subject, **{"length": 16} | options)
 
 
 def test_the_same_seed_gives_the_same_numbers():
-    found = [analyze("t5", length=12, steps=0, seed=seed).to_dict() for seed in (1, 1, 2)]
+    found = [analyze("t5", length=12, seed=seed).to_dict() for seed in (1, 1, 2)]
     numbers = [{s["name"]: s["numbers"] for s in one["sections"]} for one in found]
     assert numbers[0] == numbers[1]
     assert numbers[0]["bias"] != numbers[2]["bias"]
@@ -125,34 +122,6 @@ def test_a_model_of_transformers_is_read_itself():
         max_position_embeddings=24,
     )  # fmt: skip
     model = BertModel(config).eval()
-    found = analyze(model, steps=0)
+    found = analyze(model)
     assert (found.settings["kind"], found.settings["length"], found.settings["trained"]) == ("model", 24, 24)
     assert found["kernel"].finding.dim == codes_of(model)(torch.arange(24)).shape[1] == 16
-    assert found.left_out["terms"] == "The model has no tokenizer for a text."
-
-
-def test_a_tokenizer_may_be_a_function():
-    encoding = posenc.create("learned", dim=16, num_heads=2, max_positions=20)
-    model = posenc.transformer.Transformer(
-        posenc.transformer.TransformerConfig(64, dim=16, num_layers=1, num_heads=2), encoding
-    )
-
-    def read(text):
-        words = text.split()[:400]
-        return words, [sum(word.encode()) % 64 for word in words]
-
-    found = analyze(model, steps=0, tokenizer=read)
-    names = {section.name for section in found.sections}
-    assert {"twins", "terms", "sum", "survival"} <= names
-    assert found["expansion"].finding.texts == 4
-    assert found["sum"].finding.given.positions == 20
-
-
-@pytest.mark.slow
-def test_a_small_model_is_trained_for_what_only_a_trained_one_shows():
-    found = analyze("sinusoidal", length=64, steps=10)
-    assert {"terms", "subspaces", "sum", "expansion", "survival"} <= {section.name for section in found.sections}
-    for section in found.sections:
-        for picture in section.pictures:
-            assert picture.draw().axes
-            assert picture.see.endswith(".")

@@ -1,11 +1,11 @@
-"""The dot product of codes by distance, and the curves."""
+"""The dot product of codes by distance."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posenc.analysis import curves, decay_integral, kernel
+from posenc.analysis import kernel
 from posenc.encodings import Rotary, Sinusoidal
 from posenc.errors import InputError
 
@@ -120,27 +120,3 @@ def test_one_code_that_differs_is_enough():
 def test_bad_input(subject, length, match):
     with pytest.raises(InputError, match=match):
         kernel(subject, length)
-
-
-def test_curves_are_the_integrals():
-    x = torch.arange(100.0)
-    found = curves(x, (1000.0,), (2.0,))
-    assert found.names == ("1000^-t", "t^2")
-    torch.testing.assert_close(found.integrals[1], decay_integral(x, "power", exponent=2.0))
-
-
-def test_which_base_a_length_wants():
-    """Su's choice of 1000 for texts of some 500: its integral stays above zero up to 617."""
-    found = curves(torch.arange(617.0), (1000.0,), ())
-    assert found.smallest_base == pytest.approx(1000, rel=2e-3)
-    assert bool((decay_integral(torch.arange(616.0), base=found.smallest_base) > 0).all())
-    assert "from a base of about 999.2 on" in found.sentences()[-1]
-
-
-def test_curves_bad_input():
-    with pytest.raises(InputError, match=r"at least one base or exponent"):
-        curves([1.0], (), ())
-    with pytest.raises(InputError, match=r"at least one distance"):
-        curves([])
-    with pytest.raises(InputError, match=r"base=-1"):
-        curves([1.0], (-1,))

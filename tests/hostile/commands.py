@@ -30,7 +30,7 @@ BASES = {
     "check": "none --fast",
     "conform": "posenc.functional:alibi_slopes --as=alibi", "doctor": "MODEL",
     "compare": f"--data=TEXT --out=out --encodings=none {SIZES} --targets=1 --factors=1 --workers=1",
-    "analyze": "alibi --length=4 --steps=0",
+    "analyze": "alibi --length=4",
     "predict": "none --data=TEXT --length=8 --steps=1 --out=predict.html",
     "bench": "rope --n=4 --rounds=1 --out=out",
     "eval": "MODEL --tasks=passkey --lengths=64 --depths=0 --samples=2 --out=out",

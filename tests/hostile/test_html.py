@@ -45,7 +45,7 @@ def pages(tmp_path_factory):
     comparison = Comparison(("none", "rope"), 1, replace(TINY, factors=(1, 2)))
     compared = compare(comparison, data.corpus(TEXT, HOSTILE), folder / "compare", engine=InProcess(), command=HOSTILE)
     evaluated = eval_results.results(methods=("none", "truncation", f"ntk:factor={HOSTILE}"), samples=2)
-    subject = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE[:90])
+    subject = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, name=HOSTILE[:90])
     found = analyze(subject)
     model = TINY.make_model(TINY.make_encoding("none"))
     made = {

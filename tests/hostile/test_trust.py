@@ -24,7 +24,6 @@ from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
-from posenc.pretrained import state
 from posenc.pretrained.load import adapted
 from posenc.spec import (
     MOST_CHARACTERS,
@@ -63,13 +62,13 @@ PLAIN = {
     "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
-    "pretrained/export.py:to_hf", "pretrained/traps.py:stored_frequencies",
+    "pretrained/export.py:to_hf", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
 PLANTED = {
     "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
     "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells",
-    "pretrained/state.py:read": "states", "pretrained/checked.py:weight_files": "checkpoints",
+    "pretrained/checked.py:weight_files": "checkpoints",
     "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints",
@@ -130,7 +129,7 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "analysis/model.py:random_model", "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check.run.make", "cli/compare_command.py:Compare.run",
+        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check.run.make", "cli/compare_command.py:Compare.run",
         "cli/compare_command.py:Compare.run.work", "cli/compare_command.py:Compare._read", "cli/compare_command.py:Compare.config",
         "cli/compare_command.py:Compare.planned", "cli/conform_command.py:Conform.run", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
@@ -278,16 +277,14 @@ class Bomb:
         return open, ("RAN", "w")
 
 
-def test_no_state_of_a_training_is_a_pickle(evil):
-    state.write(evil / "good", {"a": [torch.ones(2), (1, None)], 3: {"b": 0.5}})
-    assert str(state.read(evil / "good")) == str({"a": [torch.ones(2), (1, None)], 3: {"b": 0.5}})
-    torch.save({"a": Bomb()}, evil / "zip")
-    for name, data in (
-        ("pickle", pickle.dumps(Bomb())), ("zip", (evil / "zip").read_bytes()), ("empty", b""), ("cut", b"\1" * 9),
-    ):  # fmt: skip
-        (evil / name).write_bytes(data)
-        with pytest.raises(ValueError, match="is no state of a training"):
-            state.read(evil / name)
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_no_checkpoint_of_a_training_runs_code(name, evil):
+    given = {"text": torch.arange(3, 80), "steps": 2, "length": 8, "checkpoint": evil / "training"}
+    posenc.finetune(small_model("llama"), **given)
+    (file,) = (evil / "training").glob(f"checkpoint-*/{name}")
+    torch.save({"a": Bomb()}, file)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        posenc.finetune(small_model("llama"), **given | {"steps": 4})
 
 
 def test_no_cell_of_another_folder_imports(evil, capsys):

@@ -21,6 +21,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import distance
 from posenc.lab import train
 from posenc.lab.archive import SUFFIX
+from posenc.lab.behaviour import TOLERANCE, disagreement
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
@@ -29,7 +30,6 @@ from posenc.lab.measure import behaviour
 from posenc.lab.study import Progress, difference
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.synthetic.tasks import TASKS as GENERATED
-from posenc.pretrained.state import TOLERANCE, disagreement
 from references import PATIENCE
 
 SIZES = {"length": 4, "steps": 8, "batch_size": 4, "dim": 8, "num_heads": 2, "num_layers": 1, "factors": (1, 2)}

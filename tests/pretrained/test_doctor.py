@@ -17,7 +17,7 @@ from posenc.errors import InputError
 from posenc.pretrained.attach import attached
 from posenc.pretrained.doctor import FrequencyTable, doctor
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.findings import FINDINGS, VISION_FINDINGS
+from posenc.pretrained.findings import FINDINGS
 from posenc.pretrained.models import decoder_of
 from posenc.testing.oracles.rotations import frequencies as ladder
 from references.small_models import HEALTHY, small_model
@@ -675,7 +675,7 @@ def test_the_help_explains_each_finding(capsys):
     with pytest.raises(SystemExit):
         cli.main(["doctor", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    for name, known in (FINDINGS | VISION_FINDINGS).items():
+    for name, known in FINDINGS.items():
         assert f" {name} ({known.severity}): {known.meaning}" in out
 
 

@@ -40,8 +40,6 @@ def state(model: Any) -> dict[str, Any]:
 PROMISES = {
     "none": TRAINED,
     "nope": 0,
-    "band_scale": 0,
-    "band_scale:high=1": TRAINED,
     "linear": 0,
     "ntk": 0,
     "yarn": 0,

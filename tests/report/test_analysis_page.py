@@ -41,14 +41,14 @@ number = 3
 
 
 def hostile():
-    return target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
+    return target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, name=HOSTILE)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A page with the explorer, and one of something with a name that is not harmless."""
     folder = tmp_path_factory.mktemp("analysis")
-    for name, one in (("rope", target_of("rope", length=24, steps=0)), ("hostile", hostile())):
+    for name, one in (("rope", target_of("rope", length=24)), ("hostile", hostile())):
         found = analyze(one)
         (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0), one))
     return folder
@@ -77,7 +77,7 @@ def tiles_of(target):
 
 
 def test_tiles_have_a_tick_and_a_small_picture():
-    tiles = tiles_of(target_of("sinusoidal", length=64, steps=0))
+    tiles = tiles_of(target_of("sinusoidal", length=64))
     assert [re.search(r"</span> (.*?)<", tile)[1] for _, tile in tiles] == [
         "Unique per position", "Uniform step", "Bounded", "Decays by half",
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_tiles_have_a_tick_and_a_small_picture():
         points = [point.split(",") for point in re.search(r'points="([^"]*)"', tile)[1].split()]
         assert len(points) >= 4
         assert all(0 <= float(x) <= 100 and 0 <= float(y) <= 40 for x, y in points)
-    tiles = tiles_of(target_of("normalized", length=16, steps=0))  # a code depends on the length
+    tiles = tiles_of(target_of("normalized", length=16))  # a code depends on the length
     assert "no" in [holds for holds, tile in tiles if "Deterministic" in tile]
 
 
@@ -102,7 +102,7 @@ def test_tiles_have_a_tick_and_a_small_picture():
     ],
 )
 def test_the_explorer_is_set_to_the_subject(text, shape, shown):
-    found = state(target_of(text, length=24, trained=12, steps=0, **shape))
+    found = state(target_of(text, length=24, trained=12, **shape))
     assert found == {"encoding": "sinusoidal", **shown, "length": 24, "trained": 12}
     assert "explorer-state" in block(found)
 
@@ -111,7 +111,7 @@ def test_the_explorer_is_set_to_the_subject(text, shape, shown):
     "subject", ["rope+alibi", "learned", "fox", "fire", lambda positions: positions[:, None].cos()]
 )
 def test_what_the_explorer_does_not_know_has_none(subject):
-    assert explorer(target_of(subject, length=24, steps=0)) == ""
+    assert explorer(target_of(subject, length=24)) == ""
 
 
 @pytest.mark.browser
@@ -152,7 +152,7 @@ def run(capsys, *arguments):
 
 
 def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, folder):
-    code, out, err = run(capsys, "mine.py:waves", "--length", "12", "--steps", "0", "--out", "new")
+    code, out, err = run(capsys, "mine.py:waves", "--length", "12", "--out", "new")
     assert code == 0
     assert out.splitlines()[0] == "mine.py:waves"
     assert "printed by" not in out
@@ -179,14 +179,14 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert {"posenc", "torch", "matplotlib", "cpu"} <= numbers["machine"].keys()
     assert all(section["sentences"] for section in numbers["sections"])
     assert numbers["sections"][0]["see"]
-    code, out, _ = run(capsys, "mine:table", "--steps", "0", "--json")
+    code, out, _ = run(capsys, "mine:table", "--json")
     assert (code, json.loads(out)["settings"]["length"]) == (0, 12)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 300])
 def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = run(capsys, "mine:table", "--steps", "0")
+    _, out, _ = run(capsys, "mine:table")
     width = max(len(line) for line in out.splitlines() if line.startswith(("- ", "  ")))
     assert min(columns, 100) - 10 < width <= min(columns, 100)
 
@@ -213,7 +213,7 @@ def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, 
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(capsys, folder, arguments, message):
-    code, out, err = run(capsys, *arguments, "--steps", "0", "--out", "new")
+    code, out, err = run(capsys, *arguments, "--out", "new")
     assert (code, out) == (2, "")
     assert message in err
     assert len([line for line in err.splitlines() if line.startswith("posenc")]) == 1
@@ -229,20 +229,20 @@ def test_an_encoder_is_read_from_safetensors_and_never_from_a_pickle(capsys, fol
         max_position_embeddings=24,
     )  # fmt: skip
     BertModel(config).save_pretrained("encoder")
-    code, out, _ = run(capsys, str(folder / "encoder"), "--steps", "0", "--json")
+    code, out, _ = run(capsys, str(folder / "encoder"), "--json")
     found = json.loads(out)
     assert (code, found["settings"]["trained"], found["subject"]) == (0, 24, "encoder")
     assert str(folder) not in json.dumps(found["sections"])
     (folder / "encoder" / "model.safetensors").unlink()
     torch.save({}, folder / "encoder" / "pytorch_model.bin")
-    code, _, err = run(capsys, "encoder", "--steps", "0")
+    code, _, err = run(capsys, "encoder")
     assert code == 2
     assert "its weights are pickles" in err
 
 
 @pytest.mark.slow
 def test_interrupted_it_leaves_nothing_half_written(folder):
-    command = [sys.executable, "-m", "posenc.cli", "analyze", "mine:slow", "--steps", "0", "--out", "new"]
+    command = [sys.executable, "-m", "posenc.cli", "analyze", "mine:slow", "--out", "new"]
     slow = "\ndef slow(positions):\n    import time\n    print('begun', flush=True)\n    time.sleep(60)\n"
     (folder / "mine.py").write_text(MODULE + slow)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All questions asked of one encoding, function, table or model, in the order of the report."""
+"""All questions asked of one encoding, function, table or model's encoding, in the order of the report."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,17 +10,11 @@ import torch
 
 from posenc.analysis.bounds import BASE
 from posenc.analysis.codes import seeded
-from posenc.analysis.digits import DIGITS
-from posenc.analysis.expansion import EXPANSION
 from posenc.analysis.finding import AnalysisQuestion, Finding, Picture
 from posenc.analysis.geometry import KERNEL, SHIFT, SPECTRUM
 from posenc.analysis.phase_errors import PRECISION
 from posenc.analysis.properties import PROPERTIES
-from posenc.analysis.score_terms import FOUR_TERMS
 from posenc.analysis.scores import BIAS, ROTATION, SCORES
-from posenc.analysis.subspaces import SUBSPACES, SUM
-from posenc.analysis.survival import SURVIVAL
-from posenc.analysis.symmetry import SYMMETRY, TWINS
 from posenc.analysis.target import MEASURED, Target, target_of
 from posenc.errors import InputError, as_json, located
 
@@ -31,17 +25,9 @@ QUESTIONS: dict[str, AnalysisQuestion] = {
     "spectrum": SPECTRUM,
     "rotation": ROTATION,
     "base": BASE,
-    "digits": DIGITS,
     "precision": PRECISION,
     "bias": BIAS,
     "scores": SCORES,
-    "symmetry": SYMMETRY,
-    "twins": TWINS,
-    "terms": FOUR_TERMS,
-    "subspaces": SUBSPACES,
-    "sum": SUM,
-    "expansion": EXPANSION,
-    "survival": SURVIVAL,
 }
 """Every section, in the order of the report."""
 
@@ -118,10 +104,8 @@ def analyze(
     *,
     length: int = 512,
     trained: int | None = None,
-    steps: int = 0,
     seed: int = 0,
     name: str | None = None,
-    tokenizer: Any = None,
     dtypes: Sequence[str] = MEASURED,
     progress: Callable[[str, int, int], None] = lambda title, done, count: None,
     **shape: Any,
@@ -132,9 +116,7 @@ def analyze(
         subject: an encoding, its text ("rope:rope_theta=500") or class, a function from (n,) positions to (n, dim)
             vectors, a table (n, dim), or a transformers model; or a `Target`, which replaces the other arguments.
         length: positions to analyse, cut to what it is defined for. trained: those it was trained on, or would be; None: a
-            model's own, else `length`. steps: of the small model that is trained for what only a trained one shows; 0
-            leaves that out. seed: of whatever is random. name: for people. tokenizer: of a model, to read a text with.
-            dtypes: whose phase errors are measured. progress: called with each question's title, how many are done and of
+            model's own, else `length`. seed: of whatever is random. name: for people. dtypes: whose phase errors are measured. progress: called with each question's title, how many are done and of
             how many. shape: that a text or a class is made for (dim, num_heads, head_dim, num_layers, max_positions,
             causal); of an encoding, what it does not have as attributes num_heads, num_kv_heads, head_dim or dim.
 
@@ -147,10 +129,8 @@ def analyze(
             subject,
             length=length,
             trained=trained,
-            steps=steps,
             seed=seed,
             name=name,
-            tokenizer=tokenizer,
             dtypes=dtypes,
             **shape,
         )
@@ -162,7 +142,7 @@ def analyze(
         except InputError as error:
             reason = error.reason if error.argument == target.name else str(error)
             left_out[name] = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
-    settings = {name: getattr(target, name) for name in ("kind", "length", "trained", "steps", "seed")}
+    settings = {name: getattr(target, name) for name in ("kind", "length", "trained", "seed")}
     return Analysis(target.name, settings, tuple(sections), left_out, target.note)
 
 

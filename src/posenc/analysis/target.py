@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is analysed: an encoding, codes or a model, with the views of it that questions ask for."""
+"""What is analysed: an encoding, codes or a model's encoding, with the views of it that questions ask for."""
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,34 +9,29 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.analysis.codes import (
     SHAPE,
     Codes,
     HiddenKeys,
     codes_of,
-    needs_causal,
     parts_of,
     seeded,
     sizes_of,
-    width_of,
 )
-from posenc.analysis.model import BYTES, random_model, split_words, tokenized, trained_model
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_sizes, unknown
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Transformer
 
 DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 """Whose rounding is known, by name."""
 MEASURED = ("bfloat16", "float16")
 """Whose phase errors are measured by default."""
-TOKENS = 128
-"""Most tokens of a forward pass in an analysis."""
 LONGEST = 2**17
 """Most positions of an analysis: pictures and fits need all their codes at once."""
 LAYERS = 2
@@ -68,16 +62,12 @@ class Target:
     """Positions that are analysed"""
     trained: int
     """Positions that it was, or would be, trained on"""
-    steps: int = 0
-    """To train a small model for; 0: none"""
     seed: int = 0
     """Of whatever is random"""
     text: str | None = None
     """The encoding's, if it was given as one"""
     dtypes: Sequence[str] = MEASURED
     """Whose phase errors are measured"""
-    tokenizer: Any = field(default=None, repr=False)
-    """Of a model"""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of an encoding that does not have them as attributes"""
 
@@ -135,32 +125,6 @@ class Target:
             raise InputError("it has no frequencies of RoPE")
         return rotary
 
-    @cached_property
-    def host(self) -> nn.Module:
-        """A model that has it: the model itself, or a small random one."""
-        if _is_model(self.obj):
-            return self.obj
-        if self.text is not None:
-            return random_model(self.text, seed=self.seed)
-        encoding = copy.deepcopy(self.encoding)
-        sizes = sizes_of(encoding, self.sizes)
-        width = width_of(encoding, sizes)
-        config = TransformerConfig(
-            vocab_size=64,
-            dim=sizes.dim or width * sizes.num_heads,
-            num_layers=LAYERS,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_kv_heads,
-            head_dim=width,
-            causal=needs_causal(encoding, sizes),
-        )
-        return Transformer(config, encoding).double().eval()
-
-    @cached_property
-    def tokenize(self) -> Any:
-        """What makes tokens of a text for `host`."""
-        return self.tokenizer or (None if _is_model(self.obj) else split_words)
-
     @property
     def runs_user_code(self) -> bool:
         """Whether an encoding that is not posenc's is part of it, whose failures are reported rather than raised."""
@@ -176,45 +140,7 @@ class Target:
         if acting is self.obj and self.obj.num_layers == 1:
             return ""
         what = f"has {acting.known_as}" if acting is not self.obj else "has separate parameters"
-        return f"Layers differ: layer 0, which {what}, is analysed alone; symmetry, twins and trained models use all layers."
-
-    @cached_property
-    def _trained(self) -> tuple[nn.Module, Tensor]:
-        """A trained model, the target or a small one, and the tokens of a text that a small one was not trained on."""
-        from posenc.tasks.running_text import pydoc
-
-        if _is_model(self.obj):
-            if self.tokenizer is not None:
-                return self.obj, torch.tensor(tokenized(self.tokenizer, pydoc()[:40_000])[1])
-            if isinstance(self.obj, Transformer) and self.obj.config.vocab_size == BYTES:
-                return self.obj, torch.tensor(list(pydoc().encode()))
-            raise InputError("the model has no tokenizer for a text")
-        if self.text is None:
-            raise InputError(
-                "only a trained model shows it, and one is trained for encodings that posenc knows by name"
-            )
-        if not self.steps:
-            raise InputError("only a trained model shows it, and none was trained")
-        model, text = trained_model(self.text, self.steps, self.seed)
-        return model, text.long()
-
-    @property
-    def model(self) -> nn.Module:
-        """A trained model: the target, or a small one trained with it."""
-        return self._trained[0]
-
-    @property
-    def adding_model(self) -> nn.Module:
-        """A trained model whose input has codes added."""
-        if "embed" not in self.encoding.sites():
-            raise InputError("it adds no code to the input, where content and position could be separated")
-        return self.model
-
-    def texts(self, count: int, length: int = TOKENS) -> Tensor:
-        """(count, length) tokens for `model`, from anywhere in a text."""
-        tokens, length = self._trained[1], min(length, self.length)
-        starts = torch.randint(len(tokens) - length, (count, 1), generator=torch.Generator().manual_seed(self.seed))
-        return tokens[starts + torch.arange(length)]
+        return f"Layers differ: layer 0, which {what}, is analysed alone."
 
 
 def target_of(
@@ -222,10 +148,8 @@ def target_of(
     *,
     length: int = 512,
     trained: int | None = None,
-    steps: int = 0,
     seed: int = 0,
     name: str | None = None,
-    tokenizer: Any = None,
     dtypes: Sequence[str] = MEASURED,
     **shape: Any,
 ) -> Target:
@@ -239,7 +163,6 @@ def target_of(
         InputError: sizes out of range, or other ones than the subject has; a subject that is none of these, or whose codes
             are not finite, not (n, dim), or different when they are asked for again.
     """
-    check_integers(0, steps=steps)
     check_integers(2, length=length)
     if length > LONGEST:
         raise InputError(f"must be at most {LONGEST}; single analyses take more", length=length)
@@ -255,9 +178,7 @@ def target_of(
     sizes = shape if isinstance(obj, Encoding) and text is None else {}
     if sizes:
         sizes_of(obj, sizes)
-    target = Target(
-        name or text or _name(subject), obj, length, trained, steps, seed, text, tuple(dtypes), tokenizer, sizes
-    )
+    target = Target(name or text or _name(subject), obj, length, trained, seed, text, tuple(dtypes), sizes)
     limits = [obj.max_positions if isinstance(obj, Encoding) else None]
     codes = None
     with suppress(InputError):  # it need not have codes

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WIDEST = 100
 """Characters of a line, where the terminal has room for them."""
-LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "head_dim": (1, 2**12), "steps": (0, 10**6)}
+LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "head_dim": (1, 2**12)}
 
 
 @dataclass(kw_only=True)
@@ -42,9 +42,6 @@ class Analyze(WithOutput):
     dim: Annotated[int | None, "width of the model's input (default: the object's, else 64)"] = None
     num_heads: Annotated[int | None, "attention heads (default: the object's, else 4)", How(flag="heads")] = None
     head_dim: Annotated[int | None, "width of a head (default: the object's, else 64)"] = None
-    steps: Annotated[
-        int, "training steps of a small model for what only a trained one shows (120 take a minute); 0: none"
-    ] = 0
     dtypes: Annotated[tuple[str, ...], "dtypes to measure rounding of the angles in", How("DTYPE")] = (
         "bfloat16",
         "float16",
@@ -80,16 +77,14 @@ class Analyze(WithOutput):
         started = time.perf_counter()
         folder = None
         with printing_to_stderr(), Display(yes=self.yes) as shown:  # what the analysed code prints goes to stderr
-            target, tokenizer = self._target()
+            target = self._target()
             path = Path(self.subject)
             subject = target_of(
                 target,
                 length=self.length,
                 trained=self.trained,
-                steps=self.steps,
                 seed=self.seed,
                 name=path.resolve().name if path.exists() else self.subject,
-                tokenizer=tokenizer,
                 dtypes=self.dtypes,
                 **{name: size for name, size in sizes.items() if size is not None},
             )
@@ -106,8 +101,8 @@ class Analyze(WithOutput):
         print(json.dumps(numbers, indent=1) if self.json else printable(text(analysis, folder)))
         return DONE
 
-    def _target(self) -> tuple[Any, Any]:
-        """The encoding's name, the object or the model, and a model's tokenizer."""
+    def _target(self) -> Any:
+        """The encoding's name, the object or the model."""
         from posenc.encodings import ENCODINGS
         from posenc.encodings.patterns import PATTERNS
         from posenc.pretrained.packaged import PACKAGED
@@ -117,19 +112,19 @@ class Analyze(WithOutput):
         path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
         encoding = re.split("[:@+/]", subject)[0].strip()
         if encoding in ENCODINGS or encoding in PATTERNS:
-            return subject, None
+            return subject
         if not subject.strip():
             raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
         if subject in PACKAGED or path.is_dir() or path.suffix == ".gguf":
-            return load_model(subject, self.name, encoders=True)
+            return load_model(subject, self.name, encoders=True)[0]
         if colon and all(part.isidentifier() for part in attribute.split(".")):
-            return load_object(subject, may_import=True), None
+            return load_object(subject, may_import=True)
         if path.is_file():
             raise InputError(f"{subject}: which object in it? Write {subject}:NAME")
         if subject.startswith(("/", "./", "../", "~")):
             raise InputError(f"{subject}: no such file or folder")
         if subject.count("/") == 1:
-            return load_model(subject, self.name, encoders=True)
+            return load_model(subject, self.name, encoders=True)[0]
         raise InputError(
             f"{unknown('encoding', encoding, [*ENCODINGS, *PATTERNS])}; or write MODULE:OBJECT, or name a model"
         )

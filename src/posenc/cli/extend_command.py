@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from posenc.cli.common import WithModel, WithOutput
 from posenc.errors import InputError
-from posenc.scratch import replacing
-from posenc.spec import literal, parse_sum
+from posenc.spec import literal
 from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How
 
@@ -57,31 +56,20 @@ class AutoOptions:
 
 @dataclass(kw_only=True)
 class Extend(WithModel, WithOutput):
-    """Extend the context window of a pretrained model (RoPE scaling), or its image size; verify it and save it."""
+    """Extend the context window of a pretrained model (RoPE scaling), verify it and save it."""
 
     examples: ClassVar = (
         "posenc extend demo --method yarn --factor 2",
         "posenc extend my-llm --method yarn --factor 4 --out longer",
         "posenc extend my-llm --method auto --factor 2 --out best",
-        "posenc extend my-vit --image-size 384 --out larger",
     )
     asks: ClassVar = True
 
-    method: Annotated[
-        str | None,
-        "extension method, see below; of a vision model how tables are interpolated (default: as its source does)",
-        How("METHOD", names="method"),
-    ] = None
-    factor: Annotated[
-        float | None, "the new length over the context length", How("F", unless=("target_length", "image_size"))
-    ] = None
-    target_length: Annotated[int | None, "the new length in tokens", How(unless=("factor", "image_size"))] = None
-    image_size: Annotated[
-        str | None,
-        "of a vision model: pixels of a square image, or height x width",
-        How("H[xW]", unless=("factor", "target_length")),
-    ] = None
-    window_size: Annotated[int | None, "with --image-size: patches of the windows of Swin and Swin v2"] = None
+    method: Annotated[str, "extension method, see below", How("METHOD", names="method")]
+    factor: Annotated[float | None, "the new length over the context length", How("F", unless=("target_length",))] = (
+        None
+    )
+    target_length: Annotated[int | None, "the new length in tokens", How(unless=("factor",))] = None
     option: Annotated[
         tuple[str, ...],
         "an option of the method, a list as 1,1.5,2; may be given again",
@@ -89,7 +77,7 @@ class Extend(WithModel, WithOutput):
     ] = ()
     text: Annotated[
         str | None,
-        "text for the loss before and after (default: the language reference inside Python), or with --method fit to learn from",
+        "text for the loss before and after (default: the language reference inside Python)",
         How("FILE"),
     ] = None
     verify_tokens: Annotated[int | None, "tokens of the text (default: what about a minute allows)"] = None
@@ -120,30 +108,21 @@ class Extend(WithModel, WithOutput):
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--option "
             "long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
             "of the unmodified model on a text cut to its context length. With --out the model is saved so that plain "
-            "transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part of it, and is "
-            "verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C. auto saves the model "
-            "into DIR/model, beside its measurements."
+            "transformers loads it, wherever that can be expressed. auto saves the model into DIR/model, beside its measurements."
         )
 
     def run(self) -> int:
         from posenc.backends.precision import HALF
         from posenc.pretrained.extend import extend
-        from posenc.pretrained.finetune import Checkpoint, prepared
         from posenc.pretrained.gguf_file import check_file, content
         from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
 
-        if self.image_size is not None:
-            return self._resize(self.image_size)
-        if self.method is None:
-            raise InputError("is required", "name one (posenc extend --help), or give --image-size", argument="method")
         if self.method == CHOSEN:
             return self._auto()
         for option in AUTO_OPTIONS & self.given.keys():
             raise InputError("is for --method auto, leave it out", argument=option)
-        if self.window_size is not None:
-            raise InputError("is for vision models, give --image-size with it", window_size=self.window_size)
         if self.verify_tokens is not None and self.verify_tokens < 2:
             raise InputError("must be at least 2", verify_tokens=self.verify_tokens)
         for item in self.option:
@@ -151,57 +130,43 @@ class Extend(WithModel, WithOutput):
                 raise InputError("write key=value", option=item)
         method = self.method
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
-        fits = any(part.name == "fit" for part in parse_sum(method))
-        if fits and self.text is None:
-            raise InputError("give --text FILE, on which the stretches are learned", method="fit")
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
         self._check_out()
         if self.gguf is not None:
             check_file(self.gguf)
         model, tokenizer = self.load()
-        if tokenizer is None and (self.verify or fits or training is not None):
+        if tokenizer is None and (self.verify or training is not None):
             raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
-
-        if fits:
-            with Display(yes=self.yes) as shown:
-                options |= {"text": text, "tokenizer": tokenizer, "progress": _fitting(shown)}
-                report = extend(model, method, factor=self.factor, target_length=self.target_length, **options)
-            method, options, text = report.method, {}, None  # what the fit has read does not verify it
 
         def extended() -> Any:
             return extend(model, method, factor=self.factor, target_length=self.target_length, **options)
 
-        if not fits:
-            report = extended()  # a mistake shows before anything is measured
-            if self.gguf is not None:
-                content(model, tokenizer)
-        checkpoint: Checkpoint | None = None
+        report = extended()  # a mistake shows before anything is measured
+        if self.gguf is not None:
+            content(model, tokenizer)
         if training is not None:
+            from posenc.pretrained.finetune import prepared
+
             if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
                 widen(model, STEPS_LOST)
-            settings, texts = prepared(model, training, tokenizer, **self.given)
-            if "checkpoint" in self.given:
-                checkpoint = Checkpoint(self.given["checkpoint"], 1, model, texts, settings)
-                checkpoint.check()
+            prepared(model, training, tokenizer, **self.given)
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "extension": report.to_dict()}
         results["precision"] = chosen_because(model)
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
         with Display(yes=self.yes) as shown:
-            name = None if fits else self.text
-            reader = (
-                self._before_and_after(name, text, model, tokenizer, report, extended, shown) if self.verify else None
-            )
+            reader = self._before_and_after(text, model, tokenizer, report, extended, shown) if self.verify else None
             if training is not None:
                 tuned = self._finetuned(model, tokenizer, training, shown)
                 if not tuned.complete:
+                    resumable = "checkpoint" in self.given
                     then = (
-                        "run the same command again to continue" if checkpoint else "the model is used with these steps"
+                        "run the same command again to continue" if resumable else "the model is used with these steps"
                     )
                     steps = f"{len(tuned.losses)} of {tuned.settings['steps']} steps"
                     print(f"posenc extend: interrupted after {steps}; {then}", file=sys.stderr)
-                    if checkpoint is not None:
+                    if resumable:
                         return FAILED
                 if reader is not None:
                     reader.read(TUNED, model, shown.counter(TUNED))
@@ -212,8 +177,6 @@ class Extend(WithModel, WithOutput):
             self.verify_tokens = len(reader.ids)  # for config.yaml: a minute's tokens are others another time
             printed.append(reader)
         self._save(model, tokenizer, self.out, results, printed)
-        if self.out is not None and checkpoint is not None:
-            checkpoint.remove()
         self.emit(results, "\n\n".join(map(str, printed)))
         return DONE if tuned is None or tuned.complete else FAILED
 
@@ -224,7 +187,7 @@ class Extend(WithModel, WithOutput):
         from posenc.report.evaluate import files
         from posenc.report.terminal import Display
 
-        for name in ("window_size", "option", "verify_tokens", "finetune"):
+        for name in ("option", "verify_tokens", "finetune"):
             if getattr(self, name):
                 raise InputError(
                     "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
@@ -274,29 +237,6 @@ class Extend(WithModel, WithOutput):
         results |= {name: each.to_dict() for name, each in made.items()}
         printed += made.values()
 
-    def _resize(self, image_size: str) -> int:
-        from posenc.pretrained.bars import without_bars
-        from posenc.pretrained.vision.resize import resize
-
-        for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune", "gguf"):
-            if getattr(self, name):
-                raise InputError("is for language models, leave it out beside --image-size", argument=name)
-        self._check_training()
-        sides = image_size.lower().split("x")
-        if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and len(side) < 10 for side in sides):
-            raise InputError("write pixels, as 384 or 384x512 (height x width)", image_size=image_size)
-        size = tuple(map(int, sides)) if len(sides) == 2 else int(sides[0])
-        self._check_out()
-        model, _ = self.load()
-        report = resize(model, size, window_size=self.window_size, method=self.method, verify=self.verify)
-        printed = [str(report)]
-        if self.out is not None:
-            with without_bars(), replacing(Path(self.out)) as made:
-                model.save_pretrained(made)
-            printed.append(f"saved to {self.out}: transformers.{type(model).__name__}.from_pretrained loads it")
-        results = {"command": self.typed, "model": self.model, "resizing": report.to_dict()}
-        return self.emit(results, "\n\n".join(printed))
-
     def _check_out(self) -> None:
         from posenc.lab.files import Folder
 
@@ -318,7 +258,6 @@ class Extend(WithModel, WithOutput):
 
     def _before_and_after(
         self,
-        file: str | None,
         text: str | None,
         model: Any,
         tokenizer: Any,
@@ -334,7 +273,7 @@ class Extend(WithModel, WithOutput):
 
         restore(model)
         wanted = report.new_length or 2 * report.trained_length
-        name = file or "the language reference in Python's standard library"
+        name = self.text or "the language reference in Python's standard library"
         reader = verification(model, tokenizer, name, pydoc() if text is None else text, wanted, self.verify_tokens)
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
@@ -370,16 +309,6 @@ class Extend(WithModel, WithOutput):
 AUTO_OPTIONS = {each.name for each in fields(AutoOptions)}
 CHOSEN = "auto"
 """The method that measures others and takes one."""
-
-
-def _fitting(shown: Any) -> Callable[[int, int, float], None]:
-    count = shown.counter("fitting")
-
-    def progress(step: int, steps: int, loss: float) -> None:
-        count(step, steps, f"fitting, held-out loss {loss:.4f}")
-        shown.line(step, steps, f"fitting, held-out loss {loss:.4f}")
-
-    return progress
 
 
 def _read(path: str, argument: str) -> str:

@@ -19,7 +19,7 @@ FEW_EXAMPLES = 2
 MOST_FIRST = 8
 """Steps from the first on that it takes."""
 HALF_TOLERANCE = 0.02
-"""Of a behaviour in bfloat16 or on a GPU, see `posenc.pretrained.state.TOLERANCE`."""
+"""Of a behaviour in bfloat16 or on a GPU, see `posenc.lab.behaviour.TOLERANCE`."""
 TRAIN_COST = 3
 """A trained token costs about as much as this many tested ones."""
 

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 
 from posenc.errors import InputError, listed
+from posenc.lab.behaviour import disagreement
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store, Stored
-from posenc.pretrained.state import disagreement
 from posenc.scratch import scratch
 from posenc_version import version
 

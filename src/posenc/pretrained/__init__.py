@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pretrained models of Hugging Face transformers: load them, make them longer or wider, measure and examine them.
+"""Pretrained models of Hugging Face transformers: load them, make them longer, measure and examine them.
 
     posenc.load(name) -> (model, tokenizer)                        load.py
     posenc.extend(model, "yarn", factor=4) -> Extension            extend.py     longer inputs, in place
@@ -9,9 +9,6 @@
     posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.toml, their remedies
     DoctorCallback()                                               training.py   of a Trainer: its first batch
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
-    ape_generate(model, tokenizer, contexts, question)             ape.py        and in one cache
-    head_scales(model, ids) -> scales for extend's ms_poe          ms_poe.py     and head_scores for band_scale, bands.py
-    posenc.resize(model, image_size) -> Resizing                   vision/       another image size
     posenc.hf.register()                                           hf.py         transformers' models with any encoding
     posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
     loss_by_position(model, ids) -> losses                         inference.py  and verify.py, before and after
@@ -26,6 +23,6 @@ Importing these needs torch alone; using them needs transformers.
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.load import load
 from posenc.pretrained.models import ModelStructure, model_structure
-from posenc.pretrained.nbce import nbce_generate, nbce_steps
+from posenc.pretrained.nbce import nbce_generate
 
-__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "nbce_generate", "nbce_steps"]
+__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "nbce_generate"]

@@ -39,8 +39,6 @@ from posenc.pretrained.traps import (
     stored_frequencies,
     uninitialised,
 )
-from posenc.pretrained.vision.doctor import describe, vision_evidence
-from posenc.pretrained.vision.models import find_vision_model
 
 
 @torch.no_grad()
@@ -50,21 +48,15 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     Its frequencies are compared with its configuration, and short runs of random tokens show what padding, packing, a
     cache and the attention implementation do to its logits.
 
-    Of a vision model: its position tables and rotations, and the effect of another image size.
-
     Args:
         model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py or
-            `EXAMINED` of posenc/pretrained/probe.py; or a vision model that `posenc.resize` takes. Compiled by torch.compile
-            or model.compile(), its compiled passes are compared with plain ones.
+            `EXAMINED` of posenc/pretrained/probe.py. Compiled by torch.compile or model.compile(), its compiled passes are
+            compared with plain ones.
         tokenizer: its own; with it a plain text is read as well, which shows weights in the wrong layout.
 
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
-    vision = find_vision_model(model)
-    if vision is not None:
-        described = describe(vision)
-        return diagnosis(described, vision_evidence(vision, described.parts))
     probe = Probe(model)
     comparison = Comparison(probe)
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -12,11 +12,9 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
-from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
-from posenc.pretrained.fit import Fit, Fitting
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import Lengths, Plan, fit_of, plan, reach, written_factor
+from posenc.pretrained.methods import Lengths, Plan, plan, reach, written_factor
 from posenc.pretrained.models import (
     Layer,
     ModelStructure,
@@ -26,11 +24,8 @@ from posenc.pretrained.models import (
     record_of,
     unwrap,
 )
-from posenc.pretrained.ms_poe import head_rotation
 from posenc.pretrained.parameters import STEP
 from posenc.pretrained.rope_config import SCORES, hf_config, pinned, same_frequencies, writable
-from posenc.pretrained.vision.models import TimmModel, find_vision_model
-from posenc.pretrained.vision.resize import restore_size
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
@@ -83,8 +78,6 @@ class Extension(ChangeReport):
     """Tokens within which no distance is beyond those of training, by construction; None: any number"""
     notes: tuple[str, ...] = ()
     """What else is worth knowing"""
-    fitting: Fitting | None = None
-    """Under "fit", how the stretches were found"""
 
     @property
     def expected(self) -> str:
@@ -126,8 +119,7 @@ class Extension(ChangeReport):
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token{windows}, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
-        fitted = () if self.fitting is None else (str(self.fitting),)
-        return "\n  ".join([*lines, *fitted, *self.notes])
+        return "\n  ".join([*lines, *self.notes])
 
 
 def extend(
@@ -163,8 +155,6 @@ def extend(
     attachment: ModelChange
     if has_learned_table(inner):
         attachment = plan_table(inner, method, factor, target_length, options)
-    elif (fit := fit_of(method, options)) is not None:
-        attachment = plan_fit(inner, fit, factor, target_length, previous)
     else:
         attachment = plan_rotary(inner, method, factor, target_length, options)
     if previous is not None and previous.report == attachment.report:
@@ -184,18 +174,15 @@ def extend(
 
 
 def restore(model: Any) -> bool:
-    """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back.
+    """Undo `extend`: the very modules, tables and configuration values that were there are put back.
 
     Returns:
         Whether there was anything to undo.
     """
-    resized = restore_size(model)
-    if isinstance(find_vision_model(model), TimmModel):
-        return resized
     extension: ModelChange | None = record_of(unwrap(model))
     if extension is not None:
         extension.detach()
-    return resized or extension is not None
+    return extension is not None
 
 
 def plan_rotary(
@@ -210,42 +197,6 @@ def plan_rotary(
     chosen = plan(method, options, *lengths)
     design = _design(structure, chosen, target)
     return Attachment(structure, design, _report(structure, chosen, design, target))
-
-
-def plan_fit(
-    inner: Any, fit: Fit, factor: float | None, target_length: int | None, previous: ModelChange | None
-) -> Attachment:
-    """The extension that a fit finds, or its start where nothing is better.
-
-    previous: the extension that is attached, and stays so but while the fit runs.
-
-    Raises:
-        InputError: as `Fit.run`, no new length, or a start that is no frequency schedule.
-    """
-    try:
-        start = plan_rotary(inner, fit.start, factor, target_length, {})
-    except InputError as error:
-        raise error.about(start=fit.start) from None
-    if start.design.encodings or not start.design.rotations:
-        raise InputError("is no frequency schedule", "give one, such as yarn, ntk or linear", start=fit.start)
-    target = start.report.new_length
-    if target is None:
-        raise InputError("fit depends on the new length", "pass factor= or target_length=")
-    if previous is not None:
-        previous.detach()
-    try:
-        fitting = fit.run(start)
-    finally:
-        if previous is not None:
-            previous.attach()
-    if fitting.improved:
-        rope = start.structure.rope
-        # which `_composed` multiplies
-        unit = float(rope.schedule["factor"]) if rope.schedule["name"] == "linear" else 1.0
-        found = {"stretch": [s / unit for s in fitting.stretch], "attention_factor": fitting.attention_factor}
-        start = plan_rotary(inner, "explicit", None, target, found)
-    start.report = replace(start.report, fitting=fitting)
-    return start
 
 
 def target_of(structure: ModelStructure, factor: float | None, target_length: int | None) -> int | None:
@@ -276,8 +227,8 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     config: dict[str, Any] = {"posenc": MISSING}
     changed = structure.unbounded if chosen.rotates else tuple(structure.ropes)
     loaded = {rope.schedule["name"] for rope in structure.ropes.values()}
-    raw = bool(chosen.scales) or not chosen.rotates  # the rotary module turns nothing
-    schedule_only = not raw and chosen.map is None and not chosen.attention and chosen.bands is None
+    raw = not chosen.rotates  # the rotary module turns nothing
+    schedule_only = not raw and chosen.map is None and not chosen.attention
     rotates = chosen.schedule is not None or raw or chosen.map is not None
     # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
     rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
@@ -309,9 +260,9 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     places = {
         number: rotations[layer.layer_type]
         for number, layer in enumerate(structure.layers)
-        if chosen.rotates and layer.rotates and layer.layer_type in changed and (raw or chosen.map is not None)
+        if chosen.map is not None and layer.rotates and layer.layer_type in changed
     }
-    turning: dict[int, Encoding] = {**places, **_by_head(structure, chosen.scales)}
+    turning: dict[int, Encoding] = {}
     if chosen.map is not None:  # one object for all layers that are alike, which then share tables and plans
         mapped = {each: Turned(each, chosen.map) for each in set(places.values())}
         turning = {number: mapped[each] for number, each in places.items() if structure.layers[number].window is None}
@@ -320,10 +271,6 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         parts = [turning[number]] if number in turning else []
         if layer.window is None:  # others stay as they were
             parts += chosen.attention.values()
-        if chosen.bands is not None and layer.rotates and layer.window is None:
-            kind = layer.layer_type
-            turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
-            parts.append(QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)))
         of_layers.append(tuple(parts))
     sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
     mapped_layers = frozenset(() if chosen.map is None else changed)
@@ -365,22 +312,6 @@ def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
     return scaled | {"of": _in_units(scaled["of"], unit)} if isinstance(scaled.get("of"), Mapping) else scaled
 
 
-def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, Encoding]:
-    """Layer -> its rotation under Ms-PoE, where positions are scaled; none without scales."""
-    heads, rotating = structure.num_kv_heads, structure.unbounded
-    wanted = len(structure.layers) * heads
-    if scales and len(scales) != wanted:
-        raise InputError(
-            f"{len(scales)} of them, which must be {wanted}, of {heads} key heads in {len(structure.layers)} layers",
-            argument="scales",
-        )
-    return {
-        number: head_rotation(structure, layer, scales[number * heads : (number + 1) * heads])
-        for number, layer in enumerate(structure.layers)
-        if scales and layer.rotates and layer.window is None and layer.layer_type in rotating
-    }
-
-
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next(t for t, rope in structure.ropes.items() if rope is structure.rope)
     rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
@@ -394,9 +325,6 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
     changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
-    rotation_of = [*([] if chosen.rotates else ["no rotation"]), *([] if chosen.bands is None else [str(chosen.bands)])]
-    if chosen.scales:
-        rotation_of.append(f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head")
     return Extension(
         model_type=structure.model_type,
         method=chosen.text,
@@ -405,12 +333,12 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         original_length=structure.trained_length,
         schedule=chosen.schedule,
         map=chosen.map,
-        attention=(*rotation_of, *(str(part) for part in chosen.attention.values())),
+        attention=(*([] if chosen.rotates else ["no rotation"]), *(str(part) for part in chosen.attention.values())),
         stretch=tuple(stretch(rotation, dim, base=theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning=chosen.tuning,
-        raw_keys=bool(chosen.scales) or not chosen.rotates,
+        raw_keys=not chosen.rotates,
         cache_bytes_per_token=structure.cached_numbers * item,
         cache_bytes_of_windows=structure.cached_in_windows * item,
         plain=not design.encodings and chosen.rotates and writable(structure, design.config.get("rope_parameters", {})),
@@ -422,7 +350,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
 
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     scheduled = chosen.schedule is not None and layer.layer_type in structure.unbounded
-    mapped = (chosen.map is not None or bool(chosen.scales) or chosen.bands is not None) and layer.window is None
+    mapped = chosen.map is not None and layer.window is None
     around = bool(chosen.attention) and layer.window is None
     return around or (layer.rotates and (scheduled or mapped or not chosen.rotates))
 

@@ -54,7 +54,7 @@ def diagnosis(description: Any, evidence: Evidence) -> Diagnosis:
     """The report on a model, from the evidence for some of the findings."""
     findings = []
     for name, text, measured in evidence:
-        known = (FINDINGS | VISION_FINDINGS)[name]
+        known = FINDINGS[name]
         findings.append(ModelFinding(name, known.severity, text, measured, known.remedy))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(description, tuple(findings))
@@ -68,23 +68,19 @@ class KnownFinding(NamedTuple):
     remedy: str
 
 
-def _read() -> dict[str, dict[str, KnownFinding]]:
+def _read() -> dict[str, KnownFinding]:
     tables = tomllib.loads(Path(__file__).with_name("findings.toml").read_text(encoding="utf-8"))
     patch = tables.pop("patch")
     return {
-        kind: {
-            name: KnownFinding(row["severity"], row["meaning"], row["remedy"].replace("{patch}", patch))
-            for name, row in rows.items()
-        }
-        for kind, rows in tables.items()
+        name: KnownFinding(row["severity"], row["meaning"], row["remedy"].replace("{patch}", patch))
+        for name, row in tables.items()
     }
 
 
-FINDINGS, VISION_FINDINGS = _read().values()
-"""Those on language models and on vision models, by name, as findings.toml has them; `posenc doctor --help` lists them."""
+FINDINGS = _read()
+"""By name, as findings.toml has them; `posenc doctor --help` lists them."""
 
 
 def listed() -> str:
     """Every finding with its severity and meaning, as text."""
-    every = (FINDINGS | VISION_FINDINGS).items()
-    return "\n".join(f"  {name} ({known.severity}): {known.meaning}" for name, known in every)
+    return "\n".join(f"  {name} ({known.severity}): {known.meaning}" for name, known in FINDINGS.items())

@@ -55,8 +55,6 @@ from posenc.pretrained.models import unwrap
 from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
 from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
-from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
-from posenc.pretrained.vision.models import PAIRED
 
 AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -88,8 +86,7 @@ def load(
     device: torch.device | str | None = None,
     encoders: bool = False,
 ) -> tuple[Any, Any]:
-    """A causal language model in eval mode, and its tokenizer (None where a folder has none); or a vision model that
-    `posenc.resize` takes, as the class that it was saved as.
+    """A causal language model in eval mode, and its tokenizer (None where a folder has none).
 
     Args:
         name: a folder with safetensors, with one GGUF file, or with an adapter of PEFT, a .gguf file, a name on the Hugging
@@ -398,8 +395,7 @@ def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
     import transformers
 
     reads_text = config.get_text_config(decoder=True).model_type in FAMILIES
-    alone = type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and reads_text
-    if alone or config.model_type in (*VISION_FAMILIES, *PAIRED):
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and reads_text:
         # the class that it was saved as, if it is for its configuration
         saved = getattr(transformers, architectures[0], None)
         return saved if getattr(saved, "config_class", None) is type(config) else transformers.AutoModel

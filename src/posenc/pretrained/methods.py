@@ -8,7 +8,7 @@ extrapolation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal
@@ -19,15 +19,13 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.errors import InputError, check_positive, summary, unknown
+from posenc.errors import InputError, summary, unknown
 from posenc.frequencies import Frequencies
-from posenc.pretrained.bands import BandScale
-from posenc.pretrained.fit import Fit
 from posenc.pretrained.models import Rope
 from posenc.pretrained.parameters import STEP  # `resonance` moves wavelengths by less, to integers
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "nope", "heads", "bands", "schedule", "change", "fit", "map", "attention"]
+MethodKind = Literal["none", "nope", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
@@ -61,7 +59,7 @@ class Method:
     """A method of extension, or a part of one."""
 
     kind: MethodKind
-    """"schedule" of frequencies, "change" applied to one, one that is found by a "fit", position "map", the "attention" around it, positions by "heads", queries by "bands", or "nope"."""
+    """"schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, or "nope"."""
     make: Callable[..., Any]
     """Takes the options"""
     tuning: Tuning = "works without"
@@ -105,16 +103,6 @@ def _none() -> None:
 def _nope() -> None:
     """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
     old length, and scale the scores of longer inputs by 1 + c ln s (`temperature`)."""
-
-
-def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
-    """Ms-PoE: each key head divides positions by its scale, which `posenc.pretrained.ms_poe.head_scales` measures on a text;
-    against the loss of what is in the middle of a long text."""
-    if not isinstance(scales, Sequence) or not scales:
-        raise InputError("pass one number for each key head of each layer, layer by layer", scales=scales)
-    for scale in scales:
-        check_positive(scales=scale)
-    return tuple(map(float, scales))
 
 
 def _window(lengths: Lengths) -> int:
@@ -165,8 +153,6 @@ METHODS: dict[str, Method] = {
     **{name: _schedule(name) for name in ("yarn", "yarn_paper", "yarn_revised", "mrrope", "llama3", "dynamic")},
     "longrope": _schedule("longrope", "comes with it"),
     "explicit": _schedule("explicit"),
-    # a schedule that is learned on a text
-    "fit": Method("fit", Fit),
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
@@ -252,13 +238,6 @@ METHODS: dict[str, Method] = {
         reach=_unbounded(lambda o, n: o["window"] <= n),
         remedy="a window of {:.0f} at most",
     ),
-    "ms_poe": Method("heads", ms_poe, exact=lambda o, n: 0 if any(scale != 1 for scale in o["scales"]) else n.trained),
-    "band_scale": Method(
-        "bands",
-        BandScale,
-        defaults={"window": lambda n: n.trained},
-        exact=lambda o, n: 0 if {o.get("high", 0.5), o.get("low", 1.0)} != {1.0} else n.trained,
-    ),
     # the attention around it
     "log_n": Method(
         "attention",
@@ -292,8 +271,7 @@ class Plan:
     text: the method, with every option of its maps and attention, so that it means the same for a model that has been saved
     with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
     from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
-    rotates: False where nothing is rotated at all. scales: of the key heads, layer by layer, where they differ.
-    bands: how queries are scaled by frequency.
+    rotates: False where nothing is rotated at all.
     """
 
     text: str
@@ -304,8 +282,6 @@ class Plan:
     tuning: Tuning = "works without"
     factor: float | None = None
     rotates: bool = True
-    scales: tuple[float, ...] = ()
-    bands: BandScale | None = None
 
 
 def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
@@ -328,18 +304,10 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
             found.factor = given.get("factor", found.factor)
             found.schedule = {"name": name, **given} | ({} if found.schedule is None else {"of": found.schedule})
             continue
-        if chosen.kind == "heads":
-            if "scales" not in given:
-                raise InputError(
-                    "needs scales=posenc.pretrained.ms_poe.head_scales(model, ids), measured on a text", method=method
-                )
-            found.scales = chosen.make(**given)
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
             found.map = {"name": name, **given}
             position_maps.create(found.map)
-        elif chosen.kind == "bands":
-            found.bands = chosen.make(**given)
         elif chosen.kind == "attention":
             found.attention[name] = chosen.make(**given)
         assert chosen.exact is not None
@@ -353,35 +321,6 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     found.exact = min(exact, default=None)
     found.rotates = all(name != "nope" for name, _ in parts)
     return found
-
-
-def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
-    """The fit that a method and its keywords describe; None: the method is none.
-
-    Raises:
-        InputError: a fit with other parts, an unknown option, one given twice, or no text.
-    """
-    parts = parse_sum(method)
-    if all(part.name != "fit" for part in parts):
-        return None
-    if len(parts) > 1:
-        raise InputError(
-            "fit does not combine with others",
-            """fit alone, then extend by its report's method, f"{report.method}+log_n\"""",
-            method=method,
-        )
-    _, given = _read(parts[0])
-    every = [("fit", given)]
-    _distribute(every, {key: value for key, value in options.items() if key not in ("text", "tokenizer")})
-    given |= {key: options[key] for key in ("text", "tokenizer") if key in options}
-    if given.get("text") is None:
-        raise InputError(
-            "learns from a text",
-            "extend the model with it first: posenc.extend(model, 'fit', factor=..., text=..., tokenizer=...)",
-            argument="fit",
-        )
-    METHODS["fit"].check("fit", given)
-    return Fit(**given)
 
 
 def written_factor(method: str) -> float | None:
@@ -486,8 +425,6 @@ def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, A
 
 def _check_compatible(method: str, names: list[str]) -> None:
     kinds = [METHODS[name].kind for name in names]
-    if "fit" in kinds:
-        raise InputError('a fit needs a text: posenc.extend(model, "fit", text=..., factor=...)', method=method)
     if "none" in kinds and len(names) > 1:
         raise InputError("none does not combine with others", "leave it out", method=method)
     if "nope" in kinds and set(kinds) - {"nope", "attention"}:
@@ -496,8 +433,6 @@ def _check_compatible(method: str, names: list[str]) -> None:
             "leave them out, or nope",
             method=method,
         )
-    if "heads" in kinds and set(kinds) - {"heads", "bands", "attention"}:
-        raise InputError("ms_poe scales what the model was loaded with", "leave the others out", method=method)
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
         if sum(each == kind for each in kinds) > 1:
             both = " and ".join(name for name in names if METHODS[name].kind == kind)

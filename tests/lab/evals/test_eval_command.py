@@ -142,7 +142,7 @@ MISTAKES = {
     ("--tasks", "perplexity", "--text", "nosuch"): "--text nosuch: No such file or directory; give a readable",
     ("--tasks", "needle:source=nosuch"): "--tasks needle:source=nosuch: No such file or directory; give a readable",
     ("--methods", "rerope:window=256", "--lengths", "1024"): "--methods rerope:window=256: reaches 64 .*; --methods none measures",
-    ("--methods", "fit"): "--methods fit: learns from a text; extend the model with it first",
+    ("--methods", "fit"): "--methods fit: fit left posenc: extend by longrope",
     ("--address", "x:1"): "--address x:1: is an option of engine ray; give it with --engine ray",
     ("--model-fingerprint", "abc"): "[^ =]+model[0-9]*: has changed",
 }  # fmt: skip

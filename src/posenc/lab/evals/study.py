@@ -62,7 +62,7 @@ SHORT_LENGTHS = (64, 128, 256, 512)
 SPREAD = 16
 """Tokens at the start of a text, over it and at its end, at whose places a model is asked for its behaviour."""
 HALF_TOLERANCE = 0.05
-"""Of a behaviour in bfloat16 or float16, see `posenc.pretrained.state.TOLERANCE`."""
+"""Of a behaviour in bfloat16 or float16, see `posenc.lab.behaviour.TOLERANCE`."""
 
 
 @dataclass(eq=False)
