@@ -3,6 +3,11 @@
 
 LEFT: dict[str, str] = {
     # the name as it is typed -> what to use instead: an instruction with a verb, without a full stop
+    "cite": "write posenc list --cite NAME",
+    "completion": "write posenc --print-completion SHELL",
+    "conform": "write posenc check FUNCTION --as KIND",
+    "diff": "write posenc analyze SCHEDULE SCHEDULE",
+    "predict": "write posenc explore --predict ENCODING ...",
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

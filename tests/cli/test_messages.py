@@ -97,7 +97,7 @@ ONE = re.compile(r"(?<![\d.,])1 (step|token|position|layer|pair|seed|prompt|docu
     "schedules", [("default", "linear"), ("yarn", "linear"), ("proportional", "linear")], ids="-".join
 )
 def test_diff_counts_one_in_the_singular(schedules, head_dim, length, capsys):
-    assert cli.main(["diff", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
+    assert cli.main(["analyze", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
     out = capsys.readouterr().out.replace(f"of {head_dim // 2} pairs", "").replace("all 1 pairs", "")
     assert not ONE.search(out), out
     assert frequencies.diff(*schedules, head_dim, 1e4, factor=64, length=length).length == length

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.conformance import golden
+from posenc.conformance.cases import content
 from posenc.conformance.faults import (
     ATTENTION_FACTORS,
     FAULTS,
@@ -104,7 +105,7 @@ def unwritten_is_nan() -> Iterator[None]:
 
 
 def _verdict(caller: Caller, kind: str) -> Verdict:
-    cases = golden.load()[kind]
+    cases = golden.cases(kind)
     results = [run_case(caller, case) for case in cases if caller.accepts(case.arguments)]
     notes = _notes(caller, cases, results)
     results = [result for result in results if result.refusal != DECLINED]
@@ -371,7 +372,7 @@ def _other_dtypes(caller: Caller, known: Explanation | None) -> tuple[list[str],
         texts = [(list(range(TEXTS.get(dtype, 10))), 1e4), (SPREAD, 1e4), (SPREAD, 5e5)]
         for positions, base in texts if "positions" in caller.convention.arguments else texts[:1]:
             given = golden.example(caller.convention, positions, width)
-            x = torch.tensor(golden.content(1, 1, len(positions), width), dtype=torch.float64)
+            x = torch.tensor(content(1, 1, len(positions), width), dtype=torch.float64)
             given = {**given, "x": x, "base": base}
             cases.append(GoldenCase(given, [] if known is None else known.values(given)))
         results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]

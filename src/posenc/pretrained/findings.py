@@ -81,10 +81,4 @@ def _read() -> dict[str, dict[str, KnownFinding]]:
 
 
 FINDINGS, VISION_FINDINGS = _read().values()
-"""Those on language models and on vision models, by name, as findings.toml has them; `posenc doctor --help` lists them."""
-
-
-def listed() -> str:
-    """Every finding with its severity and meaning, as text."""
-    every = (FINDINGS | VISION_FINDINGS).items()
-    return "\n".join(f"  {name} ({known.severity}): {known.meaning}" for name, known in every)
+"""Those on language models and on vision models, by name, as findings.toml has them; `posenc list --kind findings` shows them."""
