@@ -160,7 +160,7 @@ def _entry(kind: str, row: Mapping[str, Any]) -> str:
         if value:
             lines.append((key.replace("_", " "), value))
     one = kind.removesuffix("s").replace("_", " ")
-    said = row["summary"] if row["summary"].startswith(row["title"]) else f"{row['title']}. {row['summary']}"
-    head = f"{row['name']} ({one}): {said}"
+    words = row["summary"] if row["summary"].startswith(row["title"]) else f"{row['title']}. {row['summary']}"
+    head = f"{row['name']} ({one}): {words}"
     longest, width = max((len(key) for key, _ in lines), default=0), room() or UNLIMITED
     return "\n".join([*filled(head, width), *(laid_out(f"{INDENT}{k:{longest}}  {v}", width) for k, v in lines)])

@@ -62,8 +62,8 @@ def listing() -> dict[str, list[dict[str, Any]]]:
     from posenc.pretrained.findings import FINDINGS, VISION_FINDINGS
 
     def row(name: str, split: str, documented: object, options: Iterable[str], formula: Sequence[str] = ()) -> dict[str, Any]:  # fmt: skip
-        said = summary(documented)
-        found = {"name": name, "title": re.split(split, said)[0], "options": list(options), "summary": said}
+        words = summary(documented)
+        found = {"name": name, "title": re.split(split, words)[0], "options": list(options), "summary": words}
         return found | ({"formula": list(formula)} if formula else {})
 
     def titled(row: dict[str, Any]) -> dict[str, Any]:

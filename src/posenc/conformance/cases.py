@@ -22,9 +22,9 @@ def _inexact(x: Any) -> Any:
 
 
 NEAR, FAR = [0, 1, 2, 17, 255, 257], [3, 511, 2048, 4097, 32768, 131071]
-"""Positions of the first texts anyone tries, and those past the usual trained lengths."""
+"""Positions that anyone tries first, and those past the usual training lengths."""
 PACKED = [4, 5, 0, 1, 2, 0, 1]
-"""Positions of texts that share a row: they repeat and go back."""
+"""Positions of documents that share a row: they repeat and go back."""
 JUMPY = [0, 3, 70000, 3, 77, 257]
 """As many positions as NEAR has, with the same first and last one."""
 NEXT = [1000]
