@@ -1,7 +1,7 @@
 # make demo   compare positional encodings on real text and say where the report is
-# make test   the test suite, but for its slow tests
+# make test   the test suite: a few cases of each test, which the commit draws, but for the slow tests; five minutes on two cores
 # make test-core  those of encodings, positions, frequencies and attention that need torch alone
-# make test-all   the whole of it
+# make test-all   the whole of it: slow tests and all cases
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into README's picture and the tables of docs/bench.md and benchmarks/tables.md
@@ -45,10 +45,10 @@ test: setup
 # by their module of src/posenc; FlexAttention is traced for each call, which takes longest
 CORE := attention bias cache encodings functional functional_rotary gates hooks linear_attention position_maps spec terms transformer vision
 test-core: $(VENV)/dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal --core -k "not flex" tests/encodings tests/frequencies tests/positions tests/rotation $(CORE:%=tests/test_%.py)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --core --all-cases -k "not flex" tests/encodings tests/frequencies tests/positions tests/rotation $(CORE:%=tests/test_%.py)
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "" --all-cases
 
 test-oldest test-newest: setup
 	$(BIN)/python benchmarks/versions.py $(@:test-%=%)

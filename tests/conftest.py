@@ -1,14 +1,18 @@
 import gc
 import os
+import random
 import shutil
 import signal
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import settings
+
+from references.cases import commit, few
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported
@@ -30,6 +34,9 @@ CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome")
 
 def pytest_addoption(parser):
     parser.addoption("--core", action="store_true", help="import no transformers, and skip the tests that need it")
+    parser.addoption(
+        "--all-cases", action="store_true", help="run all cases of each test, instead of a few, drawn by the commit"
+    )
 
 
 def pytest_configure(config):
@@ -63,6 +70,44 @@ class LeftOut(ModuleType):
     @classmethod
     def exec_module(cls, module):
         pass
+
+
+# ---------------------------------------------------------------- which cases run, and for how long
+
+BEGUN = time.monotonic()
+MINUTES = os.environ.get("POSENC_MINUTES")
+"""After so many, tests are skipped; a skipped one is no failure."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    draw = commit()
+    if MINUTES is not None:  # each run begins with another file, since not all may be reached
+        files = list(dict.fromkeys(item.path for item in items))
+        first = random.Random(draw).choice(files) if files else None
+        at = next((n for n, item in enumerate(items) if item.path == first), 0)
+        items[:] = items[at:] + items[:at]
+    if config.getoption("--all-cases"):
+        return
+    items[:], left_out = few(items, draw)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    if MINUTES is not None and time.monotonic() - BEGUN > 60 * float(MINUTES):
+        pytest.skip("the minutes of POSENC_MINUTES are over")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collecting makes millions of objects and no garbage to speak of."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish():

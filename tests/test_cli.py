@@ -40,13 +40,13 @@ def test_list_and_cite(capsys, tmp_path):
     }
     code, _, err = run(capsys, "list", "foxx")
     assert (code, err.split("?")[0]) == (2, "posenc list: error: unknown name 'foxx': did you mean 'fox'")
-    code, out, _ = run(capsys, "cite", "rope+alibi")
+    code, out, _ = run(capsys, "list", "--cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)
-    code, out, _ = run(capsys, "cite", "t5", "--json")
+    code, out, _ = run(capsys, "list", "--cite", "t5", "--json")
     assert "Raffel" in json.loads(out)["bibtex"]
-    code, out, err = run(capsys, "cite", "binary", "--out", str(tmp_path / "new"))
+    code, out, err = run(capsys, "list", "--cite", "binary", "--out", str(tmp_path / "new"))
     assert (code, out, err) == (0, "binary has no paper\n", "")
-    assert json.loads((tmp_path / "new" / "cite.json").read_text()) == {"name": "binary", "bibtex": ""}
+    assert json.loads((tmp_path / "new" / "list.json").read_text()) == {"name": "binary", "bibtex": ""}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,10 @@ def test_list_and_cite(capsys, tmp_path):
     [
         (["lst"], "posenc: error: unknown command 'lst': did you mean 'list'?"),
         (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
-        (["cite", "alibii"], "posenc cite: error: unknown encoding 'alibii': did you mean 'alibi'?"),
+        (
+            ["list", "--cite", "alibii"],
+            "posenc list: error: unknown encoding 'alibii': did you mean 'alibi'?",
+        ),
         (
             ["compare", "--preset", "standrad"],
             "--preset: unknown choice 'standrad': did you mean 'standard'? known are gpu",
@@ -158,12 +161,12 @@ def test_an_unwritable_folder_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_core_commands_need_torch_alone():
-    """`import posenc`, list and cite work where the lab's packages are missing; compare says what to install."""
+    """`import posenc`, list works where the lab's packages are missing; compare says what to install."""
     block = "import sys; [sys.modules.__setitem__(m, None) for m in ('rich', 'transformers', 'datasets')]; "
     code = block + "from posenc.cli import main; sys.exit(main(sys.argv[1:]))"
     for arguments, expected in (
         (["list"], 0),
-        (["cite", "rope"], 0),
+        (["list", "--cite", "rope"], 0),
         (["bench"], 2),
         (["doctor", "demo"], 2),
         (["compare"], 2),

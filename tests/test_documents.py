@@ -25,11 +25,11 @@ from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
 from posenc.frequencies import diff
 from posenc.lab.bench import BenchSettings, BenchStudy
-from posenc.lab.evals.chosen import CHOSEN
+from posenc.cli.extend_command import CHOSEN
 from posenc.lab.evals.config import settings_of
 from posenc.pretrained.methods import Lengths
 from posenc.pretrained.methods import plan as plan_extension
-from posenc.report import explorer, predict
+from posenc.report import explorer
 from references.smollm2 import file
 
 ROOT = Path(__file__).parent.parent
@@ -119,14 +119,11 @@ def test_commands_parse(path, monkeypatch, tmp_path):
     lengths = Lengths(trained=8192, target=32768)
     runs = {
         "compare": lambda self: 0,
-        "conform": lambda self: KINDS[self.kind] and 0,
         "bench": lambda self: int(not BenchStudy(self.encodings, self.lengths, self.modes, BenchSettings()).trials),
-        "diff": lambda self: not diff(self.first, self.second).pairs,
-        "explore": lambda self: explorer.page(self.given) and 0,
-        "predict": lambda self: int(not {*self.encodings} <= {*predict.ENCODINGS}),
+        "explore": lambda self: 0 if self.predict else explorer.page(self.given) and 0,
         "doctor": lambda self: 0,
-        "check": lambda self: 0,
-        "analyze": lambda self: 0,
+        "check": lambda self: 0 if self.kind is None else KINDS[self.kind] and 0,
+        "analyze": lambda self: 0 if self.other is None else not diff(self.subject, self.other).pairs,
         "eval": lambda self: settings_of(self.preset, **self.given).made() and 0,
         "extend": lambda self: (self.method == CHOSEN or plan_extension(self.method, {}, lengths, lengths)) and 0,
     }

@@ -1,4 +1,4 @@
-"""The NTK table: what its example measures, token by token, and that the documents show what was measured."""
+"""The NTK table: what its example measures, token by token."""
 
 import json
 from dataclasses import replace
@@ -9,13 +9,11 @@ import torch
 
 from posenc.lab import data
 from posenc.lab.experiment import Run
-from posenc.lab.statistics import estimate
 from posenc.lab.text import Settings, accuracy
 from posenc.lab.train import build
 from posenc.tasks.running_text import pydoc
-from test_examples import EXAMPLES, example
+from test_examples import example
 
-ROOT = EXAMPLES.parent
 COPIED = 64
 """Noise has bytes below it."""
 
@@ -77,46 +75,3 @@ def test_the_example_trains_what_is_missing_and_shows_a_table(tmp_path, monkeypa
     second = json.loads(path.read_text())
     assert len(second) == 4
     assert all(second[name] == run for name, run in first.items())
-
-
-def test_the_documents_show_what_was_measured():
-    results = json.loads((ROOT / "benchmarks" / "ntk_table.json").read_text())
-    text = (ROOT / "benchmarks" / "ntk_table.md").read_text(encoding="utf-8")
-    assert example("ntk_table").table(results) in text
-
-
-WITHIN, LONG, NEAR, FAR = "64 bytes", "512 bytes", "512, period 16", "512, period 128"
-NTK = "NTK-old", "NTK-fixed", "NTK-mixed"
-ORDER = [
-    ("PI", NEAR, "=", "direct"),
-    ("PI + log n", NEAR, "<", "direct + log n"),
-    ("direct", NEAR, "<", "NTK-old"),
-    ("direct", NEAR, "=", "NTK-fixed"),
-    *[("direct + log n", NEAR, "<", f"{ntk} + log n") for ntk in NTK[:2]],
-    *[(ntk + log_n, NEAR, "<", "ReRoPE" + log_n) for log_n in ("", " + log n") for ntk in NTK],
-    ("ReRoPE", NEAR, "<", "cut off"),
-    ("ReRoPE + log n†", NEAR, "=", "cut off"),
-    ("ReRoPE + log n", NEAR, "=", "cut off + log n"),
-    ("ReRoPE", NEAR, "<", "ReRoPE + log n†"),
-    ("ReRoPE + log n†", NEAR, "<", "ReRoPE + log n"),
-    *[(ntk, NEAR, "=", f"{ntk} + log n†") for ntk in NTK],
-    *[("cut off" + log_n, FAR, "=", "ReRoPE" + log_n) for log_n in ("", " + log n")],
-    *[(ntk + log_n, FAR, "<", "cut off" + log_n) for log_n in ("", " + log n") for ntk in NTK],
-    *[("NTK-old" + log_n, NEAR, "=", "NTK-mixed" + log_n) for log_n in ("", " + log n")],
-    *[("NTK-mixed", text, "<", "direct") for text in (WITHIN, "64, period 16")],
-    *[("NTK-old", text, "=", "direct") for text in (WITHIN, "64, period 16")],
-    *[("direct", LONG, "=", other) for other in ("PI", *NTK)],
-    ("ReRoPE", LONG, "=", "cut off"),
-    ("ReRoPE + log n", LONG, "<", "cut off + log n"),
-    *[(method, LONG, "<", "cut off") for method in ("direct", "PI", *NTK)],
-    *[(f"{method} + log n†", LONG, "=", method) for method in ("direct", "PI", *NTK)],
-]
-
-
-@pytest.mark.parametrize(("lower", "text", "relation", "higher"), ORDER)
-def test_the_order_that_the_document_states_was_measured(lower, text, relation, higher):
-    """By the 95 % interval of the difference on the same seeds and texts; "=": it holds zero."""
-    results = json.loads((ROOT / "benchmarks" / "ntk_table.json").read_text())
-    rows = [torch.tensor([run[row][text] for run in results.values() if row in run]) for row in (lower, higher)]
-    gap = estimate(rows[1] - rows[0])
-    assert relation == ("<" if gap.low > 0 else ">" if gap.high < 0 else "=")

@@ -34,7 +34,7 @@ def in_words(verdict: Verdict) -> str:
     """The findings as one cell, with the share of values that conform."""
     if verdict.passed is None:
         return f"could not be run: {'; '.join(verdict.findings)}"
-    every = len(golden.load()[verdict.kind])
+    every = len(golden.cases(verdict.kind))
     extent = "" if verdict.cases == every else f" in the {verdict.cases} of {every} cases that were asked"
     if verdict.passed:
         return f"conforms{extent}"

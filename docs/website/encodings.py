@@ -241,5 +241,5 @@ def _source(cls: type[Encoding]) -> str:
         + indent(f"```python\n{code.rstrip()}\n```", "    ")
     ]
     if cls.papers:
-        parts += [f"Cited by `posenc cite {cls.name}` as:", f"```bibtex\n{posenc.cite(cls)}\n```"]
+        parts += [f"Cited by `posenc list --cite {cls.name}` as:", f"```bibtex\n{posenc.cite(cls)}\n```"]
     return "\n\n".join(parts)

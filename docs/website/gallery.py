@@ -18,8 +18,8 @@ from posenc.analysis.finding import PALETTE, SOFT, STYLE
 from posenc.analysis.scores import Bias, PositionScores, scores
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import FAMILIES, family
+from posenc_cli.called import ALIASES, CHINESE
 from website.encodings import declared, explained
-from website.keywords import ALIASES, CHINESE
 from website.measured import verdict
 from website.page import DOCS
 from website.pictures import LENGTH, around, pictures

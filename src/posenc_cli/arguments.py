@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from typing import Any, NoReturn
 
+from posenc_cli.left import instead
 from posenc_cli.names import nearest, unknown_name
 
 WIDEST, NARROWEST = 110, 30
@@ -34,6 +35,7 @@ class How:
         unless: settings which, given as flags, make the value in a file out of date.
         code: its values may be MODULE:NAME or FILE:NAME, on the command line alone.
         names: what its values are names of, a key of `Known`; shells complete them.
+        rare: --help-all alone shows it, as what only a cluster needs.
     """
 
     metavar: str | None = None
@@ -43,6 +45,7 @@ class How:
     unless: tuple[str, ...] = ()
     code: bool = False
     names: str = ""
+    rare: bool = False
 
 
 Known = Mapping[str, Sequence[str]]
@@ -89,10 +92,10 @@ class Setting:
             text += f" (default: {'yes' if default is True else default})"
         return text
 
-    def add(self, container: Any) -> None:
-        """Add it to an argparse parser or group."""
+    def add(self, container: Any, hidden: bool = False) -> None:
+        """Add it to an argparse parser or group. hidden: help does not show it."""
         how = self.how
-        more: dict[str, Any] = {"help": self.explained().replace("%", "%%")}
+        more: dict[str, Any] = {"help": argparse.SUPPRESS if hidden else self.explained().replace("%", "%%")}
         if self.type is bool:
             more["action"] = argparse.BooleanOptionalAction
         else:
@@ -110,7 +113,7 @@ class Setting:
         """One of the choices."""
         if text not in self.choices:
             near = nearest(text, self.choices)
-            raise argparse.ArgumentTypeError(unknown_name("choice", text, self.choices, near))
+            raise argparse.ArgumentTypeError(instead(text) or unknown_name("choice", text, self.choices, near))
         return text
 
     def words(self, value: Any) -> list[str]:
@@ -278,8 +281,21 @@ class Parser(argparse.ArgumentParser):
         print(message, end="", flush=True)
 
 
-def build(command: Described) -> Parser:
-    """The parser of a command; its namespace has the given settings alone."""
+class HelpAll(argparse.Action):
+    """Prints help with the options that only few need."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, command: Described, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)
+        self.command = command
+
+    def __call__(self, *_: object) -> NoReturn:
+        parser = build(self.command, every=True)
+        parser.print_help()
+        parser.exit()
+
+
+def build(command: Described, every: bool = False) -> Parser:
+    """The parser of a command; its namespace has the given settings alone. every: help shows what is rare, too."""
     positional = [each for each in command.settings.values() if each.how.positional]
     takes = "".join(f" [{each.written} ...]" if each.many else f" {each.written}" for each in positional)
     usage = filled(f"posenc {command.name}{takes} [options]", columns() - len("usage: "), rest=INDENT)
@@ -289,10 +305,14 @@ def build(command: Described) -> Parser:
         parser.description += "\n\nexamples:\n" + "\n".join(example(each, columns()) for each in command.examples)
     sections: dict[str, Any] = {"": parser}
     for setting in command.settings.values():
+        hidden = setting.how.rare and not every
         if setting.section not in sections:
             title = laid_out(setting.section, columns() - 1)
             sections[setting.section] = parser.add_argument_group(title)
-        setting.add(sections[setting.section])
+        setting.add(sections[setting.section], hidden)
+    if any(setting.how.rare for setting in command.settings.values()):
+        text = "show the options that only a cluster needs, too"
+        parser.add_argument("--help-all", action=HelpAll, command=command, help=text)
     for flag, metavar, text in COMMON:
         if flag == "--yes" and not command.asks:
             continue
@@ -322,6 +342,8 @@ def given(command: Described, arguments: Sequence[str]) -> dict[str, Any]:
     flags, unread = build(command).parse_known_intermixed_args(arguments)
     for word in sorted(unread, key=lambda word: not word.startswith("-")):
         name = word.partition("=")[0]
+        if left := instead(name):
+            raise Mistake(left)
         known = [each.written for each in command.settings.values()] + [flag for flag, _, _ in COMMON]
         near = nearest(name, known, 0.6)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -356,6 +378,8 @@ def mistyped(command: Described, values: Mapping[str, Any], known: Known) -> str
         for text in value if isinstance(value, tuple) else (value,):
             for term in re.split(r"[+/,]", text):
                 name = re.split("[:@]", term)[0].strip()
+                if name not in everything and (left := instead(name)):
+                    return left
                 near = nearest(name, names, 0.75)
                 if re.fullmatch("[a-z][a-z_0-9]+", name) and name not in everything and near:
                     flag = "" if setting.how.positional else f"{setting.written} {text}: "

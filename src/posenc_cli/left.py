@@ -49,6 +49,11 @@ LEFT: dict[str, str] = {
     "resize": "read docs/vision-pretrained.md: timm and transformers interpolate position tables themselves",
     "--image-size": "read docs/vision-pretrained.md: timm and transformers interpolate position tables themselves",
     "--window-size": "build the model with timm.create_model(..., window_size=...), see docs/vision-pretrained.md",
+    "cite": "write posenc list --cite NAME",
+    "completion": "write posenc --print-completion SHELL",
+    "conform": "write posenc check FUNCTION --as KIND",
+    "diff": "write posenc analyze SCHEDULE SCHEDULE",
+    "predict": "write posenc explore --predict ENCODING ...",
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""posenc list and posenc cite, from the table."""
+"""posenc list, from the table."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc_cli.arguments import INDENT, Mistake, filled, laid_out, room
+from posenc_cli.left import instead
 from posenc_cli.names import nearest, unknown_name
 
 DONE = 0
@@ -18,8 +19,12 @@ KINDS = {
     "position_maps": "position maps, after @ as in rope@rerope",
     "methods": "methods of posenc extend",
     "tasks": "tasks of posenc eval",
+    "findings": "findings of posenc doctor",
+    "kinds": "kinds of functions, posenc check FUNCTION --as KIND",
 }
 """What is listed, and its heading."""
+ASKED = {"findings", "kinds"}
+"""What a list of everything leaves out."""
 HIDDEN = ("name", "title", "family", "also", "summary")
 """What is in the head of an entry, or for the search alone."""
 
@@ -29,14 +34,14 @@ UNLIMITED = 10**6
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def answered(name: str, values: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
+def answered(values: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
     """Print what a command line asks for; None: it names what is not in the table."""
-    if name == "cite":
-        text = cited(values["encoding"], table)
+    if "cite" in values:
+        text = cited(values["cite"], table)
         if text is None:
             return None
-        data: Any = {"name": values["encoding"], "bibtex": text}
-        text = text or f"{values['encoding']} has no paper"
+        data: Any = {"name": values["cite"], "bibtex": text}
+        text = text or f"{values['cite']} has no paper"
     else:
         options = {key: value for key, value in values.items() if key not in ("json", "yes")}
         data, text = listed(table, **options)
@@ -66,13 +71,16 @@ def listed(
     search: Sequence[str] = (),
     kind: str | None = None,
     acts_on: str | None = None,
+    explain: Sequence[str] = (),
 ) -> tuple[Rows, str]:
     """The rows that are asked for, and as text: all about those that are named, else a line of each.
 
     Raises:
         Mistake: a name that is not listed, or nothing is found.
     """
-    rows: Rows = {each: table["list"][each] for each in KINDS if kind in (None, each)}
+    names = [*names, *explain]
+    left_out = () if names or search or kind else ASKED
+    rows: Rows = {each: table["list"][each] for each in KINDS if kind in (None, each) and each not in left_out}
     if acts_on is not None:
         rows = {"encodings": [row for row in rows.get("encodings", []) if acts_on in row["acts_on"]]}
     if search:
@@ -83,7 +91,9 @@ def listed(
         known = {row["name"] for of_kind in rows.values() for row in of_kind}
         for name in names:
             if name not in known:
-                raise Mistake(unknown_name("name", name, known, nearest(name, known)) + _findable(name, rows))
+                raise Mistake(
+                    instead(name) or unknown_name("name", name, known, nearest(name, known)) + _findable(name, rows)
+                )
         rows = {each: [row for row in of_kind if row["name"] in names] for each, of_kind in rows.items()}
     rows = {each: of_kind for each, of_kind in rows.items() if of_kind}
     if not rows:
@@ -132,7 +142,7 @@ def _overview(rows: Rows, summaries: bool) -> str:
                     if summaries and row["summary"] != row["title"]:
                         lines += filled(row["summary"], width, 3 * INDENT, 3 * INDENT)
             blocks.append("\n".join(lines))
-    more = "posenc list NAME shows all about one; --search WORD, --kind and --acts-on show fewer."
+    more = "posenc list NAME shows all about one; --search WORD, --kind and --acts-on show fewer; --cite NAME has its papers."
     return "\n\n".join([*blocks, "\n".join(filled(more, width))])
 
 
@@ -150,6 +160,7 @@ def _entry(kind: str, row: Mapping[str, Any]) -> str:
         if value:
             lines.append((key.replace("_", " "), value))
     one = kind.removesuffix("s").replace("_", " ")
-    head = f"{row['name']} ({one}): " + ". ".join(dict.fromkeys((row["title"], row["summary"])))
+    words = row["summary"] if row["summary"].startswith(row["title"]) else f"{row['title']}. {row['summary']}"
+    head = f"{row['name']} ({one}): {words}"
     longest, width = max((len(key) for key, _ in lines), default=0), room() or UNLIMITED
     return "\n".join([*filled(head, width), *(laid_out(f"{INDENT}{k:{longest}}  {v}", width) for k, v in lines)])

@@ -23,19 +23,17 @@ NAMES = {setting.field for _, setting in SETTINGS}
 # ---------------------------------------------------------------- remedies
 
 
-@pytest.mark.parametrize(
-    ("command", "setting"), SETTINGS, ids=[f"{command.name} {setting.written}" for command, setting in SETTINGS]
-)
-def test_a_remedy_names_the_flag_that_the_command_has(command, setting):
-    name, off = setting.field, setting.written.replace("--", "--no-", 1)
-    error = InputError("is wrong", f"pass {name}=, or {name}=3 (not f(x, {name}=4)); {name}='a'", other=2)
-    assert with_flags(error, command) == (
-        f"other=2: is wrong; pass {setting.written}, or {setting.written} 3 (not f(x, {name}=4)); {setting.written} a"
-    )
-    assert str(error).count(f"{name}=") == 4
-    if setting.type is bool:
-        both = InputError("is wrong", f"pass {name}=True or {name}=False")
-        assert with_flags(both, command) == f"is wrong; pass {setting.written} or {off}"
+def test_a_remedy_names_the_flag_that_the_command_has():
+    for command, setting in SETTINGS:
+        name, off = setting.field, setting.written.replace("--", "--no-", 1)
+        error = InputError("is wrong", f"pass {name}=, or {name}=3 (not f(x, {name}=4)); {name}='a'", other=2)
+        assert with_flags(error, command) == (
+            f"other=2: is wrong; pass {setting.written}, or {setting.written} 3 (not f(x, {name}=4)); {setting.written} a"
+        )
+        assert str(error).count(f"{name}=") == 4
+        if setting.type is bool:
+            both = InputError("is wrong", f"pass {name}=True or {name}=False")
+            assert with_flags(both, command) == f"is wrong; pass {setting.written} or {off}"
 
 
 def test_an_option_inside_a_name_is_no_flag():
@@ -51,11 +49,11 @@ def test_a_positional_is_written_as_it_was_typed():
     assert with_flags(InputError("has changed", model="my-llm"), cli.COMMANDS["eval"]) == "my-llm: has changed"
 
 
-@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
-def test_what_to_pass_is_a_remedy(file):
+def test_what_to_pass_is_a_remedy():
     """Arguments in the first text of an error would not be written as flags."""
     found = [
         f"{file.name}:{node.lineno}"
+        for file in SOURCE.rglob("*.py")
         for node, _ in raised_texts(ast.parse(file.read_text(encoding="utf-8")))
         if (text := "".join(part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)
                             and isinstance(part.value, str)))
@@ -97,7 +95,7 @@ ONE = re.compile(r"(?<![\d.,])1 (step|token|position|layer|pair|seed|prompt|docu
     "schedules", [("default", "linear"), ("yarn", "linear"), ("proportional", "linear")], ids="-".join
 )
 def test_diff_counts_one_in_the_singular(schedules, head_dim, length, capsys):
-    assert cli.main(["diff", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
+    assert cli.main(["analyze", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
     out = capsys.readouterr().out.replace(f"of {head_dim // 2} pairs", "").replace("all 1 pairs", "")
     assert not ONE.search(out), out
     assert frequencies.diff(*schedules, head_dim, 1e4, factor=64, length=length).length == length

@@ -75,9 +75,9 @@ def test_what_has_no_flag_and_what_is_required_may_be_in_the_file(tmp_path):
     options = parsed("extend", "--config", path, "other", "--target-length", "9", "--option", "a=1", "--verify")
     assert (options.model, options.factor, options.target_length) == ("other", None, 9)
     assert (options.option, options.verify) == (("a=1",), True)
-    assert parsed("conform", "--config", file(tmp_path, "as: rotary\n"), "a:b").kind == "rotary"
-    with pytest.raises(InputError, match=r"required: SCHEDULE"):
-        parsed("diff", "--config", file(tmp_path, "first: ntk\n"))
+    assert parsed("check", "--config", file(tmp_path, "as: rotary\n"), "a:b").kind == "rotary"
+    with pytest.raises(InputError, match=r"required: MODEL"):
+        parsed("extend", "--config", file(tmp_path, "factor: 2\n"))
 
 
 def test_a_digest_in_a_file_is_of_what_the_file_names(tmp_path):
@@ -205,16 +205,16 @@ def test_what_is_written_is_read_again(tmp_path, first):
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path, capsys):
     mine = file(tmp_path, "factor: 8\n", "config.yaml")
-    assert cli.main(["diff", "ntk", "yarn", "--config", mine, "--out", str(tmp_path)]) == 2
+    assert cli.main(["analyze", "ntk", "yarn", "--config", mine, "--out", str(tmp_path)]) == 2
     assert "was not written by posenc" in capsys.readouterr().err
     assert Path(mine).read_text() == "factor: 8\n"
 
 
 def test_a_folder_has_the_settings_of_its_results(tmp_path, capsys):
     one, two = (str(tmp_path / name) for name in ("one", "two"))
-    assert cli.main(["diff", "ntk", "yarn", "--factor", "8", "--out", one]) == 0
-    assert cli.main(["diff", "--config", f"{one}/config.yaml", "--out", two]) == 0
-    assert (Path(one) / "diff.json").read_bytes() == (Path(two) / "diff.json").read_bytes()
+    assert cli.main(["analyze", "ntk", "yarn", "--factor", "8", "--out", one]) == 0
+    assert cli.main(["analyze", "--config", f"{one}/config.yaml", "--out", two]) == 0
+    assert (Path(one) / "analysis.json").read_bytes() == (Path(two) / "analysis.json").read_bytes()
     assert settings_of_folder(one) == settings_of_folder(two)
     capsys.readouterr()
 

@@ -1,4 +1,4 @@
-"""`posenc conform` as a user meets it."""
+"""`posenc check FUNCTION --as KIND` as a user meets it."""
 
 import json
 import sys
@@ -76,7 +76,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    return commands.run(capsys, "conform", *arguments)
+    return commands.run(capsys, "check", *arguments)
 
 
 @pytest.mark.parametrize("target", ["my_slopes:right", "my_slopes.py:right", "my_slopes:Group.slopes"])
@@ -91,7 +91,7 @@ def test_a_function_that_does_not_exits_with_1(capsys, folder):
     code, out, _ = run(capsys, f"{folder}/my_slopes.py:wrong", "--as", "alibi", "--json", "--out", str(folder / "new"))
     verdict = json.loads(out)
     assert code == 1
-    assert verdict == json.loads((folder / "new" / "conform.json").read_text())
+    assert verdict == json.loads((folder / "new" / "check.json").read_text())
     assert not verdict["passed"]
     assert verdict["findings"][0].startswith("slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads")
 
@@ -128,7 +128,9 @@ def test_a_function_that_could_not_be_run_exits_with_3(capsys, folder):
         (["my_slopes:Group.unbound", "--as", "alibi"], "Group.unbound is a method without its object"),
         (["pk/rope.py:right", "--as", "alibi"], "importing pk/rope.py failed: ImportError: attempted relative import"),
         (["pk/rope:right", "--as", "alibi"], "'pk/rope': is neither a module's name nor a .py file; write MODULE"),
-        (["my_slopes:right"], "the following arguments are required: --as"),
+        (["my_slopes:right"], "is a function; say what it implements by --as KIND"),
+        (["my_slopes:right", "--as", "alibi", "--fast"], "--fast: is for an encoding"),
+        (["rope", "--badge", "a.svg"], "--badge a.svg: is for a function, give --as KIND"),
         (["my_slopes", "--as", "alibi"], "'my_slopes': write MODULE:FUNCTION"),
         (["my_slopes:rigth", "--as", "alibi"], "unknown function in my_slopes 'rigth': did you mean 'right'?"),
         (["my_slopes:number", "--as", "alibi"], "'my_slopes:number': is a int, not a function"),
@@ -148,7 +150,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, folder, arguments, messag
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     last = err.splitlines()[-1]
-    assert last.startswith("posenc conform: error: ")
+    assert last.startswith("posenc check: error: ")
     assert message in last
 
 
@@ -158,7 +160,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, folder, arguments, messag
 )
 def test_names_are_listed_only_where_there_are_some_and_few(capsys, folder, target, message):
     _, _, err = run(capsys, target, "--as", "alibi")
-    assert err.splitlines()[-1] == f"posenc conform: error: {message}"
+    assert err.splitlines()[-1] == f"posenc check: error: {message}"
 
 
 @pytest.mark.parametrize("target", ["torch.py:right", "pk.rope:right", "default_device:right"])
@@ -177,7 +179,7 @@ def test_a_function_that_leaves_is_no_success(capsys, folder):
 
 
 def test_what_native_code_prints_does_not_spoil_the_json(capfd, folder):
-    assert cli.main(["conform", "my_slopes:prints_natively", "--as", "alibi", "--json"]) == 0
+    assert cli.main(["check", "my_slopes:prints_natively", "--as", "alibi", "--json"]) == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["passed"]
     assert "a word from native code" in err
@@ -185,13 +187,10 @@ def test_what_native_code_prints_does_not_spoil_the_json(capfd, folder):
 
 def test_out_is_where_the_command_was_given(capsys, folder):
     assert run(capsys, "my_slopes:goes_elsewhere", "--as", "alibi", "--out", "verdict")[0] == 0
-    assert (folder / "verdict" / "conform.json").is_file()
+    assert (folder / "verdict" / "check.json").is_file()
 
 
-def test_help_lists_every_kind_with_its_call(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["conform", "--help"])
-    out = " ".join(capsys.readouterr().out.split())
+def test_the_list_has_every_kind_with_its_call(capsys):
     for name, kind in KINDS.items():
-        assert f" {name} " in out
-        assert all(" ".join(part.split()) in out for part in (kind.what, kind.call, kind.returns))
+        _, out, _ = commands.run(capsys, "list", "--explain", name)
+        assert all(" ".join(part.split()) in " ".join(out.split()) for part in (kind.what, kind.call, kind.returns))

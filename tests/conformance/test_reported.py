@@ -106,14 +106,6 @@ def shifted_slices(x, positions, base, sections):
     return apply(x, dealt)
 
 
-def split_twice(x, positions, base, sections):
-    angles = positions.double()[..., None] * inv_freq(x.shape[-1], base)
-    table = torch.cat((angles, angles), -1)
-    parts = table.split([2 * s for s in sections], -1)
-    table = torch.cat([part[axis] for axis, part in enumerate(parts)], -1)
-    return (x.double() * table.cos() + halves(x.double()) * table.sin()).to(x.dtype)
-
-
 def slopes_from_zero(num_heads):
     return torch.tensor([2.0 ** (-8 * h / num_heads) for h in range(num_heads)], dtype=torch.float64)
 
@@ -170,11 +162,6 @@ def codes(positions, dim, base, times):
     return times * torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
-def unit_rows(positions, dim, base):
-    rows = codes(positions, dim, base, 1.0)
-    return rows / rows.norm(dim=-1, keepdim=True)
-
-
 REPORTED = [
     (mixed_layouts, "rotary", "layouts are mixed"),
     (unturned, "rotary", "x comes back as it was"),
@@ -194,16 +181,11 @@ REPORTED = [
     ),
     (half_the_width, "rotary", "wrong exponent: base^(-4c/d)"),
     (ladder_to_the_end, "rotary", "the last frequency is 1/base"),
-    (scaled, "rotary", "every value is multiplied by 1/sqrt(head_dim)"),
     (shifted_slices, "m_rope_interleaved", "the slices of height and width are shifted"),
-    (split_twice, "m_rope", "sections are split twice in unlike ways"),
     (slopes_from_zero, "alibi", "heads are counted from 0: 2^(-8h/n)"),
     (slopes_of_both_ranks, "alibi", "they are of a model with twice the heads"),
     (reversed_table, "sinusoidal", "rows come in reverse"),
     (t5_rounded, "t5", "logarithms are rounded to the nearest bucket"),
-    (lambda p, d, b: codes(p, d, b, d**-0.5), "sinusoidal", "every value is multiplied by 1/sqrt(dim)"),
-    (lambda p, d, b: codes(p, d, b, d**0.5), "sinusoidal", "every value is multiplied by sqrt(dim)"),
-    (unit_rows, "sinusoidal", "every value is multiplied by sqrt(2/dim)"),
 ]
 
 

@@ -1,31 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program: what it answers without torch, in terminals of every width, and that its table is that of the code."""
+"""The program: what it answers without torch, in terminals of every width, and where its table comes from."""
 
 import errno
-import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from website import commands
 
 from posenc import cli
 from posenc.cli.command import parse
 from posenc.errors import InputError
-from posenc_cli import answers, program
+from posenc_cli import cached, program
 from posenc_cli.answers import DONE, FAILED, USAGE
 from posenc_cli.arguments import Described, example, laid_out
-from posenc_cli.listing import KINDS, bibtex, cited, listed
+from posenc_cli.completion import SCRIPTS, proposals
+from posenc_cli.left import LEFT
+from posenc_cli.listing import ASKED, KINDS, bibtex, cited, listed
 from posenc_cli.names import unknown_name
 
 WIDTHS = (40, 60, 80, 120)
 COMMANDS = {name: command.described() for name, command in cli.COMMANDS.items()}
-TABLE = answers.table()
+TABLE = cached.table()
 
 
 def answered(capsys, *words):
@@ -48,27 +49,47 @@ def ended(main):
 # ---------------------------------------------------------------- without torch
 
 
-def test_the_table_is_that_of_the_code():
-    """If not: python -m website.commands, in docs."""
-    assert json.loads(json.dumps(commands.table())) == TABLE
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_the_same_in_the_table(name):
     assert Described.from_json(name, TABLE["commands"][name]) == COMMANDS[name]
 
 
-@pytest.mark.skipif(find_spec("shtab") is None, reason="needs shtab")
-@pytest.mark.parametrize("shell", answers.SHELLS)
-def test_completion_is_that_of_the_table(shell, capsys):
-    assert answered(capsys, "completion", shell)[1] == commands.completion(shell, TABLE["commands"], TABLE["known"])
+def test_a_table_is_made_once_for_the_same_sources(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"commands": len(made)}
+
+    for key, expected in (("a", 1), ("a", 1), ("b", 2), ("a", 3)):
+        assert cached.stored(tmp_path, key, make) == {"commands": expected}
+    (file,) = tmp_path.iterdir()
+    for broken in ("", "[]", '{"key": "a"}'):
+        file.write_text(broken)
+        assert cached.stored(tmp_path, "a", make) == {"commands": len(made)}
+
+
+@pytest.mark.parametrize("where", [None, Path("/proc/nothing/here")])
+def test_a_cache_that_cannot_be_written_does_not_matter(where):
+    assert cached.stored(where, "a", lambda: {"commands": 1}) == {"commands": 1}
+
+
+def test_a_changed_source_is_another_key(tmp_path, monkeypatch):
+    for name in ("posenc", "posenc_cli"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "posenc/one.py").write_text("a = 1")
+    monkeypatch.setattr(cached, "HERE", tmp_path / "posenc_cli")
+    first = cached.key()
+    assert cached.key() == first
+    (tmp_path / "posenc/one.py").write_text("a = 12")
+    assert cached.key() != first
 
 
 def test_help_lists_completion_and_typing_errors_import_no_torch():
     """In one process: each answer, and then the modules."""
     lines = [
-        [], ["--help"], ["--version"], ["list"], ["list", "rope"], ["list", "--search", "2d"], ["cite", "rope+alibi"], ["completion", "bash"],
-        ["help", "eval"], ["lst"], ["cite", "alibii"], ["compare", "--encodings", "sinusodal"], ["compare", "--preset", "quik"],
+        [], ["--help"], ["--version"], ["list"], ["list", "rope"], ["list", "--search", "2d"], ["list", "--cite", "rope+alibi"], ["--print-completion", "bash"], ["--complete", "compare", ""],
+        ["help"], ["help", "eval"], ["lst"], ["cite", "rope"], ["compare", "--help-all"], ["compare", "--encodings", "sinusodal"], ["compare", "--preset", "quik"],
         ["eval", "--stepz"], ["extend"], *([name, "--help"] for name in COMMANDS),
     ]  # fmt: skip
     code = (
@@ -85,7 +106,16 @@ def test_help_lists_completion_and_typing_errors_import_no_torch():
 
 ANSWERS = [
     line.split()
-    for line in ("", "--help", "--version", "list", "list rope", "cite fox", "completion zsh", "extend --help")
+    for line in (
+        "",
+        "--help",
+        "--version",
+        "list",
+        "list rope",
+        "list --cite fox",
+        "--print-completion zsh",
+        "extend --help",
+    )
 ]
 
 
@@ -136,9 +166,9 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
         ("compare --encodings rope alibbi", "--encodings alibbi: unknown encoding 'alibbi': did you mean 'alibi'?"),
         ("extend demo --method yran", "--method yran: unknown method 'yran': did you mean 'yarn'?"),
         ("eval demo --tasks paskey", "--tasks paskey: unknown task 'paskey': did you mean 'passkey'?"),
-        ("diff yarn lineer", "unknown schedule 'lineer': did you mean 'linear'?"),
-        ("conform a:b --as rotry", "--as rotry: unknown kind 'rotry': did you mean 'rotary'?"),
-        ("completion bsh", "posenc completion: error: unknown shell 'bsh': did you mean 'bash'?"),
+        ("analyze yarn lineer", "unknown schedule 'lineer': did you mean 'linear'?"),
+        ("check a:b --as rotry", "--as rotry: unknown kind 'rotry': did you mean 'rotary'?"),
+        ("--print-completion bsh", "posenc: error: unknown shell 'bsh': did you mean 'bash'?"),
         ("compare --stepz 3", "unknown argument --stepz: did you mean --steps?"),
         ("extend", "the following arguments are required: MODEL; for example: posenc extend demo --method yarn"),
         ("list --search nothinghere", "--search nothinghere: nothing is found"),
@@ -152,16 +182,13 @@ def test_a_typing_error_names_the_nearest(words, message, capsys):
     assert len(err) < 400
 
 
-CHOICES = [(name, each) for name, command in COMMANDS.items() for each in command.settings.values() if each.choices]
-
-
-@pytest.mark.parametrize(("name", "setting"), CHOICES, ids=lambda each: getattr(each, "field", each))
-def test_every_choice_has_a_nearest(name, setting, capsys):
-    given = setting.choices[0] + "x"
-    words = [given] if setting.how.positional else [setting.written, given]
-    code, _, err = answered(capsys, name, *words)
-    assert code == 2
-    assert f"unknown choice {given!r}: did you mean " in err
+def test_every_choice_has_a_nearest(capsys):
+    for name, command in COMMANDS.items():
+        for setting in (each for each in command.settings.values() if each.choices):
+            given = setting.choices[0] + "x"
+            code, _, err = answered(capsys, name, *([given] if setting.how.positional else [setting.written, given]))
+            assert code == 2
+            assert f"unknown choice {given!r}: did you mean " in err
 
 
 def test_a_long_list_of_names_is_not_shown_beside_a_suggestion():
@@ -188,7 +215,7 @@ def test_examples_are_valid(name):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("words", [("--help",), ("completion", "--help"), *((name, "--help") for name in COMMANDS)], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize("words", [("--help",), *((name, "--help") for name in COMMANDS)], ids=" ".join)  # fmt: skip
 def test_help_is_as_wide_as_the_terminal(words, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, _ = answered(capsys, *words)
@@ -239,13 +266,14 @@ def test_a_search_finds_titles_names_in_chinese_and_beginnings():
 
 
 def test_a_word_that_is_no_name_leads_to_the_search(capsys):
-    assert "Or posenc list --search rotary" in answered(capsys, "list", "rotary")[2]
+    assert "Or posenc list --search roformer" in answered(capsys, "list", "roformer")[2]
     assert "--search" not in answered(capsys, "list", "foxx")[2]
 
 
 def test_every_kind_is_listed_under_its_heading():
-    text = listed(TABLE)[1]
+    text = "\n".join(listed(TABLE, kind=kind)[1] for kind in KINDS)
     assert all(heading[1:] in text for heading in KINDS.values())
+    assert not any(KINDS[kind] in listed(TABLE)[1] for kind in ASKED)
     for rows in TABLE["list"].values():
         for row in rows:
             assert re.search(rf"^  @?{re.escape(row['name'])} ", text, re.MULTILINE)
@@ -260,35 +288,68 @@ def test_cite_is_that_of_the_library():
     assert bibtex("@misc{a, x}\n\n@book{b,\ny}") == {"a": "@misc{a, x}", "b": "@book{b,\ny}"}
 
 
-@pytest.mark.parametrize("shell", answers.SHELLS)
-def test_completion_has_every_command_option_and_name(shell, capsys):
-    code, script, _ = answered(capsys, "completion", shell)
-    assert code == 0
-    for name, command in COMMANDS.items():
-        assert name in script
-        for setting in command.settings.values():
-            assert setting.how.positional or setting.key.replace("_", "-") in script
-    assert {"stick_breaking", "self_extend", "passkey", "quick"} <= set(re.findall(r"[\w-]+", script))
+def proposed(line):
+    *before, last = line.split(" ")[1:]
+    return set(proposals([*before, last], TABLE))
 
 
-def completions(line):
-    """What bash proposes for the last word of a line."""
-    words = line.split(" ")
-    script = (
-        f"source {Path(answers.__file__).with_name('completion.bash')}\n"
-        f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n"
-        "$(complete -p posenc | sed 's/.*-F \\([^ ]*\\).*/\\1/')\nprintf '%s\\n' \"${COMPREPLY[@]}\""
+def test_words_are_completed():
+    assert proposed("posenc com") == {"compare"}
+    assert {"--encodings", "--engine"} <= proposed("posenc compare --en")
+    assert proposed("posenc compare --preset st") == {"standard"}
+    assert proposed("posenc compare --encodings rope stick") == {"stick_breaking"}
+    assert "yarn_paper" in proposed("posenc extend demo --method yarn")
+    assert proposed("posenc check a:b --as m_rope_i") == {"m_rope_interleaved", "m_rope_ids", "m_rope_ids_frames"}
+    assert proposed("posenc compare --compiled --data ") == proposed("posenc nothing ") == set()
+    assert proposed("posenc help ex") == {"extend", "explore"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_by_its_script(shell, tmp_path):
+    """In bash; the others where they are installed."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    program = tmp_path / "posenc"
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; from posenc_cli import main; sys.exit(main())" "$@"\n'
     )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    return {word.strip() for word in done.stdout.split("\n")} - {""}
+    program.chmod(0o755)
+    (tmp_path / "script").write_text(SCRIPTS[shell])
+    ask = {
+        "bash": "source script; COMP_WORDS=(posenc compare --preset st); COMP_CWORD=3; _posenc; echo ${COMPREPLY[@]}",
+        "zsh": "compdef() {}; compadd() { echo ${@:2} }; source ./script; words=(posenc compare --preset st); CURRENT=4; _posenc",
+        "fish": "source script; complete -C 'posenc compare --preset st'",
+    }
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [shell, "-c", ask[shell]], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+    )
+    assert done.stdout.split() == ["standard"], done.stderr
 
 
-def test_bash_completes_commands_options_choices_and_names():
-    assert completions("posenc com") == {"compare", "completion"}
-    assert {"--encodings", "--engine"} <= completions("posenc compare --en")
-    assert completions("posenc compare --preset st") == {"standard"}
-    assert {"stick_breaking"} == completions("posenc compare --encodings stick")
-    assert "yarn_paper" in completions("posenc extend demo --method yarn")
+# ---------------------------------------------------------------- what left, and what few need
+
+
+@pytest.mark.parametrize("name", [name for name in LEFT if not name.startswith("-") and "." not in name])
+def test_what_left_says_what_to_use(name, capsys):
+    assert name not in COMMANDS
+    assert answered(capsys, name, "rope") == (2, "", f"posenc: error: {name} left posenc: {LEFT[name]}\n")
+
+
+def test_a_flag_and_a_value_that_left_say_what_to_use(monkeypatch, capsys):
+    monkeypatch.setitem(LEFT, "--gone", "write --here")
+    monkeypatch.setitem(LEFT, "gone", "take yarn")
+    for words in ("compare --gone 3", "extend demo --method gone", "compare --preset gone", "list gone"):
+        code, out, err = answered(capsys, *words.split())
+        assert (code, out) == (2, "")
+        assert "gone left posenc: " in err
+
+
+def test_help_of_what_only_a_cluster_needs_is_in_help_all(capsys):
+    assert "--cpus-per-cell" not in answered(capsys, "compare", "--help")[1]
+    assert "--cpus-per-cell" in answered(capsys, "compare", "--help-all")[1]
+    assert "--help-all" in answered(capsys, "help", "compare")[1]
+    assert "--help-all" not in answered(capsys, "help", "list")[1]
 
 
 def test_a_mistake_is_raised_alike_by_both_parsers():

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from website import build, encodings, extensions, measured, notebooks, reference, repository, snippets, trained
-from website.keywords import ALIASES, CHINESE, KEYWORDS
+from website.keywords import KEYWORDS
 from website.markdown import fitted, for_site, place, summary, title
 from website.narrow import marked, width
 from website.page import DOCS, ROOT, explorer, formula, lines, linked_sources, plain
@@ -35,6 +35,7 @@ from posenc.lab.experiment import LEADERBOARD
 from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS
 from posenc.report.explorer import page as explorer_page
+from posenc_cli.called import ALIASES, CHINESE
 from references.axe import AXE
 
 SECTIONS = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The field's words: each stands on the page where people look for it, and our own paraphrases of it on none.
+"""The field's words: our own paraphrases of them stand nowhere.
 
 Pages are README and docs, in English; what the commands print for --help; the pages and scripts of the reports and the explorer;
 and the labels of pictures.
@@ -7,7 +7,6 @@ and the labels of pictures.
 
 import ast
 import re
-from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tokenize import COMMENT, generate_tokens
@@ -21,34 +20,6 @@ from posenc import cli
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
-WORDS = {
-    "README.md": ("context window", "RoPE scaling", "KV cach", "passkey", "sequence length", "position interpolation", "packed sequences"),
-    "docs/index.md": ("context window", "sequence length", "RoPE scaling", "KV cache"),
-    "docs/guides/extend.md": ("context window", "context length", "RoPE scaling", "fine-tuning", "passkey", "position interpolation", "position map"),
-    "docs/guides/padding-packing-caches.md": ("KV cache", "packed sequences", "Padding", "attention mask", "cu_seqlens"),
-    "docs/guides/your-model.md": ("KV cach", "packed batches", "scaled_dot_product_attention"),
-    "docs/guides/bring-your-own.md": ("attention bias", "KV cache"),
-    "docs/guides/measure.md": ("needles in a haystack", "passkey retrieval", "perplexity", "baseline"),
-    "docs/evaluate.md": ("passkey retrieval", "needles in a haystack", "perplexity", "baseline", "context length", "context window"),
-    "docs/longer_context.md": ("context window", "context length", "passkey", "KV cache", "fine-tuning", "RoPE scaling"),
-    "docs/frequencies.md": ("RoPE scaling", "inverse frequencies", "inv_freq", "NTK-aware", "position interpolation", "out-of-distribution", "context length"),
-    "docs/position_maps.md": ("position map", "extrapolates", "context length"),
-    "docs/attention.md": ("attention bias", "flash attention", "KV cache", "sequence length"),
-    "docs/finetune.md": ("fine-tunes", "LoRA"),
-    "docs/vision-grid.md": ("2D RoPE", "relative position bias"),
-    "docs/vision-pretrained.md": ("higher resolution", "2D RoPE"),
-    "docs/compare.md": ("length extrapolation", "training length", "baseline"),
-    "docs/synthetic-lab.md": ("length generalization",),
-    "docs/claims.md": ("extrapolation", "context window", "passkey"),
-    "docs/export.md": ("RoPE scaling", "vLLM", "llama.cpp"),
-    "docs/nbce.md": ("context window", "KV cache", "fine-tuning"),
-    "docs/huggingface.md": ("Hugging Face", "Trainer"),
-    "docs/distributed.md": ("DDP", "FSDP", "sequence parallelism"),
-    "docs/analyze.md": ("inverse frequencies", "decay"),
-    "docs/predict.md": ("context length", "RoPE scaling"),
-    "docs/story.md": ("context length", "position interpolation", "truncated"),
-}  # fmt: skip
-"""Of a page, what people call its subject."""
 PARAPHRASES = {
     r"trained lengths?\b": "context length, or training length",
     r"pass keys?\b": "passkey",
@@ -89,65 +60,48 @@ def found(text):
     ]
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_a_page_has_the_words_that_people_look_for(name):
-    text = (ROOT / name).read_text(encoding="utf-8").lower()
-    assert [word for word in WORDS[name] if word.lower() not in text] == []
+def labels(path):
+    """What a reader sees of a page, or of a picture."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return prose(text)
+    if path.suffix == ".svg":
+        return "\n".join(one or other for one, other in re.findall(r">([^<>]+)<|<!-- (.*?) -->", text))
+    return re.sub(r"{[{%#].*?[}%#]}|<script.*?</script>|<[a-z][^>]*>", "", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_page_has_no_paraphrase(path):
-    assert found(prose(path.read_text(encoding="utf-8"))) == []
+SEEN = [
+    *PAGES,
+    *(ROOT / "src/posenc/report").rglob("*.html"),
+    ROOT / "src/posenc/report/explorer/settings.json",
+    *(path for path in (DOCS / "images").rglob("*.svg") if "notebooks" not in path.parts and path.stem != "story"),
+]
+"""Without the picture whose words a model wrote."""
 
 
-@pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_a_page_opens_with_a_sentence(path):
-    """What, for whom: no code, table, list or picture comes before it."""
-    _, *paragraphs = path.read_text(encoding="utf-8").split("\n\n")
-    first = next(each for each in paragraphs if not re.match(r"\*\[中文版\]|\[|<picture", each))
-    assert re.match(r"[\w*`\"“]", first), first
-    assert re.search(r"[.:?]$|\.\s", first), first
-    assert summary(path.read_text(encoding="utf-8"))
-
-
-def test_keywords_have_no_paraphrase():
+def test_no_page_report_or_picture_has_a_paraphrase():
+    assert [(path.name, *each) for path in SEEN for each in found(labels(path))] == []
     assert found("\n".join([*KEYWORDS.values(), *map(keywords, KEYWORDS)])) == []
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_help_has_no_paraphrase(name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    shown = StringIO()
-    with redirect_stdout(shown), pytest.raises(SystemExit):
-        cli.main([name, "--help"])
-    usage = shown.getvalue().split("\nmethods:\n")[0]
-    assert found(usage) == []
+def test_help_has_no_paraphrase():
+    texts = (f"{command.about}\n{command.epilog}" for command in map(described, cli.COMMANDS.values()))
+    settings = (s.explained() for command in map(described, cli.COMMANDS.values()) for s in command.settings.values())
+    assert found("\n".join([*texts, *settings])) == []
 
 
-LABELS = [
-    *sorted((ROOT / "src/posenc/report").rglob("*.html")),
-    ROOT / "src/posenc/report/explorer/settings.json",
-]
+def described(command):
+    return command.described()
 
 
-@pytest.mark.parametrize("path", LABELS, ids=lambda path: path.name)
-def test_reports_and_the_explorer_have_no_paraphrase(path):
-    text = re.sub(
-        r"{[{%#].*?[}%#]}|<script.*?</script>|<[a-z][^>]*>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
-    )
-    assert found(text) == []
-
-
-PICTURES = sorted(
-    path for path in (DOCS / "images").rglob("*.svg") if "notebooks" not in path.parts and path.stem != "story"
-)
-"""Without the one whose words a model wrote."""
-
-
-@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
-def test_labels_of_pictures_have_no_paraphrase(path):
-    labels = re.findall(r">([^<>]+)<|<!-- (.*?) -->", path.read_text(encoding="utf-8"))
-    assert found("\n".join(one or other for one, other in labels)) == []
+def test_a_page_opens_with_a_sentence():
+    """What, for whom: no code, table, list or picture comes before it."""
+    for path in PAGES[1:]:
+        _, *paragraphs = path.read_text(encoding="utf-8").split("\n\n")
+        first = next(each for each in paragraphs if not re.match(r"\*\[中文版\]|\[|<picture", each))
+        assert re.match(r"[\w*`\"“]", first), path.name
+        assert re.search(r"[.:?]$|\.\s", first), path.name
+        assert summary(path.read_text(encoding="utf-8")), path.name
 
 
 OURS = (
@@ -159,18 +113,20 @@ OURS = (
 """Of sentences in the code: docstrings, private ones too, comments, messages, help."""
 QUOTED = ("src/posenc/tasks", "src/posenc/pretrained/doctor.py")
 """Has prompts and passages as others wrote them."""
-CODE = sorted((ROOT / "src").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: path.relative_to(ROOT / "src").as_posix())
-def test_docstrings_and_messages_have_no_paraphrase(path):
-    if str(path.relative_to(ROOT)).startswith(QUOTED):
-        return
+def sentences(path):
+    """The lines of docstrings, comments and messages in a file of code."""
     code = path.read_text(encoding="utf-8")
-    found = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
-    found += [token.string for token in generate_tokens(StringIO(code).readline) if token.type == COMMENT]
-    lines = [line.strip() for text in found if isinstance(text, str) and " " in text for line in text.splitlines()]
-    assert [line for line in lines for pattern in OURS if re.search(pattern, line)] == []
+    texts = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    texts += [token.string for token in generate_tokens(StringIO(code).readline) if token.type == COMMENT]
+    return [line.strip() for text in texts if isinstance(text, str) and " " in text for line in text.splitlines()]
+
+
+def test_docstrings_and_messages_have_no_paraphrase():
+    paths = [path for path in (ROOT / "src").rglob("*.py") if not str(path.relative_to(ROOT)).startswith(QUOTED)]
+    pattern = re.compile("|".join(OURS))
+    assert [(path.name, line) for path in paths for line in sentences(path) if pattern.search(line)] == []
 
 
 @pytest.mark.parametrize("folder", ["docs/website", "benchmarks", "src"])

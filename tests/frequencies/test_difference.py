@@ -1,4 +1,4 @@
-"""posenc diff: its numbers against a loop, its words, its table and its JSON."""
+"""posenc analyze A B: its numbers against a loop, its words, its table and its JSON."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import InputError, frequencies
-from posenc.cli import diff_command
+from posenc.cli import analyze_command
 from posenc.frequencies import SCHEDULES, diff, options_of
 from posenc.testing.oracles.schedules import default
 from references import commands
@@ -62,7 +62,7 @@ def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, 
     again = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
     assert again["largest_phase"] == {"pair": actual.largest.pair, "radians": actual.largest.phase}
     assert [row["phase"] for row in again["pairs"]] == [pair.phase for pair in actual.pairs]
-    lines = diff_command.text(actual).splitlines()
+    lines = analyze_command.side_by_side(actual).splitlines()
     shown = (re.match(r" *(\d+)(?: to (\d+))?  ", line) for line in lines)
     ranges = [range(int(row[1]), int(row[2] or row[1]) + 1) for row in shown if row]
     assert [pair for pairs in ranges for pair in pairs] == list(range(head_dim // 2))
@@ -117,7 +117,7 @@ def test_lengths_go_to_the_schedules_that_need_them():
 
 
 def run(capsys, *arguments):
-    return commands.run(capsys, "diff", *arguments)
+    return commands.run(capsys, "analyze", *arguments)
 
 
 def test_the_command(capsys, tmp_path):
@@ -137,8 +137,8 @@ def test_the_command(capsys, tmp_path):
     )
     actual = json.loads(out)
     assert (code, actual["at"], actual["base"], len(actual["pairs"])) == (0, 100.0, 1e5, 16)
-    assert json.loads((tmp_path / "diff.json").read_text()) == actual
-    assert "posenc diff yarn ntk --json" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "analysis.json").read_text()) == actual
+    assert "posenc analyze yarn ntk --json" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,8 @@ def test_the_command(capsys, tmp_path):
         (["yarn:truncate=4", "ntk"], "option truncate=4 of schedule 'yarn': pass True or False"),
         (["yarn+ntk", "ntk"], "ntk is not applied to another schedule"),
         (["abf", "ntk"], "schedule 'abf' needs new_base"),
-        (["yarn"], "the following arguments are required: SCHEDULE"),
+        (["rope", "--factor", "4"], "--factor: is for two schedules"),
+        (["yarn", "ntk", "--steps", "4"], "--steps: is not for two schedules"),
         (["yarn", "ntk", "--factor", "0.5"], "--factor 0.5: must be at least 1"),
         (["yarn", "ntk", "--factor", "nan"], "--factor nan"),
         (["yarn", "ntk", "--length", "0"], "--length 0: must be from 1"),
@@ -167,7 +168,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert message in err
-    assert err.startswith("posenc diff: error: ")
+    assert err.startswith("posenc analyze: error: ")
     assert len(err.splitlines()) == 1
 
 

@@ -26,17 +26,22 @@ LONGEST = 2700
 
 SIZES = "--seeds=1 --length=8 --steps=1 --batch-size=1 --dim=2 --num-layers=1 --num-heads=1 --head-dim=2 --windows=2"
 BASES = {
-    "list": "rope", "cite": "rope", "diff": "ntk yarn", "explore": "--out=explore.html",
-    "check": "none --fast",
-    "conform": "posenc.functional:alibi_slopes --as=alibi", "doctor": "MODEL",
+    "list": "rope", "explore": "--out=explore.html", "check": "none --fast", "doctor": "MODEL",
     "compare": f"--data=TEXT --out=out --encodings=none {SIZES} --targets=1 --factors=1 --workers=1",
     "analyze": "alibi --length=4",
-    "predict": "none --data=TEXT --length=8 --steps=1 --out=predict.html",
     "bench": "rope --n=4 --rounds=1 --out=out",
     "eval": "MODEL --tasks=passkey --lengths=64 --depths=0 --samples=2 --out=out",
     "extend": "MODEL --method=ntk --factor=2 --no-verify",
 }  # fmt: skip
 """A small run of every command."""
+
+OTHERS = dict.fromkeys(
+    [("explore", flag) for flag in ("--predict", "--data", "--steps", "--seed")],
+    "--predict=none --data=TEXT --length=8 --steps=1 --out=predict.html",
+)
+OTHERS |= dict.fromkeys([("analyze", flag) for flag in ("SCHEDULE", "--factor", "--base", "--at")], "ntk yarn")
+OTHERS |= dict.fromkeys([("check", flag) for flag in ("--as", "--badge")], "posenc.functional:alibi_slopes --as=alibi")
+"""The small run of a flag that the one above does not take."""
 
 
 @dataclass(frozen=True)

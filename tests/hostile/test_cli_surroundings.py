@@ -31,12 +31,12 @@ def run(*arguments, environment=None, **more):
     ids=str,
 )
 def test_an_answer_in_any_environment(environment):
-    done = run("diff", "yarn", "ntk", environment=environment)
+    done = run("analyze", "yarn", "ntk", environment=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"frequenc" in done.stdout
-    done = run("cite", "\u2028é", environment=environment)
+    done = run("list", "--cite", "\u2028é", environment=environment)
     assert done.returncode == 2
-    assert done.stderr.startswith(b"posenc cite: error: unknown encoding")
+    assert done.stderr.startswith(b"posenc list: error: unknown encoding")
     assert done.stderr.count(b"\n") == 1
 
 
@@ -50,10 +50,10 @@ def test_a_full_stdout_is_a_failure_in_one_line():
 
 
 def test_closed_streams_are_no_mistake(tmp_path):
-    command = " ".join(f"'{word}'" for word in [*POSENC, "cite", "rope", "--out", str(tmp_path / "out")])
+    command = " ".join(f"'{word}'" for word in [*POSENC, "list", "--cite", "rope", "--out", str(tmp_path / "out")])
     done = subprocess.run(["sh", "-c", f"{command} <&- >&-"], env=PATHS, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert (tmp_path / "out" / "cite.json").exists()
+    assert (tmp_path / "out" / "list.json").exists()
     done = subprocess.run(["sh", "-c", f"{command.replace('rope', 'ropes')} <&- >&- 2>&-"], env=PATHS)
     assert done.returncode == 2
 

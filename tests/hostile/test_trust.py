@@ -47,7 +47,7 @@ READS = {
 LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
 
 OWN = {
-    "backends/gpus.py:", "conformance/golden.py:load", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "report/html.py:asset",
+    "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "report/html.py:asset",
     "lab/bench.py:_code", "lab/machine.py:cpu",
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
@@ -129,9 +129,9 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check.run.make", "cli/compare_command.py:Compare.run",
+        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check._encoding.make", "cli/check_command.py:Check._encoding", "cli/compare_command.py:Compare.run",
         "cli/compare_command.py:Compare.run.work", "cli/compare_command.py:Compare._read", "cli/compare_command.py:Compare.config",
-        "cli/compare_command.py:Compare.planned", "cli/conform_command.py:Conform.run", "encodings/catalogue.py:cite",
+        "cli/compare_command.py:Compare.planned", "cli/check_command.py:Check._function", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
     }  # fmt: skip
     assert runs == {"user_code.py:module_of_file"}
@@ -191,9 +191,8 @@ CODE = {
     ("compare", "task"),
     ("compare", "encodings"),
     ("analyze", "subject"),
-    ("conform", "function"),
-    ("cite", "name"),
-    ("check", "name"),
+    ("list", "cite"),
+    ("check", "subject"),
 }
 """The settings whose texts are imported from the command line."""
 

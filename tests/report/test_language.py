@@ -281,5 +281,5 @@ def test_an_explorer_that_opens_in_chinese_goes_to_english(new_tab, tmp_path):
 def test_the_command_writes_the_language_and_another_one_is_refused(capsys, tmp_path):
     with pytest.raises(InputError, match="unknown language of the page 'fr'"):
         predict.page({"none": "none.js"}, ["a text"], 16, "fr")
-    assert cli.main(["predict", "none", "--lang", "fr", "--out", str(tmp_path / "page.html")]) == 2
-    assert "unknown choice 'fr'" in capsys.readouterr().err
+    assert cli.main(["explore", "--predict", "none", "--lang", "fr", "--out", str(tmp_path / "page.html")]) == 2
+    assert "--lang fr: must be en or zh" in capsys.readouterr().err

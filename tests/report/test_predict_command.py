@@ -1,4 +1,4 @@
-"""posenc predict."""
+"""posenc explore --predict."""
 
 import json
 import re
@@ -37,12 +37,12 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
         "--lang",
         "zh",
     ]
-    assert cli.main(["predict", "alibi", "none", *options]) == 0
+    assert cli.main(["explore", "--predict", "alibi", "none", *options]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"file": str(path), "url": path.as_uri(), "encodings": ["alibi", "none"]}
     assert opened == [path.as_uri()]
     lines = [line.split(":") for line in printed.err.splitlines()]
-    assert [rest[0] for command, *rest in lines if command == "posenc predict"] == [" alibi", " none"]
+    assert [rest[0] for command, *rest in lines if command == "posenc explore"] == [" alibi", " none"]
     page = path.read_text(encoding="utf-8")
     assert '"steps":2' in page
     assert '"seed":3' in page
@@ -54,24 +54,27 @@ def test_a_long_training_is_announced_once(capsys, tmp_path, monkeypatch, text):
     monkeypatch.setattr(terminal, "ANNOUNCED", 0)
     monkeypatch.setattr(terminal.Pace, "LEAST_SECONDS", 0)
     options = ("--data", str(text), "--length", "8", "--steps", "2", "--out", str(tmp_path / "page.html"))
-    assert cli.main(["predict", "alibi", "none", "alibi", *options]) == 0
+    assert cli.main(["explore", "--predict", "alibi", "none", "alibi", *options]) == 0
     assert len(re.findall("training: takes about .* on this machine", capsys.readouterr().err)) == 1
-    assert cli.COMMANDS["predict"].asks
+    assert cli.COMMANDS["explore"].asks
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fox"], "unknown choice 'fox'"),
-        (["--length", "4"], "--length 4: must be from 8 to 512"),
-        (["--steps", "0"], "--steps 0: must be from 1"),
-        (["--seed", "-1"], "--seed -1: must be from 0"),
-        (["--out", ""], "--out '': name a file"),
-        (["--data", "nowhere.txt"], "nowhere.txt"),
+        (["--steps", "3"], "--steps: is for --predict"),
+        (["--predict", "rope", "--heads", "3"], "--heads: is for the other page"),
+        (["--predict", "rope", "--lang", "fr"], "--lang fr: must be en or zh"),
+        (["--predict", "fox"], "unknown choice 'fox'"),
+        (["--predict", "rope", "--length", "4"], "--length 4: must be from 8 to 512"),
+        (["--predict", "rope", "--steps", "0"], "--steps 0: must be from 1"),
+        (["--predict", "rope", "--seed", "-1"], "--seed -1: must be from 0"),
+        (["--predict", "rope", "--out", ""], "--out '': name a file"),
+        (["--predict", "rope", "--data", "nowhere.txt"], "nowhere.txt"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(capsys, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["predict", *arguments]) == 2
+    assert cli.main(["explore", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

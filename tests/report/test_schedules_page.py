@@ -1,4 +1,4 @@
-"""The page of posenc diff: its numbers, its words, and a browser that shows it without complaint."""
+"""The page of posenc analyze: its numbers, its words, and a browser that shows it without complaint."""
 
 import json
 import re
@@ -13,7 +13,7 @@ FOUND = diff("yarn:beta_fast=16+resonance", "tapered:pairs=6", factor=4, length=
 
 
 def test_it_is_one_file_with_every_number():
-    text = page(FOUND, "posenc diff '<b>' ntk")
+    text = page(FOUND, "posenc analyze '<b>' ntk")
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
     assert len(text.encode()) < 5e5
     plain = unescape(text)
@@ -23,7 +23,7 @@ def test_it_is_one_file_with_every_number():
         assert f"<code>{schedule}</code>" in plain
     rows = re.findall(r"<tr>(<td>.*?)</tr>", text)
     assert [re.findall(r"<td>(.*?)</td>", row) for row in rows] == FOUND.rows()
-    assert "posenc diff &#39;&lt;b&gt;&#39; ntk" in text
+    assert "posenc analyze &#39;&lt;b&gt;&#39; ntk" in text
     assert "To reproduce" not in page(FOUND)
 
 
@@ -82,7 +82,7 @@ def test_the_explorer_shows_a_and_b_in_turn(new_tab, tmp_path):
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_a_browser_shows_it_without_complaint(new_tab, tmp_path, scheme, width):
     path = tmp_path / "report.html"
-    path.write_text(page(FOUND, "posenc diff yarn:beta_fast=16+resonance tapered:pairs=6 --length 2048"))
+    path.write_text(page(FOUND, "posenc analyze yarn:beta_fast=16+resonance tapered:pairs=6 --length 2048"))
     tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
     tab.goto(path.as_uri())
     assert tab.evaluate("Object.keys(posenc.report.probes)") == ["stretch", "wavelength", "phase"]

@@ -37,7 +37,6 @@ WRITTEN_OUT = {
     "tests/frequencies/test_schedules.py": "a ratio of two ladders",
     "tests/pretrained/test_traps.py": "a model of a user",
     "tests/references/mutants.py": JUDGED,
-    "tests/test_docs_numbers.py": JUDGED,
     "tests/test_parity.py": "the slopes that some heads do not have",
     "tests/test_readme_commands.py": JUDGED,
 }

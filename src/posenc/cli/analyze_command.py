@@ -7,37 +7,55 @@ import re
 import shutil
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from posenc.cli.command import record
 from posenc.cli.common import WithOutput, check_limits, load_model
-from posenc.errors import InputError, needs, printable, unknown
+from posenc.errors import InputError, counted, needs, printable, unknown
 from posenc_cli.answers import DONE
-from posenc_cli.arguments import How
+from posenc_cli.arguments import How, aligned, room
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
+    from posenc.frequencies import Difference
 
 WIDEST = 100
 """Characters of a line, where the terminal has room for them."""
 LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "head_dim": (1, 2**12)}
 
 
+@dataclass
+class Shape:
+    """What `posenc.frequencies.diff` takes beside head_dim and length."""
+
+    factor: Annotated[float, "the new length over the context length (default: 4)", How("F")] = 4.0
+    base: Annotated[float, "base of the frequencies, rope_theta (default: 10000)"] = 10000.0
+    at: Annotated[float | None, "compare phases of tokens N apart (default: factor times length)", How("N")] = None
+
+
 @dataclass(kw_only=True)
 class Analyze(WithOutput):
-    """Describe and plot what an encoding, your own function or a model does with positions."""
+    """Describe and plot what an encoding, your own function or a model does with positions, or two frequency schedules."""
 
     examples: ClassVar = (
         "posenc analyze rope --out rope-report",
         "posenc analyze rope@rerope:window=64 --length 1024",
         "posenc analyze fade.py:Fade",
+        "posenc analyze yarn ntk --factor 8",
     )
     asks: ClassVar = True
 
     subject: Annotated[str, "what to analyse, see below", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
-    length: Annotated[int, "positions to look at"] = 512
+    other: Annotated[
+        str | None,
+        "a second frequency schedule: what it and the first do to every pair of channels",
+        How("[SCHEDULE]", positional=True, names="schedule"),
+    ] = None
+    length: Annotated[
+        int | None, "positions to look at (default: 512), or of two schedules the training length (default: 4096)"
+    ] = None
     trained: Annotated[int | None, "training length (default: the model's, else --length)"] = None
     dim: Annotated[int | None, "width of the model's input (default: the object's, else 64)"] = None
     num_heads: Annotated[int | None, "attention heads (default: the object's, else 4)", How(flag="heads")] = None
@@ -54,15 +72,26 @@ class Analyze(WithOutput):
     ] = None
 
     @classmethod
+    def groups(cls) -> dict[str, type]:
+        return {"of two schedules": Shape}
+
+    @classmethod
     def epilog(cls) -> str:
         return (
             "NAME is an encoding as `posenc list` shows it, with options after colons (rope:rope_theta=500), a position map "
             "after @ (rope@rerope:window=64) and several joined by +. MODULE:OBJECT is a function from (n,) positions to "
             "(n, dim) vectors, an Encoding or a class of one, or a table; MODULE may be a path to a .py file.\n"
-            "MODEL is what `posenc extend` takes, or a folder with an encoder such as BERT."
+            "MODEL is what `posenc extend` takes, or a folder with an encoder such as BERT.\n"
+            "Schedules are named as `posenc list` shows them, with options after colons (yarn:beta_fast=16) and what is "
+            "applied to them after a plus sign (yarn+resonance). --factor and --length go to those that need them and do "
+            "not state them."
         )
 
     def run(self) -> int:
+        if self.other is not None:
+            return self._difference(self.other)
+        for name in self.given:
+            raise InputError("is for two schedules, leave it out", argument=name)
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
         from posenc.report.analyze import files, results
@@ -81,7 +110,7 @@ class Analyze(WithOutput):
             path = Path(self.subject)
             subject = target_of(
                 target,
-                length=self.length,
+                length=512 if self.length is None else self.length,
                 trained=self.trained,
                 seed=self.seed,
                 name=path.resolve().name if path.exists() else self.subject,
@@ -100,6 +129,26 @@ class Analyze(WithOutput):
             folder.write("analysis.json", json.dumps(numbers, indent=1))
         print(json.dumps(numbers, indent=1) if self.json else printable(text(analysis, folder)))
         return DONE
+
+    def _difference(self, other: str) -> int:
+        """Compare two frequency schedules of RoPE."""
+        from posenc.frequencies import diff
+        from posenc.lab.files import Folder
+
+        usual = {field.name: field.default for field in fields(type(self))}
+        for name in ("trained", "dim", "num_heads", "dtypes", "seed"):
+            if getattr(self, name) != usual[name]:
+                raise InputError("is not for two schedules, leave it out", argument=name)
+        check_limits(self, head_dim=(2, 2**14), length=(1, 2**40))
+        given = {"head_dim": self.head_dim, "length": self.length, **self.given}
+        difference = diff(self.subject, other, **{name: value for name, value in given.items() if value is not None})
+        if self.out is not None:
+            from posenc.report.diff import files
+
+            folder = Folder(self.out)
+            for name, content in files(difference, self.typed).items():
+                folder.write(name, content)
+        return self.emit(difference.to_dict(), side_by_side(difference), "analysis")
 
     def _target(self) -> Any:
         """The encoding's name, the object or the model."""
@@ -148,3 +197,15 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
 
         lines += ["", *files_in(folder.directory)]
     return "\n".join(lines)
+
+
+def side_by_side(difference: "Difference") -> str:
+    """The table of pairs under two schedules, and sentences."""
+    from posenc.frequencies.difference import COLUMNS
+
+    d = difference
+    rows = [COLUMNS, *d.rows()]
+    head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
+    shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {counted(d.length, 'position')}, phases of tokens {d.at:g} apart"
+    table = aligned(rows, str.rjust, room())
+    return "\n".join([*head, shape, "", *table, "", *(f"- {sentence}" for sentence in d.sentences())])

@@ -15,14 +15,11 @@ from posenc.cli.check_command import Check
 from posenc.cli.command import Command, parse, with_flags
 from posenc.cli.common import one_line, remove_empty_dirs
 from posenc.cli.compare_command import Compare
-from posenc.cli.conform_command import Conform
-from posenc.cli.diff_command import Diff
 from posenc.cli.doctor_command import Doctor
 from posenc.cli.eval_command import Eval
 from posenc.cli.explore_command import Explore
 from posenc.cli.extend_command import Extend
-from posenc.cli.list_command import Cite, List
-from posenc.cli.predict_command import Predict
+from posenc.cli.list_command import List
 from posenc.errors import TRACEBACK, InputError, located, users_line
 from posenc.stopping import terminable
 from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
@@ -36,12 +33,8 @@ COMMANDS: dict[str, type[Command]] = {
     "eval": Eval,
     "doctor": Doctor,
     "check": Check,
-    "conform": Conform,
-    "diff": Diff,
     "bench": Bench,
     "explore": Explore,
-    "predict": Predict,
-    "cite": Cite,
 }
 
 

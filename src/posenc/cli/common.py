@@ -34,10 +34,10 @@ class WithOutput(Command):
 
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
 
-    def emit(self, data: object, text: str) -> int:
-        """Print a result, and write it if --out is given. Lines that are longer than the terminal are broken between words."""
+    def emit(self, data: object, text: str, file: str = "") -> int:
+        """Print a result, and write it if --out is given, into a file of the command's name or another. Lines that are longer than the terminal are broken between words."""
         if self.out is not None:
-            record(self.out, self).write(f"{self.name}.json", json.dumps(data, indent=1))
+            record(self.out, self).write(f"{file or self.name}.json", json.dumps(data, indent=1))
         width = room()
         shown = printable(text) if width is None else laid_out(printable(text), width)
         print(json.dumps(data, indent=1) if self.json else shown)
@@ -48,17 +48,21 @@ class WithOutput(Command):
 class StudyCommand(Command):
     """A command that computes many cells and writes a report."""
 
-    engine: Annotated[Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md"] = (
-        "local"
-    )
+    engine: Annotated[
+        Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md", How(rare=True)
+    ] = "local"
     address: Annotated[
         str | None,
         "with --engine ray: the cluster (default: RAY_ADDRESS, or one started on this machine for the run)",
-        How("HOST:PORT|auto"),
+        How("HOST:PORT|auto", rare=True),
     ] = None
-    cpus_per_cell: Annotated[int | None, "with --engine ray: CPUs and threads of a cell (default: 1)"] = None
+    cpus_per_cell: Annotated[
+        int | None, "with --engine ray: CPUs and threads of a cell (default: 1)", How(rare=True)
+    ] = None
     gpus_per_cell: Annotated[
-        float | None, "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)"
+        float | None,
+        "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)",
+        How(rare=True),
     ] = None
     out: Annotated[str, "folder of results.json and report.html", How("DIR")]
 

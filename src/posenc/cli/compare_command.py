@@ -60,12 +60,14 @@ class Compare(StudyCommand):
     ] = None
     out: str = "posenc-compare"
     share: Annotated[
-        str, "train one share of the models here: 1/4 is the first of four, for the first of four machines", How("I/N")
+        str,
+        "train one share of the models here: 1/4 is the first of four, for the first of four machines",
+        How("I/N", rare=True),
     ] = "1/1"
     merge: Annotated[
         tuple[str, ...],
         "first copy the trained models' results from these folders, such as those of other shares",
-        How("DIR"),
+        How("DIR", rare=True),
     ] = ()
     against: Annotated[
         str | None,

@@ -28,12 +28,10 @@ class Doctor(WithModel, WithOutput):
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.pretrained.findings import listed
-
         return (
             "MODEL may also be a config.json, or a folder with one and no weights, as with --config-only; a GGUF file's header is read "
             "by --config-only. Exit code 0: nothing is wrong (there may be hazards and notes), 1: something is, or programs compute "
-            f"different positions. The report has the remedy of each finding:\n\n{listed()}"
+            "different positions. The report has the remedy of each finding; posenc list --kind findings shows all."
         )
 
     def run(self) -> int:

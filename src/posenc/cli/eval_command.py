@@ -44,11 +44,9 @@ class Eval(WithModel, StudyCommand):
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.errors import summary
         from posenc.lab.evals.config import PRESETS, texts_a_cell
-        from posenc.tasks import TASKS
 
-        width = max(map(len, TASKS))
+        width = max(map(len, PRESETS))
         presets = (
             f"  {name:{width}}  {' '.join(s.tasks)}\n"
             + " " * (width + 4)
@@ -56,10 +54,10 @@ class Eval(WithModel, StudyCommand):
             f"{'answers generated too' if s.generate else 'nothing generated'}"
             for name, s in PRESETS.items()
         )
-        tasks = (f"  {name:{width}}  {summary(task)}" for name, task in TASKS.items())
         return (
-            "presets:\n" + "\n".join(presets) + "\n\ntasks:\n" + "\n".join(tasks) + "\n\n"
-            "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The "
+            "presets:\n" + "\n".join(presets) + "\n\n"
+            "posenc list --kind tasks shows the tasks, which take options after colons (key_value:keys=digits), and posenc list --kind "
+            "methods the methods. The "
             "unmodified model comes first (none), and past its context length also the unmodified model on "
             "truncated input (truncation). An evaluation that was stopped continues when the same command is run again."
         )

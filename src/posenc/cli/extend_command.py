@@ -99,12 +99,9 @@ class Extend(WithModel, WithOutput):
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.pretrained.methods import METHODS
-
-        width = max(map(len, METHODS))
         return (
-            "methods:\n" + "\n".join(f"  {name:{width}}  {method.summary}" for name, method in METHODS.items()) + "\n"
-            f"  {CHOSEN:{width}}  Measures the others on passkey, key-value and your text, and takes the best, or none.\n\n"
+            "posenc list --kind methods shows the methods; auto measures them on passkey, key-value and your text, and takes the best, "
+            "or none.\n"
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--option "
             "long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
             "of the unmodified model on a text cut to its context length. With --out the model is saved so that plain "

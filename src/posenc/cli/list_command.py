@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""posenc list, posenc cite: what the table of the program does not answer by itself."""
+"""posenc list: what the table of the program does not answer by itself."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -11,23 +11,31 @@ from posenc_cli.arguments import How
 
 @dataclass(kw_only=True)
 class List(WithOutput):
-    """List encodings, patterns of layers, RoPE scaling, position maps, methods and tasks, or show all about some of them."""
+    """List encodings, RoPE scaling, position maps, methods and tasks, or show all about some of them."""
 
     examples: ClassVar = (
         "posenc list",
         "posenc list rope yarn",
         "posenc list --search 2d rope",
         "posenc list --acts-on bias",
+        "posenc list --cite rope+alibi",
     )
 
     names: Annotated[
         tuple[str, ...], "show everything about these", How("NAME", flag="name", positional=True, names="name")
     ] = ()
+    explain: Annotated[tuple[str, ...], "the same", How("NAME", names="name")] = ()
+    cite: Annotated[
+        str | None,
+        "print the BibTeX of an encoding, or of several joined by +",
+        How("NAME", code=True, names="encoding"),
+    ] = None
     search: Annotated[
         tuple[str, ...], "only what has these words, or words that begin so, in its name, description, options or papers", How("WORD")
     ] = ()  # fmt: skip
     kind: Annotated[
-        Literal["encodings", "patterns", "schedules", "position_maps", "methods", "tasks"] | None, "only these"
+        Literal["encodings", "patterns", "schedules", "position_maps", "methods", "tasks", "findings", "kinds"] | None,
+        "only these",
     ] = None
     acts_on: Annotated[
         Literal["embed", "rotate", "rotate_values", "bias", "scores", "scale", "values", "gates", "modify", "augment", "sink", "restrict", "prefix_kv"]
@@ -35,28 +43,16 @@ class List(WithOutput):
     ] = None  # fmt: skip
 
     def run(self) -> int:
-        from posenc_cli.answers import table
         from posenc_cli.arguments import Mistake
+        from posenc_cli.cached import table
         from posenc_cli.listing import listed
 
+        if self.cite is not None:
+            from posenc.encodings.catalogue import cite
+
+            bibtex = cite(self.cite)
+            return self.emit({"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper")
         try:
-            return self.emit(*listed(table(), self.names, self.search, self.kind, self.acts_on))
+            return self.emit(*listed(table(), self.names, self.search, self.kind, self.acts_on, self.explain))
         except Mistake as error:
             raise InputError(str(error)) from None
-
-
-@dataclass(kw_only=True)
-class Cite(WithOutput):
-    """Print the BibTeX entries of an encoding's papers."""
-
-    examples: ClassVar = ("posenc cite rope", "posenc cite rope+alibi")
-
-    encoding: Annotated[
-        str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True, code=True, names="encoding")
-    ]  # fmt: skip
-
-    def run(self) -> int:
-        from posenc.encodings.catalogue import cite
-
-        bibtex = cite(self.encoding)
-        return self.emit({"name": self.encoding, "bibtex": bibtex}, bibtex or f"{self.encoding} has no paper")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from posenc.conformance import golden
+from posenc.conformance.cases import content
 from posenc.conformance.faults import (
     ATTENTION_FACTORS,
     FAULTS,
     ROUNDINGS,
-    WIDTH_FACTORS,
     Arguments,
     effective,
     expected_values,
@@ -104,7 +104,7 @@ def unwritten_is_nan() -> Iterator[None]:
 
 
 def _verdict(caller: Caller, kind: str) -> Verdict:
-    cases = golden.load()[kind]
+    cases = golden.cases(kind)
     results = [run_case(caller, case) for case in cases if caller.accepts(case.arguments)]
     notes = _notes(caller, cases, results)
     results = [result for result in results if result.refusal != DECLINED]
@@ -142,25 +142,21 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
 @dataclass(frozen=True)
 class Explanation:
     """faults: of a kind's formula, by the names in `FAULTS`; none: it is the right one. times: what every value is multiplied
-    by besides, a number or the name of a `WIDTH_FACTORS`."""
+    by besides."""
 
     kind: str
     faults: tuple[str, ...] = ()
-    times: float | str = 1.0
+    times: float = 1.0
 
     @property
     def causes(self) -> tuple[str, ...]:
         """The faults, and the factor in words."""
-        if isinstance(self.times, float):
-            factor = "every value is 0" if self.times == 0 else f"every value is multiplied by {self.times:.6g}"
-            return self.faults if self.times == 1 else (*self.faults, factor)
-        dim = "dim" if "dim" in get_kind(self.kind).arguments else "head_dim"
-        return (*self.faults, f"every value is multiplied by {self.times.format(width=dim)}")
+        factor = "every value is 0" if self.times == 0 else f"every value is multiplied by {self.times:.6g}"
+        return self.faults if self.times == 1 else (*self.faults, factor)
 
     def values(self, arguments: Arguments, nudge: float = 0.0) -> Tensor:
         """What a function with these faults returns, float64."""
-        factor = self.times if isinstance(self.times, float) else WIDTH_FACTORS[self.times](_width(arguments))
-        return expected_values(self.kind, arguments, self.faults, nudge=nudge) * factor
+        return expected_values(self.kind, arguments, self.faults, nudge=nudge) * self.times
 
     def fits(self, result: CaseResult) -> bool:
         """Whether it is right: up to either side of what was rounded, and anything where a short dtype overflows."""
@@ -199,7 +195,7 @@ def explain(results: Sequence[CaseResult], known: Explanation) -> list[Explanati
         elif size == 3:
             yield from (names for names in roundings if len(names) == size)
 
-    fitting: dict[tuple[int, tuple[str, ...], float | str], bool] = {}
+    fitting: dict[tuple[int, tuple[str, ...], float], bool] = {}
 
     def fits(explanation: Explanation) -> bool:
         """Whether it fits all results; faults that change nothing in a case need not be tried again there."""
@@ -237,13 +233,11 @@ def _with_tensor(case: GoldenCase) -> GoldenCase:
 
 
 def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanation | None:
-    """The same with a factor of all values, as the smallest result and a large one of another width have it."""
+    """The same with a factor of all values, as the smallest result and the largest have it."""
     if results[0].convention.tolerance is no_tolerance or explanation.times != 1:
         return None
-    width = _width(results[0].case.arguments)
-    other = max(results, key=lambda r: (_width(r.case.arguments) != width, r.expected.numel()))
-    factors, ends, widths = [], [results[0], other], [width, _width(other.case.arguments)]
-    for result in ends:
+    factors = []
+    for result in (results[0], max(results, key=lambda r: r.expected.numel())):
         assert result.values is not None
         try:
             expected = explanation.values(result.case.arguments)
@@ -255,18 +249,9 @@ def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanat
         factors.append(float(result.values.flatten() @ expected.flatten()) / size)
         if not math.isfinite(factors[-1]) or factors[0] == 1 or not result.matches(factors[-1] * expected):
             return None
-    if math.isclose(*factors, rel_tol=1e-4, abs_tol=1e-12):
-        return replace(explanation, times=factors[1] if abs(factors[1]) > 1e-12 else 0.0)
-    for name, factor in WIDTH_FACTORS.items():
-        if all(w and math.isclose(factor(w), found, rel_tol=1e-4) for w, found in zip(widths, factors, strict=True)):
-            return replace(explanation, times=name)
-    return None
-
-
-def _width(arguments: Arguments) -> int:
-    """Of heads or codes; 0 where there are none."""
-    vectors = arguments.get("x", arguments.get("q"))
-    return int(arguments.get("dim", 0)) if vectors is None else len(vectors[0][0][0])
+    if not math.isclose(*factors, rel_tol=1e-4, abs_tol=1e-12):
+        return None
+    return replace(explanation, times=factors[1] if abs(factors[1]) > 1e-12 else 0.0)
 
 
 # -------------------------------------------------------------------- findings
@@ -371,7 +356,7 @@ def _other_dtypes(caller: Caller, known: Explanation | None) -> tuple[list[str],
         texts = [(list(range(TEXTS.get(dtype, 10))), 1e4), (SPREAD, 1e4), (SPREAD, 5e5)]
         for positions, base in texts if "positions" in caller.convention.arguments else texts[:1]:
             given = golden.example(caller.convention, positions, width)
-            x = torch.tensor(golden.content(1, 1, len(positions), width), dtype=torch.float64)
+            x = torch.tensor(content(1, 1, len(positions), width), dtype=torch.float64)
             given = {**given, "x": x, "base": base}
             cases.append(GoldenCase(given, [] if known is None else known.values(given)))
         results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]

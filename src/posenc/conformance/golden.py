@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden vectors: cases of every kind with the values of the authors' formulas, stored in golden.json; how a function is
+"""The golden vectors: cases of every kind with the values of the authors' formulas, computed at first use; how a function is
 called with a case, and how its result compares."""
 
 import copy
 import inspect
-import json
+import math
 import os
 import sys
 import traceback
@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance.cases import CASES, content
+from posenc.conformance.faults import expected_values
 from posenc.conformance.kinds import FLAGS, FLOAT32, FREQUENCIES, KINDS, TENSORS, Convention
 from posenc.errors import InputError
 from posenc.testing.oracles import rotations
 
-PATH = Path(__file__).with_name("golden.json")
 TABLES = "rotary", "rotary_interleaved", "rotary_partial"
 """Kinds whose function may take cos and sin."""
 DECLINED = "raises NotImplementedError"
@@ -43,17 +44,23 @@ class GoldenCase:
 
 
 @cache
-def load() -> dict[str, list[GoldenCase]]:
-    """The shipped cases of every kind."""
-    kinds = json.loads(PATH.read_text(encoding="utf-8"))["kinds"]
-    return {name: [GoldenCase(**case) for case in kind["cases"]] for name, kind in kinds.items()}
+def cases(kind: str) -> list[GoldenCase]:
+    """The cases of a kind, with the values of its formula in float64."""
+    made = []
+    for given in CASES[kind]:
+        expected: Any = expected_values(kind, given).tolist()
+        if KINDS[kind].returns == FREQUENCIES:
+            expected = {"inv_freq": expected, "attention_factor": attention_factor(kind, given)}
+        made.append(GoldenCase(given, expected))
+    return made
 
 
-@cache
-def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
-    """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (batch, heads, rows, dim)."""
-    numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
-    return numbers.view(batch, heads, rows, dim).tolist()
+def attention_factor(kind: str, given: Mapping[str, Any]) -> float:
+    """What multiplies cos and sin: sqrt(1 + ln(factor) / ln(original length)) (Ding et al. 2024); 0.1 ln(factor) + 1 (Peng et
+    al. 2023, eq. 22; the code's get_mscale)."""
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(given["factor"]) / math.log(given["original_max_positions"]))
+    return 0.1 * math.log(given["factor"]) + 1 if kind.startswith("yarn") and given["factor"] > 1 else 1.0
 
 
 def example(convention: Convention, positions: list[int], width: int) -> dict[str, Any]:

@@ -283,13 +283,3 @@ def get_kind(name: str) -> Convention:
     if meant := NICKNAMES.get(name.lower()):
         raise InputError(f"unknown kind {name!r}: did you mean {meant!r}? known are {', '.join(sorted(KINDS))}")
     raise unknown("kind", name, KINDS)
-
-
-def conventions() -> str:
-    """The kinds as a list: name and meaning, and below them the call and its result."""
-    width = max(map(len, KINDS))
-    below = " " * (width + 4)
-    lines = (
-        f"  {name:{width}}  {kind.what}\n{below}{kind.call}\n{below}-> {kind.returns}" for name, kind in KINDS.items()
-    )
-    return "\n".join(["KIND", *lines])

@@ -78,9 +78,4 @@ def _read() -> dict[str, KnownFinding]:
 
 
 FINDINGS = _read()
-"""By name, as findings.toml has them; `posenc doctor --help` lists them."""
-
-
-def listed() -> str:
-    """Every finding with its severity and meaning, as text."""
-    return "\n".join(f"  {name} ({known.severity}): {known.meaning}" for name, known in FINDINGS.items())
+"""By name, as findings.toml has them; `posenc list --kind findings` shows them."""

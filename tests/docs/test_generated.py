@@ -1,0 +1,51 @@
+"""What programs write into pages and pictures from committed results is what is committed: regenerated, the diff is empty."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from website.page import ROOT
+
+WRITERS = (
+    "ablations.py",
+    "frontier.py",
+    "longer.py",
+    "pictures.py",
+    "six_programs.py --write",
+    "conform_peers/judged.py",
+)
+"""Programs of benchmarks/ that write from results alone, without a measurement."""
+PAGES = (".md", ".svg", ".json", ".html")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the repository without its history."""
+    made = tmp_path_factory.mktemp("copy")
+    for name in ("benchmarks", "docs", "examples", "tests"):
+        shutil.copytree(ROOT / name, made / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+    for name in ("README.md", "README.zh.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, made)
+    (made / "src").symlink_to(ROOT / "src")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", WRITERS)
+def test_generated_parts_are_what_their_program_writes(writer, copy):
+    """If this fails: run the program in the repository, and look at the diff."""
+    program, *options = writer.split()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, copy / "benchmarks" / program, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=copy, env=environment)
+    assert done.returncode == 0, done.stderr
+    written = (path for name in ("benchmarks", "docs") for path in (copy / name).rglob("*") if path.suffix in PAGES)
+    changed = [path.relative_to(copy) for path in written if path.read_bytes() != committed(path, copy)]
+    assert changed == []
+
+
+def committed(path, copy):
+    there = ROOT / path.relative_to(copy)
+    return there.read_bytes() if there.exists() else None
