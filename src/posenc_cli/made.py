@@ -38,9 +38,9 @@ def table() -> dict[str, Any]:
 
 def known(listed: dict[str, list[dict[str, Any]]]) -> Known:
     """Names by what they are names of."""
+    from posenc.cli.extend_command import CHOSEN
     from posenc.conformance.kinds import KINDS
     from posenc.lab.compare import EXPERIMENTS
-    from posenc.cli.extend_command import CHOSEN
 
     return {
         "encoding": [*ENCODINGS, *PATTERNS],
