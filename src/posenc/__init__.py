@@ -26,7 +26,6 @@ if _TYPE_CHECKING:
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import restore
     from posenc.pretrained.finetune import finetune
-    from posenc.pretrained.gguf_file import to_gguf
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
     from posenc.pretrained.vision.resize import resize
@@ -40,7 +39,7 @@ __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "cite", "convert_layout", "doctor", "evaluate", "explain",
     "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
-    "re_rotate", "resize", "restore", "to_gguf", "to_hf",
+    "re_rotate", "resize", "restore", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
 
@@ -60,7 +59,6 @@ _LAZY = {
     "re_rotate": "posenc.pretrained.convert",
     "resize": "posenc.pretrained.vision.resize",
     "restore": "posenc.pretrained.extend",
-    "to_gguf": "posenc.pretrained.gguf_file",
     "to_hf": "posenc.pretrained.export",
 }
 """Name -> its module, imported when first used: attention does without them, and what reads pretrained models needs

@@ -3,6 +3,7 @@
 
 LEFT: dict[str, str] = {
     # the name as it is typed -> what to use instead: an instruction with a verb, without a full stop
+    "to_gguf": "convert the model with llama.cpp's convert_hf_to_gguf.py, and extend that file by posenc extend FILE.gguf --gguf NEW.gguf",
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

@@ -241,7 +241,7 @@ def head(data):
             for _ in range(count):
                 at = skip(inner, at)
             return at
-        return at + checked._SCALARS[kind]
+        return at + {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}[kind]
 
     tensors, keys = struct.unpack_from("<QQ", data, 8)
     for _ in range(keys):

@@ -76,10 +76,10 @@ PLANTED = {
     "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
     "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells", "lab/checkpoint.py:TrainingCheckpoint._read": "states",
     "pretrained/state.py:read": "states", "pretrained/checked.py:weight_files": "checkpoints",
-    "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
+    "pretrained/checked.py:shapes_in": "checkpoints", 
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints",
-    "pretrained/load.py:_from_gguf": "checkpoints", "pretrained/adapters.py:stored_adapter": "methods",
+    "pretrained/load.py:_from_gguf": "checkpoints", "pretrained/gguf_reader.py:described": "checkpoints", "pretrained/adapters.py:stored_adapter": "methods",
     "pretrained/load.py:adapted": "methods", "lab/evals/plan.py:Plan.read": "methods",
 }  # fmt: skip
 """Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""

@@ -101,7 +101,11 @@ class Extend(WithModel, WithOutput):
         How("FILE", append=True),
     ] = ()
     out: Annotated[str | None, "save the model into this folder, and the JSON with it", How("DIR")] = None
-    gguf: Annotated[str | None, "write the model as this new .gguf file, in float16, for llama.cpp", How("FILE")] = None
+    gguf: Annotated[
+        str | None,
+        "of a GGUF file: write this new one for llama.cpp, with other keys of the rotation and the same weights; nothing is loaded",
+        How("FILE"),
+    ] = None
 
     @classmethod
     def groups(cls) -> dict[str, type]:
@@ -131,7 +135,6 @@ class Extend(WithModel, WithOutput):
         from posenc.backends.precision import HALF
         from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.pretrained.finetune import Checkpoint, prepared
-        from posenc.pretrained.gguf_file import check_file, content
         from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
@@ -158,9 +161,9 @@ class Extend(WithModel, WithOutput):
             raise InputError("give --text FILE, on which the stretches are learned", method="fit")
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
-        self._check_out()
         if self.gguf is not None:
-            check_file(self.gguf)
+            return self._rewrite(self.gguf, options)
+        self._check_out()
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or fits or training is not None):
             raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
@@ -176,8 +179,6 @@ class Extend(WithModel, WithOutput):
 
         if not fits:
             report = extended()  # a mistake shows before anything is measured
-            if self.gguf is not None:
-                content(model, tokenizer)
         checkpoint: Checkpoint | None = None
         if training is not None:
             if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
@@ -224,10 +225,9 @@ class Extend(WithModel, WithOutput):
         from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.lab.evals.plan import PLAN
         from posenc.lab.study import Interrupted
-        from posenc.pretrained.gguf_file import check_file
         from posenc.report.terminal import Display
 
-        for name in ("window_size", "option", "verify_tokens", "finetune"):
+        for name in ("window_size", "option", "verify_tokens", "finetune", "gguf"):
             if getattr(self, name):
                 raise InputError(
                     "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
@@ -243,8 +243,6 @@ class Extend(WithModel, WithOutput):
             raise InputError(
                 "has a model already", f"name a new folder, with --plan {Path(str(self.out)) / PLAN}", out=self.out
             )
-        if self.gguf is not None:
-            check_file(self.gguf)
         model, tokenizer = self.load()
         with Display(yes=self.yes) as shown:
             try:
@@ -259,7 +257,7 @@ class Extend(WithModel, WithOutput):
                 return FAILED
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
         printed: list[object] = [found.text(room())]
-        if found.extension is None and (self.out or self.gguf):
+        if found.extension is None and self.out:
             printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
         if found.extension is not None:
             self._save(model, tokenizer, saved_in, results, printed)
@@ -268,15 +266,28 @@ class Extend(WithModel, WithOutput):
     def _save(
         self, model: Any, tokenizer: Any, folder: str | Path | None, results: dict[str, Any], printed: list[object]
     ) -> None:
-        """Write the model into a folder, and where --gguf says, and report both."""
+        """Write the model into a folder, and report it."""
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.gguf_file import to_gguf
 
-        made: dict[str, Any] = {} if folder is None else {"saved": to_hf(model, folder, tokenizer)}
-        if self.gguf is not None:
-            made["gguf"] = to_gguf(model, self.gguf, tokenizer)
-        results |= {name: each.to_dict() for name, each in made.items()}
-        printed += made.values()
+        if folder is not None:
+            saved = to_hf(model, folder, tokenizer)
+            results["saved"] = saved.to_dict()
+            printed.append(saved)
+
+    def _rewrite(self, file: str, options: dict[str, Any]) -> int:
+        from posenc.pretrained.gguf_file import rewrite
+
+        if Path(self.model).suffix != ".gguf":
+            raise InputError(
+                "is of a GGUF file: make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that",
+                argument="gguf",
+            )
+        for name in ("text", "verify_tokens", "finetune", "out"):
+            if getattr(self, name):
+                raise InputError("loads the model, leave it out beside --gguf", argument=name)
+        lengths = {"factor": self.factor, "target_length": self.target_length}
+        made = rewrite(self.model, file, str(self.method), **lengths, **options)
+        return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
 
     def _resize(self, image_size: str) -> int:
         from posenc.pretrained.bars import without_bars

@@ -2,18 +2,18 @@
 """What a checkpoint's files may say: which files have its weights, and that its configuration agrees with them, checked before a
 model is made or anything of the stated size is allocated."""
 
-import os
+import logging
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import nn
 
-from posenc.errors import InputError, shown
+from posenc.errors import InputError, on_one_line, shown
 from posenc.spec import MOST_LAYERS, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -175,112 +175,26 @@ def check_used(name: str, left: Sequence[str]) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------ GGUF
-
-_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value, by GGUF's types (gguf.md: uint8 .. float64)."""
-_STRING, _ARRAY, _UINT32, _UINT64 = 8, 9, 4, 10
-
-
-class _Head:
-    """Reads the head of a GGUF file, and no further than its end."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.size = file, os.fstat(file.fileno()).st_size
-
-    def take(self, count: int) -> bytes:
-        if count > self.size - self.file.tell():
-            raise ValueError(f"it ends within its head, or a length in it is wrong ({count:,} bytes)")
-        return self.file.read(count)
-
-    def number(self, layout: str = "<Q") -> int:
-        return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
-
-    def text(self) -> str:
-        return self.take(self.number()).decode("utf-8", "replace")
-
-    def value(self, kind: int, depth: int = 0) -> int | None:
-        """A value, which is skipped unless it is an unsigned integer."""
-        if kind in (_UINT32, _UINT64):
-            return self.number("<I" if kind == _UINT32 else "<Q")
-        if kind in _SCALARS:
-            self.take(_SCALARS[kind])
-        elif kind == _STRING:
-            self.take(self.number())
-        elif kind == _ARRAY and depth < 2:
-            inner, count = self.number("<I"), self.number()
-            if inner in _SCALARS:
-                self.take(count * _SCALARS[inner])
-            else:
-                self.check_count("values", count, 8)
-                for _ in range(count):
-                    self.value(inner, depth + 1)
-        else:
-            raise ValueError(f"a value of its head has the type {kind}{' in a list of lists' if depth else ''}")
-        return None
-
-    def check_count(self, what: str, count: int, least: int) -> None:
-        """least: bytes that each takes."""
-        if count * least > self.size:
-            raise ValueError(f"it has {count:,} {what} by its head, and {self.size:,} bytes")
-
-
-def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file whose head contradicts itself or the file, before a reader that believes it.
-
-    Raises:
-        ValueError: counts or lengths beyond the end, a tensor that is not in the file, is not aligned or overlaps another, sizes
-            that are no integers above 0, or another number of layers than the tensors are of.
-    """
-    with path.open("rb") as file:
-        head = _Head(file)
-        magic, version = head.take(4), head.number("<I")
-        if magic != b"GGUF" or version not in (2, 3):
-            raise ValueError("it does not begin as a GGUF file of version 2 or 3 does")
-        tensors, keys = head.number(), head.number()
-        head.check_count("tensors", tensors, 24)
-        head.check_count("keys", keys, 12)
-        values = {}
-        for _ in range(keys):
-            name = head.text()
-            values[name] = head.value(head.number("<I"))
-        places = list(_places(head, tensors))
-        align = values.get("general.alignment")
-        align = 32 if align is None else align
-        if align < 1 or align & (align - 1):
-            raise ValueError(f"general.alignment={align}: must be a power of 2")
-        start = -(-file.tell() // align) * align
-    end = 0
-    for offset, size, name in sorted(places):
-        if offset % align or offset < end or start + offset + size > head.size:
-            raise ValueError(
-                f"tensor {name}: offset {offset} is not aligned, within another tensor, or beyond the end of the file"
-            )
-        end = offset + size
-    layers = {int(found[1]) for _, _, name in places if (found := re.match(r"blk\.(\d{1,9})\.", name))}
-    for key, value in values.items():
-        last = key.rpartition(".")[2]
-        if last == "block_count" and layers and value != max(layers) + 1:
-            raise ValueError(f"{key}={value}: its tensors are of {max(layers) + 1} layers")
-        if last in ("embedding_length", "context_length", "head_count", "vocab_size", "block_count") and value == 0:
-            raise ValueError(f"{key}=0: must be an integer above 0")
-
-
-def _places(head: _Head, tensors: int) -> Iterator[tuple[int, int, str]]:
-    """Offset, bytes and name of each tensor."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    for _ in range(tensors):
-        name, dims = head.text(), head.number("<I")
-        if dims > 4:
-            raise ValueError(f"tensor {name}: has {dims} dimensions, and GGUF's have at most 4")
-        shape = [head.number() for _ in range(dims)]
-        kind, offset = head.number("<I"), head.number()
-        try:
-            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        except (ValueError, KeyError):
-            raise ValueError(f"tensor {name}: has the unknown type {kind}") from None
-        yield offset, prod(shape) // block * size, name
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are. The hub's
+    warnings of each try to reach it are left out: the last one is the error."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise InputError(f"{what}{kind}{on_one_line(error)}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def out_of_memory(error: BaseException) -> bool:
