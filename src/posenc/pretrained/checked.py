@@ -6,14 +6,14 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from posenc.errors import InputError, on_one_line, shown
+from posenc.errors import InputError, described, on_one_line, shown
 from posenc.spec import MOST_LAYERS, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -24,6 +24,10 @@ SIZES = re.compile(
 """Names of sizes in a configuration, which are integers above 0."""
 LAYERS = re.compile(r"(num_|n_)?(\w+_)?(layers?|blocks|depth)|n_layer")
 """Names of numbers of layers."""
+COUNTS = re.compile(r"(?!n_ctx|n_positions)((num|n)_\w+|\w*(size|dim|count|heads|labels|experts|groups))")
+"""Names of numbers of which something is made, one by one."""
+MOST = 2**20
+"""Of any of them but the sizes, which the tensors in the files have too."""
 EPSILONS = re.compile(r"(^|_)(eps|epsilon)$")
 """How names of what norms add to a variance end."""
 SCALES = re.compile(r"(scale(_inv)?|scales|qweight|qzeros|g_idx|zero_point|quant_state\..*|absmax|quant_map|SCB)$")
@@ -129,8 +133,16 @@ def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> No
             raise InputError(f"{name}: {key}={value}: its files have {tensors} tensors, and a layer has at least one")
         elif SIZES.fullmatch(key) and not (isinstance(value, int) and 0 < value < 2**63):
             raise InputError(f"{name}: {key}={value}: must be an integer above 0")
-        elif value != value or (EPSILONS.search(key) and not 0 <= value < 1):
-            raise InputError(f"{name}: {key}={value}: must be a number" + ", at least 0 and below 1" * (value == value))
+        elif (
+            isinstance(value, int)
+            and not SIZES.fullmatch(key)
+            and abs(value) > (MOST if COUNTS.fullmatch(key) else 2**63)
+        ):
+            raise InputError(f"{name}: {key}={value}: is more than any model has")
+        elif not isfinite(value) or (EPSILONS.search(key) and not 0 <= value < 1):
+            raise InputError(
+                f"{name}: {key}={value}: must be a finite number" + ", at least 0 and below 1" * isfinite(value)
+            )
     if stored.get("num_hidden_layers") == 0:
         raise InputError(f"{name}: num_hidden_layers=0: a model has at least one layer")
 
@@ -157,6 +169,34 @@ def check_model(name: str, model: nn.Module, shapes: Mapping[str, tuple[int, ...
             f"{name}: its configuration makes a model of {wanted:,} numbers, and its files have {have:,}: get the configuration "
             "that fits"
         )
+
+
+TOKENS = 4
+"""Read at loading."""
+
+
+@torch.no_grad()
+def check_runs(name: str, model: Any) -> None:
+    """Read a few tokens: what makes every output NaN, or ends in an error of the model's code, is seen in no number by itself.
+
+    Raises:
+        InputError: the model does not run, or its output is not finite.
+    """
+    words = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    if model.main_input_name != "input_ids" or model.device.type == "meta" or words is None:
+        return
+    base, again = model.base_model, f"{name}: {TOKENS} tokens"
+    try:
+        output = model(torch.arange(TOKENS, device=model.device)[None] % words, return_dict=True)
+    except Exception as error:  # whatever its code raises
+        if out_of_memory(error):
+            raise
+        raise InputError(f"{again} end in {described(error)}: get the configuration that fits") from error
+    if getattr(base, "rope_deltas", None) is not None:  # by which Qwen2-VL counts on from its last prompt
+        base.rope_deltas = None
+    if not torch.isfinite(output[0]).all():
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise InputError(f"{again} give NaN or infinite numbers in {dtype}: get the files again, or take another dtype")
 
 
 def check_used(name: str, left: Sequence[str]) -> None:

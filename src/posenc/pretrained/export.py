@@ -284,7 +284,7 @@ PYTHON = "python"
 
 
 def expresses(change: ModelChange, program: str) -> ProgramAnswer:
-    """Whether a program can compute an extension, from a checkpoint of `to_hf` or, of llama.cpp, a file of `to_gguf` or flags.
+    """Whether a program can compute an extension, from a checkpoint of `to_hf` or, of llama.cpp, a rewritten GGUF file or flags.
 
     change: an extension, attached to its model or not, as `plan_rotary` makes it. program: of `PROGRAMS`, in any case,
     "transformers" for the fifth, or "python", where posenc extends the model.

@@ -34,6 +34,7 @@ from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
     check_model,
+    check_runs,
     check_sizes_stated,
     check_used,
     reading,
@@ -112,7 +113,7 @@ def load(
     if name in PACKAGED:
         with packaged_file(str(name)) as path:
             model, tokenizer = _from_gguf(path, wanted, device)
-        return _finished(model, wanted, device), tokenizer
+        return _finished(name, model, wanted, device), tokenizer
     path = Path(name)
     folder = _adapter_in(str(name))
     if folder is not None:
@@ -138,10 +139,10 @@ def load(
             widen(model)
     else:
         raise InputError(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
-    return _finished(model, wanted, device), tokenizer
+    return _finished(name, model, wanted, device), tokenizer
 
 
-def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
+def _finished(name: str | Path, model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
     model = model.to(device).eval()
     if wanted in HALF and slower_than_float32(wanted, device or "cpu"):
         short = str(wanted).removeprefix("torch.")
@@ -154,6 +155,7 @@ def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str
         method, length = check_entry(entry, "config.json")
         del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, method, target_length=length)
+    check_runs(str(name), model)
     watch(model)
     return model
 

@@ -13,7 +13,7 @@ from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.families import FAMILIES, REFUSED
 from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
 from posenc.pretrained.gguf_reader import unread
-from posenc.pretrained.parameters import impossible_sentences, rope_parameters_by_type, unknown_type
+from posenc.pretrained.parameters import impossible_sentences, is_number, rope_parameters_by_type, unknown_type
 from posenc.pretrained.programs import (
     ALL,
     LLAMA_CPP,
@@ -198,6 +198,8 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         raise InputError(f"{config.name}: {contradiction}")
     if config.model_type in REFUSED:
         raise InputError(f"{config.name}: model type {config.model_type!r}: {REFUSED[config.model_type]}")
+    if _has_no_rotation(config):
+        raise InputError(f"{config.name}: model type {config.model_type!r} has no rotary positions to compare")
     findings = diagnosis(None, _evidence(config)).findings
     impossible = [why for table in config.tables() for why, _ in impossible_sentences(table)]
     cannot = [each for each in findings if each.name == "parameter_impossible"]
@@ -238,6 +240,12 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         config.name, config.model_type, length, tuple(readings), tuple(refused), tuple(not_known),
         config.windows() if known else {}, getattr(config.hf, "num_hidden_layers", None) if known else None, findings,
     )  # fmt: skip
+
+
+def _has_no_rotation(config: ConfigFile) -> bool:
+    if not _is_known(config) or any(rope_parameters_by_type(config.hf).values()) or config.hf.model_type in FAMILIES:
+        return False
+    return not is_number(getattr(config.hf, "max_position_embeddings", None))
 
 
 def _is_known(config: ConfigFile) -> bool:
