@@ -118,6 +118,9 @@ def test_longrope_has_a_list_for_short_texts_and_one_for_long_ones(tmp_path):
             ids = tokens(2, length)
             torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-3)
             assert differs(model, ids, llama_cpp.log_probabilities({file: ids.tolist()}, context)[file]) < 1e-3
+        assert rewrite(file, tmp_path / f"same{pairs}.gguf", "none", factor=4).rope == {}  # the lists stay
+        again, _ = posenc.load(tmp_path / f"same{pairs}.gguf", dtype="float32")
+        torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-3)
         with pytest.raises(InputError, match=r"rope_factors_short, rope_factors_long, rope\.scaling\.original_context"):
             posenc.load(gguf_files.written(tmp_path / f"no{pairs}.gguf", model, tensors=lists))
 

@@ -183,7 +183,7 @@ def check_runs(name: str, model: Any) -> None:
         InputError: the model does not run, or its output is not finite.
     """
     words = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
-    if model.main_input_name != "input_ids" or model.device.type == "meta" or words is None:
+    if not model.can_generate() or model.device.type == "meta" or words is None:  # as CLIP, which needs an image
         return
     base, again = model.base_model, f"{name}: {TOKENS} tokens"
     try:

@@ -19,8 +19,8 @@ from posenc.pretrained.gguf_reader import described
 from posenc.pretrained.rope_config import MAX_STRETCH
 from posenc.scratch import replacing, sweep
 
-REPLACED = ("rope.freq_base", "rope.scaling.", "rope.scale_linear", "context_length")
-"""How the keys begin, after the architecture, that are written anew."""
+REPLACED = ("rope.freq_base", "rope.scaling.", "rope.scale_linear")
+"""How the keys of a rotation begin, after the architecture, that are written anew."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def check_file(file: str | os.PathLike[str]) -> Path:
 
 
 def expressed(attachment: Attachment, architecture: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The keys, and the tensors of divisors, with which llama.cpp rotates as an extension does.
+    """The keys, and the tensors of divisors, with which llama.cpp rotates as an extension does; none where it changes no frequencies.
 
     Raises:
         InputError: there are none.
@@ -99,7 +99,9 @@ def expressed(attachment: Attachment, architecture: str) -> tuple[dict[str, Any]
     rope = structure.rope
     kind = "full_attention" if structure.rope_per_type else next(iter(structure.ropes))
     new = attachment.design.rotations.get(kind)
-    wanted = rope.frequencies() if new is None else new.frequencies()
+    if new is None:
+        return {}, {}
+    wanted = new.frequencies()
     keys: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
     plain = create({"name": "default"}, rope.rotary_dim, base=rope.rope_theta).inv_freq
     schedule = attachment.report.schedule or rope.schedule
@@ -130,7 +132,8 @@ def _copy(reader: Any, file: Path, architecture: str, keys: dict[str, Any], tens
 
     writer = gguf.GGUFWriter(file, architecture)
     for name, field in reader.fields.items():
-        replaced = name.removeprefix(f"{architecture}.").startswith(REPLACED) and not name.endswith("freq_base_swa")
+        key = name.removeprefix(f"{architecture}.")
+        replaced = key in keys or (len(keys) > 1 and key.startswith(REPLACED) and not key.endswith("freq_base_swa"))
         if not (replaced or name.startswith("GGUF.") or name == "general.architecture"):
             inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], inner)
@@ -139,7 +142,8 @@ def _copy(reader: Any, file: Path, architecture: str, keys: dict[str, Any], tens
     for key, value in keys.items():
         add[type(value)](f"{architecture}.{key}", value)
     new = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-    kept = [each for each in reader.tensors if not each.name.startswith(("rope_freqs", "rope_factors"))]
+    left = ("rope_freqs", "rope_factors") if len(keys) > 1 else ()
+    kept = [each for each in reader.tensors if not each.name.startswith(left)]
     for name, array in new.items():
         writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
     for each in kept:
