@@ -1,4 +1,5 @@
-"""The logits of each form that to_hf and to_gguf write, in the programs that read it, against the model's own.
+"""The logits of each form that to_hf writes, and of GGUF files with the keys of an extension, in the programs that read it, against
+the model's own.
 
     python benchmarks/written_forms.py FOLDER [--transformers-4 SITE]
 
@@ -24,10 +25,11 @@ import posenc
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
-from references import llama_cpp  # noqa: E402
+from posenc.pretrained.gguf_file import rewrite  # noqa: E402
+from references import gguf_files, llama_cpp  # noqa: E402
 from references.small_models import METHODS  # noqa: E402
 
-ENCODINGS = ("rope/rope/rope/none", "none", "rope/rope+window:before=15", "rope+window:before=15", "alibi")
+ENCODINGS = ("rope/rope/rope/none", "none", "rope/rope+window:before=15", "rope+window:before=15")
 SHAPE = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
     "max_position_embeddings": 64, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -44,7 +46,7 @@ for folder in sys.argv[4:]:
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
         with torch.no_grad():
-            found[folder] = model(tokens[:, : model.config.max_position_embeddings if "mpt" != model.config.model_type else 64]).logits
+            found[folder] = model(tokens[:, : model.config.max_position_embeddings]).logits
     except Exception as error:
         found[folder] = f"{type(error).__name__}: {error}"
 torch.save({"version": transformers.__version__, "found": found}, sys.argv[3])
@@ -67,12 +69,10 @@ def written(tokens):
             posenc.restore(model)
     posenc.hf.register()
     for encoding in ENCODINGS:
-        fields = {"use_bias": False, "hidden_act": "gelu", "intermediate_size": 256} if encoding == "alibi" else {}
-        kind = "starcoder2" if encoding == "alibi" else "llama"
-        config = transformers.AutoConfig.for_model(kind, **SHAPE | {"intermediate_size": 128} | fields)
+        config = transformers.AutoConfig.for_model("llama", **SHAPE | {"intermediate_size": 128})
         torch.manual_seed(0)
         yield (
-            f"{kind} {encoding}",
+            f"llama {encoding}",
             transformers.AutoModelForCausalLM.from_config(config, encoding=encoding).eval(),
             tokens[:, :60],
         )
@@ -103,7 +103,13 @@ def main():
         }  # fmt: skip
         try:
             file = given.folder / f"{number}.gguf"
-            posenc.to_gguf(plain if hasattr(model, "encoding") else model, file, dtype="float32")
+            kind, _, method = name.partition(" ")
+            if hasattr(model, "encoding"):
+                raise posenc.InputError("llama.cpp's converter makes its file")
+            source = gguf_files.written(
+                given.folder / f"{number} before.gguf", made(kind, **(GEMMA if kind == "gemma3_text" else {}))
+            )
+            rewrite(source, file, method, factor=4)
             files[str(file)] = row, text, wanted[str(folder)][0, -1].log_softmax(-1)
         except posenc.InputError as error:
             row["no_gguf"] = str(error)

@@ -258,7 +258,7 @@ def _loads(name: str) -> str:
     if name in GIVEN:
         return (
             "transformers and vLLM, as `longrope` with these numbers as factors; llama.cpp reads them from a GGUF file of Llama, "
-            "Mistral or Phi-3, which [`posenc.to_gguf`](../export.md) writes."
+            "Mistral or Phi-3, which [`posenc extend --gguf`](../export.md) writes."
         )
     if name in FROM_THE_START:
         rope = posenc.Rotary(HEAD_DIM).with_schedule(name, **_options(name))
@@ -286,7 +286,7 @@ def _command(text: str) -> str:
     if text.startswith(("vllm", "-c")):
         command, _, note = text.partition(" (on ")
         return f"`{command}`" + (f" on {note.rstrip(')')}" if note else "")
-    return plain(text).replace("posenc.to\\_gguf", "`posenc.to_gguf`")
+    return plain(text)
 
 
 @cache

@@ -35,7 +35,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc/cache": ("KV caches", ("KVCache",)),
     "posenc/extending": (
         "Extend and convert models",
-        ("load", "doctor", "extend", "choose", "restore", "finetune", "evaluate", "nbce_generate", "to_hf", "to_gguf", "convert_layout", "re_rotate"),
+        ("load", "doctor", "extend", "choose", "restore", "finetune", "evaluate", "nbce_generate", "to_hf", "convert_layout", "re_rotate"),
     ),
     "posenc/models": ("Small models", ("Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig")),
     "posenc.encoding": ("Write an encoding", ("Encoding", "gates_of")),

@@ -26,7 +26,6 @@ if _TYPE_CHECKING:
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend, restore
     from posenc.pretrained.finetune import finetune
-    from posenc.pretrained.gguf_file import to_gguf
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
     from posenc.report import plots
@@ -39,7 +38,7 @@ __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
     "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
-    "re_rotate", "restore", "to_gguf", "to_hf",
+    "re_rotate", "restore", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
 
@@ -59,7 +58,6 @@ _LAZY = {
     "nbce_generate": "posenc.pretrained.nbce",
     "re_rotate": "posenc.pretrained.convert",
     "restore": "posenc.pretrained.extend",
-    "to_gguf": "posenc.pretrained.gguf_file",
     "to_hf": "posenc.pretrained.export",
 }
 """Name -> its module, imported when first used: attention does without them, and what reads pretrained models needs

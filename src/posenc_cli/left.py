@@ -54,6 +54,7 @@ LEFT: dict[str, str] = {
     "conform": "write posenc check FUNCTION --as KIND",
     "diff": "write posenc analyze SCHEDULE SCHEDULE",
     "predict": "write posenc explore --predict ENCODING ...",
+    "to_gguf": "convert the model with llama.cpp's convert_hf_to_gguf.py, and extend that file by posenc extend FILE.gguf --gguf NEW.gguf",
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

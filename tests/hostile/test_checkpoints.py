@@ -62,9 +62,9 @@ SIZES = [
     ("head_dim", 10**9, "a mismatch|numbers, and its files have"),
     ("head_dim", -2, "head_dim=-2: must be an integer above 0"),
     ("head_dim", 0, "head_dim=0: must be an integer above 0"),
-    ("rms_norm_eps", float("nan"), "rms_norm_eps=nan: must be a number$"),
+    ("rms_norm_eps", float("nan"), "rms_norm_eps=nan: must be a finite number$"),
     ("rms_norm_eps", -1.0, r"rms_norm_eps=-1\.0: must be a number, at least 0 and below 1"),
-    ("logits_scaling", float("nan"), "logits_scaling=nan: must be a number$"),
+    ("logits_scaling", float("nan"), "logits_scaling=nan: must be a finite number$"),
     ("hidden_size", 10**9, "a mismatch"),
     ("hidden_size", float("inf"), "hidden_size=inf: must be an integer above 0"),
     ("intermediate_size", 10**9, "a mismatch"),
@@ -241,7 +241,7 @@ def head(data):
             for _ in range(count):
                 at = skip(inner, at)
             return at
-        return at + checked._SCALARS[kind]
+        return at + {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}[kind]
 
     tensors, keys = struct.unpack_from("<QQ", data, 8)
     for _ in range(keys):

@@ -10,8 +10,8 @@ import pytest
 
 import posenc
 from posenc.errors import InputError
+from references import gguf_files
 from references.small_models import small_model
-from references.tokenizers import small_tokenizer
 
 
 def changed(file, **entries):
@@ -147,7 +147,7 @@ def test_code_beside_a_gguf_file_is_not_run_and_not_asked_for(tmp_path, monkeypa
     """transformers asks on a terminal unless it is told not to run it."""
     folder = tmp_path / "gguf"
     folder.mkdir()
-    posenc.to_gguf(small_model("llama", vocab_size=512), folder / "m.gguf", small_tokenizer(512))
+    gguf_files.written(folder / "m.gguf", small_model("llama", vocab_size=512))
     for name in ("own.py", "tokenization_own.py"):
         (folder / name).write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
     monkeypatch.setattr("builtins.input", lambda *asked: "y")

@@ -22,7 +22,7 @@ SLOW_COPY = """
 import sys, time
 import transformers
 from posenc.cli import main
-from posenc.pretrained import finetune, gguf_file
+from posenc.pretrained import finetune
 def slow(owner, name, seconds=3):
     write = getattr(owner, name)
     def written(*given, **more):
@@ -32,7 +32,6 @@ def slow(owner, name, seconds=3):
         return result
     setattr(owner, name, written)
 slow(transformers.PreTrainedModel, "save_pretrained")
-slow(gguf_file, "_write_weights")
 slow(finetune.Windows, "__getitem__", 0)
 sys.exit(main())
 """
@@ -80,7 +79,6 @@ CASES = {
     "bench": (["bench", *BENCH, "--out", "OUT"], cells(1)),
     "finetune": ([*EXTEND, *FINETUNE, "--out", "OUT/model"], shown("under way")),
     "to_hf": ([*EXTEND, "--out", "OUT/model"], shown("under way")),
-    "to_gguf": ([*EXTEND, "--gguf", "OUT/model.gguf"], shown("under way")),
 }  # fmt: skip
 QUICK = ("compare, while workers import", signal.SIGTERM)
 """The one that runs in every suite: it trains nothing."""
@@ -110,7 +108,7 @@ class Run:
         self.out.mkdir(exist_ok=True)
         words = [word.replace("OUT", str(self.out)) for word in CASES[name][0]]
         files = given() if {"MODEL", "TEXT"} & {*words} else {}
-        start = [sys.executable, "-c", SLOW_COPY] if name in ("finetune", "to_hf", "to_gguf") else COMMAND
+        start = [sys.executable, "-c", SLOW_COPY] if name in ("finetune", "to_hf") else COMMAND
         environment = os.environ | {"TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
         with self.err.open("w") as err, (folder / "stdout").open("w") as stdout:
             self.process = subprocess.Popen(

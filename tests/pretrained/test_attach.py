@@ -580,7 +580,6 @@ def test_rope_parameters_that_are_set_on_an_extended_model_are_refused(method, i
             model.config.rope_scaling = {"rope_type": "linear", "factor": 8.0}
     for use in (
         lambda: posenc.to_hf(model, tmp_path / "a"),
-        lambda: posenc.to_gguf(model, tmp_path / "a.gguf"),
         lambda: posenc.extend(model, "linear", factor=8),
     ):
         with pytest.raises(InputError, match=r"was set after posenc\.extend, .* call posenc\.restore\(model\)"):

@@ -344,7 +344,6 @@ def test_a_table_that_was_overwritten_is_taken_by_nobody(buffer, parameters, tmp
     for use in (
         lambda: posenc.extend(model, "ntk", factor=4),
         lambda: posenc.to_hf(model, tmp_path / "hf"),
-        lambda: posenc.to_gguf(model, tmp_path / "it.gguf"),
     ):
         with pytest.raises(InputError, match=r"inverse frequencies are not those"):
             use()

@@ -395,7 +395,6 @@ def test_a_scaling_that_is_set_after_loading(scaling, llama, tmp_path):
     for refuses in (
         lambda: posenc.extend(llama, "yarn", factor=4),
         lambda: posenc.to_hf(llama, tmp_path / "new"),
-        lambda: posenc.to_gguf(llama, tmp_path / "new.gguf"),
     ):
         with pytest.raises(InputError, match="was set after the model was made, which changes no frequencies"):
             refuses()

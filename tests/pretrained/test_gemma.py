@@ -8,6 +8,8 @@ import posenc
 from posenc.lab.evals.config import EXTENSIONS
 from posenc.pretrained import loss_by_position
 from posenc.pretrained.doctor import doctor
+from posenc.pretrained.gguf_file import rewrite
+from posenc.pretrained.packaged import packaged_file
 from references import llama_cpp, smollm2
 
 GLOBAL = [5, 11, 17]
@@ -86,7 +88,8 @@ def test_written_it_computes_the_same_in_plain_transformers_and_llama_cpp(gemma,
         expected = logits(model, ids)
         assert (expected - before).abs().max() > 1  # so that an unextended file would be noticed
         posenc.to_hf(model, tmp_path / "folder", tokenizer)
-        posenc.to_gguf(model, tmp_path / "yarn.gguf", tokenizer)
+        with packaged_file("gemma") as file:
+            rewrite(file, tmp_path / "yarn.gguf", "yarn", factor=4)
     finally:
         posenc.restore(model)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype="float32").eval()
@@ -95,4 +98,6 @@ def test_written_it_computes_the_same_in_plain_transformers_and_llama_cpp(gemma,
         tmp_path / "yarn.gguf"
     ]
     log_probabilities = expected[-1].double().log_softmax(-1)
-    assert max(abs(float(log_probabilities[token]) - value) for token, value in found.items()) < 0.01  # float16 weights
+    assert (
+        max(abs(float(log_probabilities[token]) - value) for token, value in found.items()) < 0.1
+    )  # llama.cpp computes with the packed weights

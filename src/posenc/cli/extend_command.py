@@ -88,7 +88,11 @@ class Extend(WithModel, WithOutput):
         How("FILE", append=True),
     ] = ()
     out: Annotated[str | None, "save the model into this folder, and the JSON with it", How("DIR")] = None
-    gguf: Annotated[str | None, "write the model as this new .gguf file, in float16, for llama.cpp", How("FILE")] = None
+    gguf: Annotated[
+        str | None,
+        "of a GGUF file: write this new one for llama.cpp, with other keys of the rotation and the same weights; nothing is loaded",
+        How("FILE"),
+    ] = None
 
     @classmethod
     def groups(cls) -> dict[str, type]:
@@ -111,7 +115,6 @@ class Extend(WithModel, WithOutput):
     def run(self) -> int:
         from posenc.backends.precision import HALF
         from posenc.pretrained.extend import extend
-        from posenc.pretrained.gguf_file import check_file, content
         from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
@@ -129,9 +132,9 @@ class Extend(WithModel, WithOutput):
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
-        self._check_out()
         if self.gguf is not None:
-            check_file(self.gguf)
+            return self._rewrite(self.gguf, options)
+        self._check_out()
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or training is not None):
             raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
@@ -140,8 +143,6 @@ class Extend(WithModel, WithOutput):
             return extend(model, method, factor=self.factor, target_length=self.target_length, **options)
 
         report = extended()  # a mistake shows before anything is measured
-        if self.gguf is not None:
-            content(model, tokenizer)
         if training is not None:
             from posenc.pretrained.finetune import prepared
 
@@ -180,11 +181,10 @@ class Extend(WithModel, WithOutput):
     def _auto(self) -> int:
         from posenc.lab.evals.choose import choose
         from posenc.lab.study import Interrupted
-        from posenc.pretrained.gguf_file import check_file
         from posenc.report.evaluate import files
         from posenc.report.terminal import Display
 
-        for name in ("option", "verify_tokens", "finetune"):
+        for name in ("option", "verify_tokens", "finetune", "gguf"):
             if getattr(self, name):
                 raise InputError(
                     "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
@@ -200,8 +200,6 @@ class Extend(WithModel, WithOutput):
             raise InputError("has a model already", "name a new folder", out=self.out)
         if self.text is not None:
             _read(self.text, "--text")  # before anything is loaded
-        if self.gguf is not None:
-            check_file(self.gguf)
         model, tokenizer = self.load()
         with Display(yes=self.yes) as shown:
             try:
@@ -215,7 +213,7 @@ class Extend(WithModel, WithOutput):
                 return FAILED
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
         printed: list[object] = [found]
-        if found.extension is None and (self.out or self.gguf):
+        if found.extension is None and self.out:
             printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
         if found.extension is not None:
             self._save(model, tokenizer, saved_in, results, printed)
@@ -224,15 +222,28 @@ class Extend(WithModel, WithOutput):
     def _save(
         self, model: Any, tokenizer: Any, folder: str | Path | None, results: dict[str, Any], printed: list[object]
     ) -> None:
-        """Write the model into a folder, and where --gguf says, and report both."""
+        """Write the model into a folder, and report it."""
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.gguf_file import to_gguf
 
-        made: dict[str, Any] = {} if folder is None else {"saved": to_hf(model, folder, tokenizer)}
-        if self.gguf is not None:
-            made["gguf"] = to_gguf(model, self.gguf, tokenizer)
-        results |= {name: each.to_dict() for name, each in made.items()}
-        printed += made.values()
+        if folder is not None:
+            saved = to_hf(model, folder, tokenizer)
+            results["saved"] = saved.to_dict()
+            printed.append(saved)
+
+    def _rewrite(self, file: str, options: dict[str, Any]) -> int:
+        from posenc.pretrained.gguf_file import rewrite
+
+        if Path(self.model).suffix != ".gguf":
+            raise InputError(
+                "is of a GGUF file: make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that",
+                argument="gguf",
+            )
+        for name in ("text", "verify_tokens", "finetune", "out"):
+            if getattr(self, name):
+                raise InputError("loads the model, leave it out beside --gguf", argument=name)
+        lengths = {"factor": self.factor, "target_length": self.target_length}
+        made = rewrite(self.model, file, str(self.method), **lengths, **options)
+        return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
 
     def _check_out(self) -> None:
         from posenc.lab.files import Folder

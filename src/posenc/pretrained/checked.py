@@ -2,18 +2,18 @@
 """What a checkpoint's files may say: which files have its weights, and that its configuration agrees with them, checked before a
 model is made or anything of the stated size is allocated."""
 
-import os
+import logging
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import prod
+from contextlib import contextmanager
+from math import isfinite, prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import nn
 
-from posenc.errors import InputError, shown
+from posenc.errors import InputError, described, on_one_line, shown
 from posenc.spec import MOST_LAYERS, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -24,6 +24,10 @@ SIZES = re.compile(
 """Names of sizes in a configuration, which are integers above 0."""
 LAYERS = re.compile(r"(num_|n_)?(\w+_)?(layers?|blocks|depth)|n_layer")
 """Names of numbers of layers."""
+COUNTS = re.compile(r"(?!n_ctx|n_positions)((num|n)_\w+|\w*(size|dim|count|heads|labels|experts|groups))")
+"""Names of numbers of which something is made, one by one."""
+MOST = 2**20
+"""Of any of them but the sizes, which the tensors in the files have too."""
 EPSILONS = re.compile(r"(^|_)(eps|epsilon)$")
 """How names of what norms add to a variance end."""
 SCALES = re.compile(r"(scale(_inv)?|scales|qweight|qzeros|g_idx|zero_point|quant_state\..*|absmax|quant_map|SCB)$")
@@ -129,8 +133,16 @@ def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> No
             raise InputError(f"{name}: {key}={value}: its files have {tensors} tensors, and a layer has at least one")
         elif SIZES.fullmatch(key) and not (isinstance(value, int) and 0 < value < 2**63):
             raise InputError(f"{name}: {key}={value}: must be an integer above 0")
-        elif value != value or (EPSILONS.search(key) and not 0 <= value < 1):
-            raise InputError(f"{name}: {key}={value}: must be a number" + ", at least 0 and below 1" * (value == value))
+        elif (
+            isinstance(value, int)
+            and not SIZES.fullmatch(key)
+            and abs(value) > (MOST if COUNTS.fullmatch(key) else 2**63)
+        ):
+            raise InputError(f"{name}: {key}={value}: is more than any model has")
+        elif not isfinite(value) or (EPSILONS.search(key) and not 0 <= value < 1):
+            raise InputError(
+                f"{name}: {key}={value}: must be a finite number" + ", at least 0 and below 1" * isfinite(value)
+            )
     if stored.get("num_hidden_layers") == 0:
         raise InputError(f"{name}: num_hidden_layers=0: a model has at least one layer")
 
@@ -159,6 +171,34 @@ def check_model(name: str, model: nn.Module, shapes: Mapping[str, tuple[int, ...
         )
 
 
+TOKENS = 4
+"""Read at loading."""
+
+
+@torch.no_grad()
+def check_runs(name: str, model: Any) -> None:
+    """Read a few tokens: what makes every output NaN, or ends in an error of the model's code, is seen in no number by itself.
+
+    Raises:
+        InputError: the model does not run, or its output is not finite.
+    """
+    words = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    if not model.can_generate() or model.device.type == "meta" or words is None:  # as CLIP, which needs an image
+        return
+    base, again = model.base_model, f"{name}: {TOKENS} tokens"
+    try:
+        output = model(torch.arange(TOKENS, device=model.device)[None] % words, return_dict=True)
+    except Exception as error:  # whatever its code raises
+        if out_of_memory(error):
+            raise
+        raise InputError(f"{again} end in {described(error)}: get the configuration that fits") from error
+    if getattr(base, "rope_deltas", None) is not None:  # by which Qwen2-VL counts on from its last prompt
+        base.rope_deltas = None
+    if not torch.isfinite(output[0]).all():
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise InputError(f"{again} give NaN or infinite numbers in {dtype}: get the files again, or take another dtype")
+
+
 def check_used(name: str, left: Sequence[str]) -> None:
     """Raises:
     InputError: names of weights in the files that are in the way of a model's numbers and that it does not read."""
@@ -175,112 +215,26 @@ def check_used(name: str, left: Sequence[str]) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------ GGUF
-
-_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value, by GGUF's types (gguf.md: uint8 .. float64)."""
-_STRING, _ARRAY, _UINT32, _UINT64 = 8, 9, 4, 10
-
-
-class _Head:
-    """Reads the head of a GGUF file, and no further than its end."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.size = file, os.fstat(file.fileno()).st_size
-
-    def take(self, count: int) -> bytes:
-        if count > self.size - self.file.tell():
-            raise ValueError(f"it ends within its head, or a length in it is wrong ({count:,} bytes)")
-        return self.file.read(count)
-
-    def number(self, layout: str = "<Q") -> int:
-        return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
-
-    def text(self) -> str:
-        return self.take(self.number()).decode("utf-8", "replace")
-
-    def value(self, kind: int, depth: int = 0) -> int | None:
-        """A value, which is skipped unless it is an unsigned integer."""
-        if kind in (_UINT32, _UINT64):
-            return self.number("<I" if kind == _UINT32 else "<Q")
-        if kind in _SCALARS:
-            self.take(_SCALARS[kind])
-        elif kind == _STRING:
-            self.take(self.number())
-        elif kind == _ARRAY and depth < 2:
-            inner, count = self.number("<I"), self.number()
-            if inner in _SCALARS:
-                self.take(count * _SCALARS[inner])
-            else:
-                self.check_count("values", count, 8)
-                for _ in range(count):
-                    self.value(inner, depth + 1)
-        else:
-            raise ValueError(f"a value of its head has the type {kind}{' in a list of lists' if depth else ''}")
-        return None
-
-    def check_count(self, what: str, count: int, least: int) -> None:
-        """least: bytes that each takes."""
-        if count * least > self.size:
-            raise ValueError(f"it has {count:,} {what} by its head, and {self.size:,} bytes")
-
-
-def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file whose head contradicts itself or the file, before a reader that believes it.
-
-    Raises:
-        ValueError: counts or lengths beyond the end, a tensor that is not in the file, is not aligned or overlaps another, sizes
-            that are no integers above 0, or another number of layers than the tensors are of.
-    """
-    with path.open("rb") as file:
-        head = _Head(file)
-        magic, version = head.take(4), head.number("<I")
-        if magic != b"GGUF" or version not in (2, 3):
-            raise ValueError("it does not begin as a GGUF file of version 2 or 3 does")
-        tensors, keys = head.number(), head.number()
-        head.check_count("tensors", tensors, 24)
-        head.check_count("keys", keys, 12)
-        values = {}
-        for _ in range(keys):
-            name = head.text()
-            values[name] = head.value(head.number("<I"))
-        places = list(_places(head, tensors))
-        align = values.get("general.alignment")
-        align = 32 if align is None else align
-        if align < 1 or align & (align - 1):
-            raise ValueError(f"general.alignment={align}: must be a power of 2")
-        start = -(-file.tell() // align) * align
-    end = 0
-    for offset, size, name in sorted(places):
-        if offset % align or offset < end or start + offset + size > head.size:
-            raise ValueError(
-                f"tensor {name}: offset {offset} is not aligned, within another tensor, or beyond the end of the file"
-            )
-        end = offset + size
-    layers = {int(found[1]) for _, _, name in places if (found := re.match(r"blk\.(\d{1,9})\.", name))}
-    for key, value in values.items():
-        last = key.rpartition(".")[2]
-        if last == "block_count" and layers and value != max(layers) + 1:
-            raise ValueError(f"{key}={value}: its tensors are of {max(layers) + 1} layers")
-        if last in ("embedding_length", "context_length", "head_count", "vocab_size", "block_count") and value == 0:
-            raise ValueError(f"{key}=0: must be an integer above 0")
-
-
-def _places(head: _Head, tensors: int) -> Iterator[tuple[int, int, str]]:
-    """Offset, bytes and name of each tensor."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    for _ in range(tensors):
-        name, dims = head.text(), head.number("<I")
-        if dims > 4:
-            raise ValueError(f"tensor {name}: has {dims} dimensions, and GGUF's have at most 4")
-        shape = [head.number() for _ in range(dims)]
-        kind, offset = head.number("<I"), head.number()
-        try:
-            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        except (ValueError, KeyError):
-            raise ValueError(f"tensor {name}: has the unknown type {kind}") from None
-        yield offset, prod(shape) // block * size, name
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are. The hub's
+    warnings of each try to reach it are left out: the last one is the error."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise InputError(f"{what}{kind}{on_one_line(error)}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def out_of_memory(error: BaseException) -> bool:

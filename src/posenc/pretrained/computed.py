@@ -9,7 +9,7 @@ one, known mistakes are tried until one gives that output.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -404,7 +404,10 @@ class Comparison:
                 self.unchecked[f"its {what}, more than {LONGEST_WINDOW}"] = within
             else:
                 chosen = {at: layers[at] for (_, its), at in kinds.items() if its in (None, window)}
-                self._layers(self._calls(chosen, window + PROBE, max(chosen)), partial(_window_mistakes, window=window))
+                self._layers(
+                    self._calls(chosen, window + PROBE, max(chosen)),
+                    partial(_window_mistakes, windows=(window, window - 1, window + 1, window // 2)),
+                )
                 self.windows.append(window)
 
     def _layers(
@@ -513,22 +516,68 @@ class Comparison:
 
 # ------------------------------------------------------------------------------------------ known mistakes
 
+Known = Iterator[tuple[str, str, dict[str, Any]]]
+"""A finding, what is wrong in words, and what of the formula is another."""
+TURNS = (
+    ("not_rotated", "nothing is rotated", 0, 0),
+    ("rotated_alone", "queries are rotated and keys are not", 1, 0),
+    ("rotated_alone", "keys are rotated and queries are not", 0, 1),
+    ("rotated_twice", "queries and keys are rotated twice", 2, 2),
+    ("rotated_twice", "queries are rotated twice", 2, 1),
+    ("rotated_twice", "keys are rotated twice", 1, 2),
+    ("rotated_backwards", "queries and keys are rotated the other way round", -1, -1),
+    ("rotated_backwards", "queries are rotated the other way round", -1, 1),
+    ("rotated_backwards", "keys are rotated the other way round", 1, -1),
+)
+"""How often queries and keys are rotated."""
+
 
 def _mistakes(formula: Formula, call: AttentionCall, probe: Probe) -> Iterator[Mistake]:
     """All known mistakes that a short text shows, but any other scale."""
-    yield from _rotated(formula, probe)
+    for name, text, changed in (*_of_rotation(formula, probe), *_of_scores(formula, call)):
+        yield Mistake(name, text, replace(formula, **changed))
     if call.scale is not None and not math.isclose(call.scale, formula.scale, rel_tol=1e-6):
         yield _scaled(formula, call.scale / formula.scale)
+    yield from _window_mistakes(formula, windows=range(1, call.query.shape[2]))
+
+
+def _of_rotation(formula: Formula, probe: Probe) -> Known:
+    tables = probe.tables()
+    if formula.table is None:
+        for kind, table in tables.items():
+            where = probe.where(kind)
+            yield (
+                "rotated_undeclared",
+                f"queries and keys are rotated{where}, and this layer has no positions",
+                {"table": table},
+            )
+        return
+    width, times = formula.table.rotary_dim, formula.q_turns
+    for name, text, q, k in TURNS:
+        yield name, text, {"q_turns": q * times, "k_turns": k * formula.k_turns}
+    yield "values_rotated", "values are rotated too", {"v_turns": times}
+    other = _other(formula.layout)
+    yield "wrong_pairs", f"pairs are {other}, and {formula.layout} in this model type", {"layout": other}
+    text = f"a rotation of {other} pairs reads cos and sin that are laid out for {formula.layout} ones"
+    yield "wrong_pairs", text, {"crossed": True}
+    if not formula.latent and width < probe.head_dim:
+        yield "wrong_pairs", f"the last {width} channels of a head are rotated, not the first", {"latent": True}
+    yield "positions_shifted", "queries are one position ahead of their keys", {"ahead": 1}
+    yield "positions_shifted", "queries are one position behind their keys", {"ahead": -1}
+    yield "positions_shifted", "the first token has the last position", {"rolled": True}
+    for kind, table in tables.items():
+        if table.rotary_dim == width and not torch.equal(table.inv_freq, formula.table.inv_freq):
+            yield "wrong_frequencies", f"queries and keys turn by the frequencies{probe.where(kind)}", {"table": table}
+
+
+def _of_scores(formula: Formula, call: AttentionCall) -> Known:
     if formula.softcap is not None:
-        text = f"scores are not capped at {formula.softcap:g}"
-        yield Mistake("softcap_dropped", text, replace(formula, softcap=None))
+        yield "softcap_dropped", f"scores are not capped at {formula.softcap:g}", {"softcap": None}
     if formula.sink is not None:
-        yield Mistake("sinks_dropped", "the learned sinks are left out", replace(formula, sink=None))
+        yield "sinks_dropped", "the learned sinks are left out", {"sink": None}
     if 1 < call.key.shape[1] < call.query.shape[1]:
         text = "query heads share keys and values in turn (0, 1, 0, 1), not in groups (0, 0, 1, 1)"
-        yield Mistake("heads_mixed", text, replace(formula, dealt=True))
-    yield from _unlimited(formula)
-    yield from (_windowed(formula, window) for window in range(1, call.query.shape[2]))
+        yield "heads_mixed", text, {"dealt": True}
 
 
 def _scaled(formula: Formula, times: float) -> Mistake:
@@ -537,63 +586,18 @@ def _scaled(formula: Formula, times: float) -> Mistake:
     return Mistake("softmax_scale_differs", text, replace(formula, scale=scale), times)
 
 
-def _rotated(formula: Formula, probe: Probe) -> Iterator[Mistake]:
-    tables = probe.tables()
-    if formula.table is None:
-        for kind, table in tables.items():
-            text = f"queries and keys are rotated{probe.where(kind)}, and this layer has no positions"
-            yield Mistake("rotated_undeclared", text, replace(formula, table=table))
-        return
-    for name, text, q, k in (
-        ("not_rotated", "nothing is rotated", 0, 0),
-        ("rotated_alone", "queries are rotated and keys are not", 1, 0),
-        ("rotated_alone", "keys are rotated and queries are not", 0, 1),
-        ("rotated_twice", "queries and keys are rotated twice", 2, 2),
-        ("rotated_twice", "queries are rotated twice", 2, 1),
-        ("rotated_twice", "keys are rotated twice", 1, 2),
-        ("rotated_backwards", "queries and keys are rotated the other way round", -1, -1),
-        ("rotated_backwards", "queries are rotated the other way round", -1, 1),
-        ("rotated_backwards", "keys are rotated the other way round", 1, -1),
-    ):
-        yield Mistake(name, text, replace(formula, q_turns=q * formula.q_turns, k_turns=k * formula.k_turns))
-    yield Mistake("values_rotated", "values are rotated too", replace(formula, v_turns=formula.q_turns))
-    other = _other(formula.layout)
-    text = f"pairs are {other}, and {formula.layout} in this model type"
-    yield Mistake("wrong_pairs", text, replace(formula, layout=other))
-    text = f"a rotation of {other} pairs reads cos and sin that are laid out for {formula.layout} ones"
-    yield Mistake("wrong_pairs", text, replace(formula, crossed=True))
-    if not formula.latent and formula.table.rotary_dim < probe.head_dim:
-        text = f"the last {formula.table.rotary_dim} channels of a head are rotated, not the first"
-        yield Mistake("wrong_pairs", text, replace(formula, latent=True))
-    for ahead in (1, -1):
-        text = f"queries are one position {'ahead of' if ahead > 0 else 'behind'} their keys"
-        yield Mistake("positions_shifted", text, replace(formula, ahead=ahead))
-    yield Mistake("positions_shifted", "the first token has the last position", replace(formula, rolled=True))
-    for kind, table in tables.items():
-        if table.rotary_dim == formula.table.rotary_dim and not torch.equal(table.inv_freq, formula.table.inv_freq):
-            text = f"queries and keys turn by the frequencies{probe.where(kind)}"
-            yield Mistake("wrong_frequencies", text, replace(formula, table=table))
-
-
-def _window_mistakes(formula: Formula, *_: object, window: int) -> Iterator[Mistake]:
-    """What a text shows that leaves a window, this layer's or another's."""
-    yield from _unlimited(formula)
-    yield from (_windowed(formula, other) for other in (window, window - 1, window + 1, window // 2))
-
-
-def _unlimited(formula: Formula) -> Iterator[Mistake]:
+def _window_mistakes(formula: Formula, *_: object, windows: Iterable[int]) -> Iterator[Mistake]:
+    """No window, and others."""
     if formula.window is not None:
         text = f"the window of {formula.window} keys is not applied"
         yield Mistake("window_differs", text, replace(formula, window=None))
     if formula.chunk is not None:
         text = f"the chunks of {formula.chunk} tokens are not applied"
         yield Mistake("window_differs", text, replace(formula, chunk=None))
-
-
-def _windowed(formula: Formula, window: int) -> Mistake:
     seen = f"{formula.window or 'all'}" if formula.chunk is None else f"those of their chunk of {formula.chunk}"
-    text = f"queries see {window} keys, and {seen} by the configuration"
-    return Mistake("window_differs", text, replace(formula, window=window, chunk=None))
+    for window in windows:
+        text = f"queries see {window} keys, and {seen} by the configuration"
+        yield Mistake("window_differs", text, replace(formula, window=window, chunk=None))
 
 
 def _other(layout: Layout) -> Layout:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError, described, needs, on_one_line, shown
+from posenc.pretrained.checked import reading
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
@@ -283,15 +284,9 @@ def _tokenizer_length(file: Path) -> int | None:
 
 
 def _gguf_config(file: Path, name: str) -> ConfigFile:
-    from posenc.pretrained.checked import check_gguf
-    from posenc.pretrained.gguf_reader import read_gguf, rotation_of, unpacker
+    from posenc.pretrained.gguf_reader import header_config, read_gguf, rotation_of
 
     needs("gguf", "demo")
-    try:
-        check_gguf(file)
+    with reading(f"{name}: this GGUF file cannot be read: "):
         reader = read_gguf(file)
-        header = rotation_of(reader)
-        raw = unpacker(reader)(str(file), return_tensors=False)["config"]
-    except (ValueError, OSError, IndexError) as error:
-        raise InputError(f"{name}: this GGUF file cannot be read: {on_one_line(error)}") from None
-    return ConfigFile(name, raw, header)
+        return ConfigFile(name, header_config(file, reader), rotation_of(reader))

@@ -223,8 +223,9 @@ def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
         if float((difference / untruncated).max()) > 1e-3:
             error = float(difference.max()) * (probe.length - 1)
             yield "truncate_ignored", f"phases{where} are off by {error:.3g} rad at position {probe.length - 1}", error
-    if part is not None and kind != "proportional" and int(probe.head_dim * part) != width:
-        text = f"{width} of {probe.head_dim} channels rotate{where}, asked for {int(probe.head_dim * part)}"
+    asked = width if part is None or kind == "proportional" else int(probe.head_dim * part)
+    if width != asked + asked % 2:  # an odd channel has no partner but the next one
+        text = f"{width} of {probe.head_dim} channels rotate{where}, asked for {asked}"
         yield "partial_rotary_ignored", text, width / probe.head_dim
 
 

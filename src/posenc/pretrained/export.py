@@ -22,9 +22,8 @@ from posenc.pretrained.agreement import ProgramAnswer, as_text, readable_by_tran
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
-from posenc.pretrained.gguf_architectures import ARCHITECTURES as WRITTEN
-from posenc.pretrained.gguf_architectures import llama_cpp_keys
-from posenc.pretrained.gguf_file import check_layers, expressed
+from posenc.pretrained.gguf_file import expressed
+from posenc.pretrained.gguf_keys import DIVISORS, llama_cpp_keys
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwrap
@@ -38,8 +37,12 @@ __all__ = ["Export", "ProgramAnswer", "expresses", "rope_parameters_of", "to_hf"
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""
 
-DIVISORS = ("llama", "granite", "granitemoe", "phi3")
-"""The architectures of llama.cpp that read divisors of the frequencies; the others pass none to ggml_rope_ext."""
+LAYERS_KNOWN = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2")
+"""Model types whose layers were compared with llama.cpp's."""
+WINDOWS = ("gemma2", "gemma3_text")
+"""Those with sliding windows there."""
+REWRITTEN = "posenc extend FILE.gguf --gguf NEW.gguf, of a GGUF file of the model before,"
+"""What writes other frequencies than flags express."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +193,7 @@ def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export, dict[str, Any]
         no_rules = f"posenc does not have its rules for positions of {config.model_type} that are not RoPE's"
         others = (ProgramAnswer(each, None, no_rules) for each in PROGRAMS if each != TRANSFORMERS)
         answers = (ProgramAnswer(TRANSFORMERS, True, known_by="run"), *others)
-    try:
-        expressed(model_structure(made), None, length)
-        flags = f"posenc.to_gguf writes a GGUF file of what posenc.load reads from here; serve it with -c {length}"
-    except InputError as error:
-        flags = f"posenc.to_gguf writes no GGUF file of it: {error}"
+    flags = f"make a GGUF file of this folder with convert_hf_to_gguf.py, and serve that: -c {length}"
     parameters = getattr(config, "rope_parameters", None) or {}
     of = name, config.model_type, inner.config.encoding, length, True, ()
     return made, config, Export(*of, parameters, _served(name, length), flags, answers), old
@@ -215,17 +214,33 @@ def _answers(
     """Fields of transformers 4 to add to a configuration, and every program's answer; llama.cpp's also by what it computes of the
     layers beside their rotation: windows, and which rotate."""
     old, answers = readable_by_transformers_4(json.loads(config.to_json_string()), wanted, length)
-    try:
-        if structure.model_type in WRITTEN:
-            check_layers(structure, length)
-    except InputError as error:
+    differs = _layers_differ(structure, length)
+    if differs:
         answers = tuple(
-            ProgramAnswer(LLAMA_CPP, False, f"{error.reason}{each.why and '; '}{each.why}")
+            replace(each, agrees=False, why=f"{differs}{each.why and '; '}{each.why}")
             if each.program == LLAMA_CPP
             else each
             for each in answers
         )
     return old, answers
+
+
+def _layers_differ(structure: ModelStructure, length: int) -> str:
+    """How llama.cpp computes layers of a model otherwise, beside their rotation; empty: it does not, or that is not known."""
+    name, scalar = structure.model_type, getattr(structure.config, "query_pre_attn_scalar", None)
+    if name not in LAYERS_KNOWN:
+        return ""
+    architecture = ARCHITECTURES[name]
+    if scalar not in (None, structure.head_dim):
+        return f"query_pre_attn_scalar={scalar}, and it scales scores of {architecture} by the head's width, {structure.head_dim}"
+    for index, layer in enumerate(structure.layers):
+        if layer.window is not None and layer.window < length and name not in WINDOWS:
+            return f"layer {index} sees {layer.window} keys, and its {architecture} has no windows"
+        if layer.rotates != (name != "smollm3" or (index + 1) % 4 != 0):
+            return (
+                f"layer {index} {'rotates' if layer.rotates else 'has no positions'}, and in its {architecture} not so"
+            )
+    return ""
 
 
 def _written(
@@ -269,7 +284,7 @@ PYTHON = "python"
 
 
 def expresses(change: ModelChange, program: str) -> ProgramAnswer:
-    """Whether a program can compute an extension, from a checkpoint of `to_hf` or, of llama.cpp, a file of `to_gguf` or flags.
+    """Whether a program can compute an extension, from a checkpoint of `to_hf` or, of llama.cpp, a rewritten GGUF file or flags.
 
     change: an extension, attached to its model or not, as `plan_rotary` makes it. program: of `PROGRAMS`, in any case,
     "transformers" for the fifth, or "python", where posenc extends the model.
@@ -295,8 +310,8 @@ def expresses(change: ModelChange, program: str) -> ProgramAnswer:
     if name != LLAMA_CPP:
         return next(each for each in answers if each.program == name)
     try:
-        expressed(change.structure, change, length)
-        return ProgramAnswer(name, True, "by posenc.to_gguf")
+        expressed(change, ARCHITECTURES.get(change.structure.model_type, ""))
+        return ProgramAnswer(name, True, REWRITTEN)
     except InputError as error:
         flags = llama_cpp(change.structure, wanted, length, written.rope_parameters)
         if not flags.startswith("-c "):
@@ -351,19 +366,7 @@ def llama_cpp(
             f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
             "frequencies from the file; take linear, yarn, ntk or abf"
         )
-    if structure.model_type in WRITTEN:
-        return f"no flags express it; posenc.to_gguf writes a GGUF file that needs none, and serve that: -c {length}"
-    if parameters["rope_type"] == "llama3":
-        return (
-            "no flags express it; make a GGUF file of this folder with convert_hf_to_gguf.py, which writes the tensor "
-            f"rope_freqs.weight, and serve that: -c {length}"
-        )
-    scale = 1.0 if wanted is None else wanted.attention_factor
-    key = "" if scale == 1 else f" and the key {architecture}.rope.scaling.attn_factor = {scale:.10g}"
-    return (
-        "no flags express it; a GGUF file of these weights without the extension needs the tensor rope_freqs.weight = the "
-        f"long_factor list of config.json{key}, and then {room}"
-    )
+    return f"no flags express it; {REWRITTEN} writes a file that needs none, and serve that: -c {length}"
 
 
 def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[str, Any]) -> str | None:

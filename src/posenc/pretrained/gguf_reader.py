@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gguf's reader of GGUF files, and what they state of the rotation."""
+"""GGUF files by gguf's reader, and transformers' configurations of them, with the rotation that llama.cpp computes."""
 
 import builtins
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -10,13 +11,23 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError
+from posenc.frequencies import Frequencies
+from posenc.pretrained.checked import check_sizes_stated, reading
+from posenc.pretrained.config_file import FULL, SLIDING
+from posenc.pretrained.parameters import head_dim_of, rope_parameters_by_type
+from posenc.pretrained.programs import ALL, header_readings
+from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
 
 MORE = {"gemma": "gemma2", "olmo2": "qwen3", "smollm3": "llama"}
 """Architectures that transformers' reader lacks -> one that it has, whose keys and order of weights they share."""
 
 
 def read_gguf(path: Path) -> Any:
-    """gguf's reader of a file."""
+    """gguf's reader of a file, no further than its end.
+
+    Raises:
+        ValueError: counts or lengths beyond the end, or a tensor that is not aligned or overlaps another.
+    """
     import gguf
     import numpy as np
 
@@ -31,14 +42,31 @@ def read_gguf(path: Path) -> Any:
         def data(self, mapped: Any) -> None:
             self._array = mapped.view(np.ndarray)
 
-    return Reader(path)
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self._array):
+                raise ValueError(
+                    f"a count, a length or an offset in its head leads beyond its {len(self._array):,} bytes"
+                )
+            return super()._get(int(offset), dtype, count, override_order)
+
+    try:
+        with np.errstate(over="ignore"):  # an offset that comes round is before the data
+            reader = Reader(path)
+    except RecursionError:
+        raise ValueError("lists in its head are nested too deep") from None
+    end = int(reader.data_offset)
+    for tensor in sorted(reader.tensors, key=lambda each: each.data_offset):
+        if tensor.data_offset % int(reader.alignment) or tensor.data_offset < end:
+            raise ValueError(f"tensor {tensor.name}: its offset is not aligned, or within another tensor")
+        end = tensor.data_offset + tensor.n_bytes
+    return reader
 
 
 def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
     """transformers' `load_gguf_checkpoint`, which imports gguf's reader and makes one of the file, a second's work: here it gets
     this one. names: others that it looks up in its module."""
     import gguf
-    from transformers import modeling_gguf_pytorch_utils as reading
+    from transformers import modeling_gguf_pytorch_utils as theirs
 
     module = ModuleType("gguf")
     vars(module).update(vars(gguf) | {"GGUFReader": lambda *_: reader})
@@ -46,9 +74,9 @@ def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
     def load(name: str, *more: Any) -> Any:
         return module if name == "gguf" else builtins.__import__(name, *more)
 
-    theirs: Any = reading.load_gguf_checkpoint
-    mapping: dict[str, Any] = reading.GGUF_TO_TRANSFORMERS_MAPPING
-    configs, processors = mapping["config"], reading.TENSOR_PROCESSORS
+    function: Any = theirs.load_gguf_checkpoint
+    mapping: dict[str, Any] = theirs.GGUF_TO_TRANSFORMERS_MAPPING
+    configs, processors = mapping["config"], theirs.TENSOR_PROCESSORS
     lacking = {name: like for name, like in MORE.items() if name not in configs}
     names |= {
         "GGUF_SUPPORTED_ARCHITECTURES": [*configs, *lacking],
@@ -57,8 +85,54 @@ def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
         "TENSOR_PROCESSORS": processors
         | {name: processors[like] for name, like in lacking.items() if like in processors},
     }
-    names = vars(reading) | names | {"__builtins__": vars(builtins) | {"__import__": load}}
-    return FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
+    names = vars(theirs) | names | {"__builtins__": vars(builtins) | {"__import__": load}}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
+def header_config(path: Path, reader: Any) -> dict[str, Any]:
+    """The fields of a configuration in a file's head, as transformers reads them.
+
+    Raises:
+        InputError: a number that no model has.
+        ValueError: an architecture that it does not read, or another number of layers than the tensors are of.
+    """
+    fields: dict[str, Any] = unpacker(reader)(str(path), return_tensors=False)["config"]
+    named = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
+    count = fields.get("num_hidden_layers")
+    if named and count is not None and named != {str(number) for number in range(min(count, len(named) + 1))}:
+        key = f"{reader.fields['general.architecture'].contents()}.block_count"
+        raise ValueError(f"{key}={count}: its tensors are of {len(named)} layers")
+    check_sizes_stated(str(path), fields, len(reader.tensors))
+    return fields
+
+
+def described(path: Path) -> tuple[Any, Any]:
+    """gguf's reader of a file, and the model without weights, on "meta", that transformers makes of its head.
+
+    Raises:
+        InputError: a file that cannot be read, or whose rotation transformers' class for it does not have.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    with reading(f"{path}: this GGUF file cannot be read: "):
+        reader = read_gguf(path)
+        fields = header_config(path, reader)
+        config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+        _take_layers(reader, config)
+        dims = _take_rotation(path, reader, config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
+    for kind, dim in dims.items():
+        buffer = getattr(rotary, f"{kind}_inv_freq" if kind else "inv_freq", None)
+        if buffer is not None and 2 * buffer.numel() != dim:
+            raise InputError(
+                f"{path}: {dim} channels of a head rotate (rope.dimension_count), and in transformers' {config.model_type} "
+                f"{2 * buffer.numel()}: take the model's safetensors"
+            )
+    return reader, model
 
 
 def rotation_of(reader: Any) -> dict[str, Any]:
@@ -70,3 +144,94 @@ def rotation_of(reader: Any) -> dict[str, Any]:
                 raise InputError(f"tensor {tensor.name} is {tensor.tensor_type.name}, and must be F32")
             header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
     return header
+
+
+READ = {"freq_base", "freq_base_swa", "dimension_count", "dimension_count_swa", "dimension_sections", "scale_linear",
+        "scaling.type", "scaling.factor", "scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned",
+        "scaling.yarn_beta_fast", "scaling.yarn_beta_slow", "scaling.yarn_log_multiplier"}  # fmt: skip
+"""Keys of a GGUF file, after ".rope.", that are used, and one that says how a model was trained."""
+
+
+def unread(header: Mapping[str, Any]) -> list[str]:
+    """The keys of a rotation that nothing here reads."""
+    return sorted(key for key in header if ".rope." in key and key.partition(".rope.")[2] not in READ)
+
+
+def _take_rotation(path: Path, reader: Any, config: Any) -> dict[str | None, int]:
+    """Put what a GGUF file states of its rotation into a configuration, as llama.cpp takes it; transformers' reader takes the base
+    of some architectures alone. Gives the channels that rotate by layer type; none where nothing does."""
+    header = rotation_of(reader)
+    tables = getattr(config, "rope_parameters", None)
+    if not tables:
+        return {}
+    for key in unread(header):
+        warnings.warn(f"posenc: {path.name}: {key}={header[key]} is not read", stacklevel=2)
+    stated = {key.partition(".rope.")[2]: value for key, value in header.items() if ".rope." in key}
+    length, original = int(config.max_position_embeddings), stated.get("scaling.original_context_length")
+    found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
+    by_type = rope_parameters_by_type(config)
+    if SLIDING in found and None in by_type:
+        raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
+    kinds = ("default",) if config.model_type in LONGROPE_ONLY else NAMED
+    lists = _two_lists(path, header, original)
+    made, dims = {}, {}
+    for kind, parameters in by_type.items():
+        reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
+        new = {**parameters, "rope_theta": reading.base}
+        if parameters.get("rope_type", "default") == "default":
+            dims[kind], width = reading.rotary_dim, head_dim_of(config, kind)
+            if reading.rotary_dim != width or "partial_rotary_factor" in parameters:
+                new["partial_rotary_factor"] = reading.rotary_dim / width
+            if lists:
+                attention = float(stated.get("scaling.attn_factor", 1.0))
+                scaled = {"rope_type": "longrope", "factor": max(length / original, 1.0), "attention_factor": attention}
+                new |= lists | scaled | {"original_max_position_embeddings": int(original)}
+            else:
+                numbers = Frequencies(reading.inv_freq, reading.attention_factor)
+                new |= scaling_parameters(
+                    numbers, reading.rotary_dim, reading.base, int(original or length), length, kinds
+                )
+        elif "scaling.factor" in stated and "factor" in parameters:  # gpt-oss, whose class has yarn
+            new |= {"factor": float(stated["scaling.factor"])} | (
+                {"original_max_position_embeddings": int(original)} if original else {}
+            )
+        made[kind] = new
+    config.rope_parameters = made.get(None, made)
+    if lists and hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
+        config.original_max_position_embeddings = int(original)
+    return dims
+
+
+def _two_lists(path: Path, header: Mapping[str, Any], original: Any) -> dict[str, list[float]]:
+    """Divisors for short and for long inputs that differ (Phi-3), between which llama.cpp chooses by its context, and transformers by
+    the text; empty: there are none."""
+    divisors = [name for name in header if name.startswith("rope_f")]
+    if len({str(header[name]) for name in divisors}) < 2:
+        return {}
+    lists = {f"{key}_factor": header.get(f"rope_factors_{key}.weight") for key in ("short", "long")}
+    if None in lists.values() or not original:
+        raise InputError(
+            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
+            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
+        )
+    return lists
+
+
+def _take_layers(reader: Any, config: Any) -> None:
+    """The width of a head, which transformers' reader takes for some architectures alone; and of Gemma 2 and 3 which layers have
+    a window, and what scales scores, as llama.cpp has them."""
+    architecture = reader.fields["general.architecture"].contents()
+    if (getattr(config, "pad_token_id", None) or 0) >= config.vocab_size:
+        config.pad_token_id = None  # transformers' default for the type, where the file states none
+    width = reader.fields.get(f"{architecture}.attention.key_length")
+    if width is not None and "head_dim" in vars(config) and not hasattr(config, "kv_lora_rank"):
+        config.head_dim = int(width.contents())
+    pattern = reader.fields.get(f"{architecture}.attention.sliding_window_pattern")
+    if pattern is not None and isinstance(pattern.contents(), list) and getattr(config, "layer_types", None):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        config.layer_types = [kinds[bool(has_window)] for has_window in pattern.contents()]
+    largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
+    if largest is not None:
+        shared = config.num_hidden_layers == largest
+        width = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = width if shared else head_dim_of(config)

@@ -2,24 +2,20 @@
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code; in the
 dtype in which this machine computes fast."""
 
-import logging
 import re
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
 from posenc.backends.precision import HALF, fastest_dtype, slower_than_float32
-from posenc.errors import InputError, check_word, needs, on_one_line, shown
-from posenc.frequencies import Frequencies
+from posenc.errors import InputError, check_word, needs, shown
 from posenc.pretrained.adapters import (
     ADAPTER,
     ADAPTER_WEIGHTS,
@@ -37,24 +33,23 @@ from posenc.pretrained.bars import without_bars
 from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
-    check_gguf,
     check_model,
+    check_runs,
     check_sizes_stated,
     check_used,
-    out_of_memory,
+    reading,
     shapes_in,
     weight_files,
 )
-from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
-from posenc.pretrained.gguf_reader import MORE, read_gguf, rotation_of, unpacker
+from posenc.pretrained.gguf_reader import MORE, described, unpacker
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
 from posenc.pretrained.packaged import PACKAGED, packaged_file
-from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
-from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
+from posenc.pretrained.parameters import check_parameters
 
 AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -115,17 +110,17 @@ def load(
     if name in PACKAGED:
         with packaged_file(str(name)) as path:
             model, tokenizer = _from_gguf(path, wanted, device)
-        return _finished(model, wanted, device), tokenizer
+        return _finished(name, model, wanted, device), tokenizer
     path = Path(name)
     folder = _adapter_in(str(name))
     if folder is not None:
         base = base_of(folder)
         if _adapter_in(base) is not None:
             raise InputError(f"{name}: its model, {base}, is an adapter too: merge that one into its model first")
-        with _reading(f"{name}: this adapter cannot be read: "):
+        with reading(f"{name}: this adapter cannot be read: "):
             check_numbers(folder)
         model, tokenizer = load(base, dtype=dtype, device=device, encoders=encoders)
-        with _reading(f"{name}: this adapter cannot be read: "):
+        with reading(f"{name}: this adapter cannot be read: "):
             return adapted(model, folder), tokenizer
     if path.is_dir():
         path = _weights(path)
@@ -141,10 +136,10 @@ def load(
             widen(model)
     else:
         raise InputError(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
-    return _finished(model, wanted, device), tokenizer
+    return _finished(name, model, wanted, device), tokenizer
 
 
-def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
+def _finished(name: str | Path, model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
     model = model.to(device).eval()
     if wanted in HALF and slower_than_float32(wanted, device or "cpu"):
         short = str(wanted).removeprefix("torch.")
@@ -157,6 +152,7 @@ def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str
         method, length = check_entry(entry, "config.json")
         del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, method, target_length=length)
+    check_runs(str(name), model)
     watch(model)
     return model
 
@@ -245,7 +241,7 @@ def _adapter_in(name: str) -> Path | None:
         return path if (path / ADAPTER).is_file() else None
     from transformers.utils.hub import cached_file
 
-    with _reading(f"{name}: no such folder; from the hub: "):
+    with reading(f"{name}: no such folder; from the hub: "):
         stated = cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False)
         if stated is not None:  # with its weights, which `base_of` misses where there are none
             cached_file(name, ADAPTER_WEIGHTS, _raise_exceptions_for_missing_entries=False)
@@ -262,33 +258,11 @@ def _may_be_on_the_hub(name: str) -> bool:
     return False
 
 
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are. The hub's
-    warnings of each try to reach it are left out: the last one is the error."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    except InputError:
-        raise
-    except RecursionError as error:
-        raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise InputError(f"{what}{kind}{on_one_line(error)}") from error
-    finally:
-        logger.setLevel(level)
-
-
 def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders: bool) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
-    with _reading(f"{name}: {'' if local else 'no such folder; from the hub: '}"):
+    with reading(f"{name}: {'' if local else 'no such folder; from the hub: '}"):
         stored, _ = PretrainedConfig.get_config_dict(name, local_files_only=local)
         if str(stored.get("model_type")).startswith(ENCODED):
             register()
@@ -484,37 +458,21 @@ COMPUTED = re.compile(r"^rope_(freqs|factors_\w+)\.weight$|\.attn_rot_embd(\.wei
 
 def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Any, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
-    started = perf_counter()
     needs("gguf", "demo")
-    from transformers import (
-        CONFIG_MAPPING,
-        TOKENIZER_MAPPING,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        PreTrainedTokenizerFast,
-    )
-    from transformers import modeling_gguf_pytorch_utils as reading
+    from transformers import TOKENIZER_MAPPING, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import modeling_gguf_pytorch_utils as theirs
 
     unused: list[str] = []
     names = {
-        "tqdm": partial(vars(reading)["tqdm"], disable=None),  # its progress bar on a terminal alone
-        "get_gguf_hf_weights_map": lambda *given: _Map(reading.get_gguf_hf_weights_map(*given), unused),
+        "tqdm": partial(vars(theirs)["tqdm"], disable=None),  # its progress bar on a terminal alone
+        "get_gguf_hf_weights_map": lambda *given: _Map(theirs.get_gguf_hf_weights_map(*given), unused),
     }
     file: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-    with _reading(f"{path}: this GGUF file cannot be read: "):
-        check_gguf(path)
-        reader = read_gguf(path)
+    reader, empty = described(path)
+    config = empty.config
+    with reading(f"{path}: this GGUF file cannot be read: "):
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
-        unpack = unpacker(reader, **names)
-        stated = unpack(path, return_tensors=False)["config"]
-        config = CONFIG_MAPPING[stated["model_type"]].from_dict(stated)
-        _take_layers(reader, config)
-        _take_frequencies(path, reader, config)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
-        unpacking = perf_counter()
-        read = unpack(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
-        unpacked, tensors = perf_counter() - unpacking, len(reader.tensors)
+        given = unpacker(reader, **names)(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         named = named and reader.fields["general.architecture"].contents() not in MORE
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more; of the
@@ -526,25 +484,19 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
                 f"{path}: its tokenizer has neither merges nor scores: write the file anew from the model's folder"
             )
         tokenizer = None if numbers else kind.from_pretrained(path.parent, **file)
-        shapes = {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()}
+        shapes = {weight: tuple(tensor.shape) for weight, tensor in given["tensors"].items()}
         check_model(str(path), empty, shapes)
         check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))
-    options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
+    options = {"config": config, "state_dict": given["tensors"], "dtype": dtype, "output_loading_info": True}
     with without_bars():
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info, shapes)
-    if not sys.stderr.isatty():
-        print(
-            f"posenc: unpacking the {tensors} tensors of {path.name} took {unpacked:.1f} of the {perf_counter() - started:.1f} s of "
-            "loading it",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
     return model, tokenizer
 
 
 def _has_numbers_for_tokens(reader: Any) -> bool:
-    """Whether the vocabulary is none, or that which `to_gguf` writes for a model without a tokenizer."""
+    """Whether the vocabulary is none, or "[0]", "[1]", ... of a model without a tokenizer."""
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     if tokens is None:
         return True
@@ -589,68 +541,3 @@ def _gguf_dtype(reader: Any) -> torch.dtype | None:
     if not kinds <= _GGUF_DTYPES.keys():
         return None
     return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
-
-
-SCALED = {"scaling.type", "scaling.factor", "scale_linear", "scaling.attn_factor", "freq_base_swa"}
-"""Keys of a GGUF file, after ".rope.", that scale its rotation."""
-
-
-def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
-    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does."""
-    from posenc.pretrained.programs import ALL, header_readings
-
-    header = rotation_of(reader)
-    stated = {key.partition(".rope.")[2]: value for key, value in header.items() if ".rope." in key}
-    divisors = [name for name in header if name.startswith("rope_f")]
-    tables = getattr(config, "rope_parameters", None)
-    if not tables or not (stated.keys() & SCALED or divisors) or tables.get("rope_type", "default") != "default":
-        return
-    length, original = int(config.max_position_embeddings), stated.get("scaling.original_context_length")
-    if len({str(header[name]) for name in divisors}) > 1:
-        # for short and for long inputs (Phi-3), between which llama.cpp chooses by its context, and transformers by the text
-        lists = {f"{key}_factor": header.get(f"rope_factors_{key}.weight") for key in ("short", "long")}
-        if None in lists.values() or not original:
-            raise InputError(
-                f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
-                "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
-            )
-        config.rope_parameters = dict(tables) | lists | {
-            "rope_type": "longrope", "rope_theta": float(stated.get("freq_base", 1e4)),
-            "original_max_position_embeddings": int(original),
-            "attention_factor": float(stated.get("scaling.attn_factor", 1.0)), "factor": max(length / original, 1.0),
-        }  # fmt: skip
-        if hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
-            config.original_max_position_embeddings = int(original)
-        return
-    found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
-    by_type = rope_parameters_by_type(config)
-    kinds = ("default",) if config.model_type in LONGROPE_ONLY else NAMED
-    made = {}
-    for kind, parameters in by_type.items():
-        reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
-        if kind is None and SLIDING in found:
-            raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
-        numbers = Frequencies(reading.inv_freq, reading.attention_factor)
-        of = reading.rotary_dim, reading.base, int(original or length), length, kinds
-        made[kind] = {**parameters, **scaling_parameters(numbers, *of)}
-    config.rope_parameters = made.get(None, made)
-
-
-def _take_layers(reader: Any, config: Any) -> None:
-    """The width of a head, which transformers' reader takes for some architectures alone; and of Gemma 2 and 3 which layers have
-    a window, and what scales scores, as llama.cpp has them."""
-    architecture = reader.fields["general.architecture"].contents()
-    if (getattr(config, "pad_token_id", None) or 0) >= config.vocab_size:
-        config.pad_token_id = None  # transformers' default for the type, where the file states none
-    width = reader.fields.get(f"{architecture}.attention.key_length")
-    if width is not None and "head_dim" in vars(config) and not hasattr(config, "kv_lora_rank"):
-        config.head_dim = int(width.contents())
-    pattern = reader.fields.get(f"{architecture}.attention.sliding_window_pattern")
-    if pattern is not None and isinstance(pattern.contents(), list) and getattr(config, "layer_types", None):
-        kinds = {True: "sliding_attention", False: "full_attention"}
-        config.layer_types = [kinds[bool(has_window)] for has_window in pattern.contents()]
-    largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
-    if largest is not None:
-        shared = config.num_hidden_layers == largest
-        width = config.hidden_size // config.num_attention_heads
-        config.query_pre_attn_scalar = width if shared else head_dim_of(config)

@@ -17,8 +17,16 @@ from posenc.encodings.rotary import DecoupledRotary, Rotary
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
 from posenc.pretrained.changes import RECORD, ModelChange
-from posenc.pretrained.families import ENCODED, Family, family_of
-from posenc.pretrained.parameters import NO_LIMIT, ROPE_PARAMETERS, STEP, check_parameters, head_dim_of, is_number
+from posenc.pretrained.families import ENCODED, REFUSED, Family, family_of
+from posenc.pretrained.parameters import (
+    NO_LIMIT,
+    ROPE_PARAMETERS,
+    STEP,
+    check_parameters,
+    head_dim_of,
+    is_number,
+    rope_parameters_by_type,
+)
 
 CACHES = ("cache", "past_key_values")
 """The names of the KV cache in transformers' models: from 5.24 on, and before."""
@@ -198,8 +206,8 @@ def model_structure(model: nn.Module) -> ModelStructure:
             "as it was made"
         )
     check_parameters(config)
-    rope_per_type = "rope_type" not in parameters
-    tables = [parameters[kind] for kind in parameters] if rope_per_type else [parameters]
+    by_type = rope_parameters_by_type(config)
+    rope_per_type, tables = None not in by_type, [*by_type.values()]
     widths = {layer.layer_type: layer.head_dim for layer in layers}
 
     def rope(parameters: Mapping[str, Any], prefix: str, width: int) -> Rope:
@@ -257,7 +265,9 @@ def rotary_parts(inner: Any) -> tuple[Family, Any, nn.Module]:
     model_type = str(decoder.config.model_type).removeprefix(ENCODED)
     family = family_of(model_type)
     rotary = getattr(decoder, "rotary_emb", None)
-    if not isinstance(rotary, nn.Module) or getattr(decoder.config, "alibi", False):
+    if getattr(decoder.config, "alibi", False):
+        raise InputError(f"model of type {model_type!r} with alibi=true: {REFUSED['bloom']}")
+    if not isinstance(rotary, nn.Module):
         raise InputError(f"model of type {model_type!r}: its decoder has no module rotary_emb that its layers use")
     return family, decoder, rotary
 

@@ -146,11 +146,25 @@ def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
     if getattr(config, "rope_parameters", None) is None:
         return  # it has no rotation
     by_type = rope_parameters_by_type(config)
+    if flat := _flat(config.rope_parameters, by_type):
+        yield (
+            f"{', '.join(f'{key}={shown(value)}' for key, value in flat.items())} in rope_parameters: transformers' "
+            f"{config.model_type} reads its tables by layer type alone ({', '.join(map(str, by_type))}); write them there",
+            None,
+        )
     for layer_type, parameters in by_type.items():
         where = f" of {layer_type}" if len(by_type) > 1 else ""
         if sentence := unknown_type(parameters, where):
             yield sentence, None
         yield from impossible_sentences(parameters, _pairs(config, layer_type, parameters), where)
+
+
+def _flat(parameters: Mapping[str, Any], by_type: Mapping[str | None, Mapping[str, Any]]) -> dict[str, Any]:
+    """What stands beside the tables by layer type and says something else than these."""
+    if None in by_type:
+        return {}
+    beside = {key: value for key, value in parameters.items() if key not in by_type and value is not None}
+    return {key: value for key, value in beside.items() if any(table.get(key) != value for table in by_type.values())}
 
 
 def _pairs(config: Any, layer_type: str | None, parameters: Mapping[str, Any]) -> int | None:

@@ -2,7 +2,7 @@
 """A model with an encoding (hf.py) as a model type that plain transformers and servers have, where one computes the same.
 
 Layers with and without a rotation, with and without a sliding window, are SmolLM3's or the type's own; a window in all layers of
-a Llama is Mistral's; ALiBi is MPT's. The new model is run beside the one with the encoding before it is written.
+a Llama is Mistral's. The new model is run beside the one with the encoding before it is written.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc.encoding import Encoding, Sum
-from posenc.encodings.distance import ALiBi
 from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
 from posenc.encodings.naive import NoPE
 from posenc.encodings.rotary import PRotary, Rotary
@@ -47,7 +45,6 @@ class _Layer:
 
     rotation: Encoding | None
     window: int | None
-    alibi: ALiBi | None
 
 
 def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
@@ -64,10 +61,7 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
         rotation = found[0] if found else None
         if any(not same_frequencies(_frequencies(each), _frequencies(rotation)) for each in found):
             raise InputError("its layers rotate by different frequencies")
-        if any(layer.alibi is not None for layer in layers):
-            made = _mpt(model, kind, layers)
-        else:
-            made = _rotated(model, kind, layers, rotation)
+        made = _rotated(model, kind, layers, rotation)
         _compare(model, made, layers)
     except InputError as error:
         raise InputError(
@@ -80,19 +74,15 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
 
 def _layer(model: Any, plan: Any) -> _Layer:
     encoding = model.acting_encoding.at(plan.number)[0] if plan.layer.rotates else NoPE()
-    window, rotation, alibi = plan.layer.window, None, None
+    window, rotation = plan.layer.window, None
     for part in _parts(encoding):
         if type(part) is Window and isinstance(part.before, int):
             window = part.before + 1 if window is None else min(window, part.before + 1)
         elif type(part) in (Rotary, PRotary, LearnedRotary, HeadRotary) and rotation is None:
             rotation = part
-        elif type(part) is ALiBi and alibi is None:
-            alibi = part
         elif type(part) is not NoPE:
             raise InputError(f"{part.known_as} is in none")
-    if alibi is not None and rotation is not None:
-        raise InputError(f"{rotation.known_as} and {alibi.known_as} in one layer are in none")
-    return _Layer(rotation, window, alibi)
+    return _Layer(rotation, window)
 
 
 def _parts(encoding: Encoding) -> Iterator[Encoding]:
@@ -162,12 +152,11 @@ def _shape(config: Any) -> dict[str, Any]:
     return fields | {"head_dim": head_dim_of(config)}
 
 
-def _made(model: Any, kind: str, fields: Mapping[str, Any], weights: dict[str, Tensor] | None = None) -> Any:
-    """A model of a type, with the weights of another by default, which are not copied."""
+def _made(model: Any, kind: str, fields: Mapping[str, Any]) -> Any:
+    """A model of a type with the weights of another, which are not copied."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if weights is None:
-        weights = {key: value for key, value in model.state_dict().items() if not key.startswith("encoding.")}
+    weights = {key: value for key, value in model.state_dict().items() if not key.startswith("encoding.")}
     fields = {key: value for key, value in fields.items() if key not in ("architectures", "_attn_implementation")}
     config: Any = CONFIG_MAPPING[kind](**deepcopy(dict(fields)))
     mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -189,52 +178,6 @@ def _made(model: Any, kind: str, fields: Mapping[str, Any], weights: dict[str, T
         made.model.rotary_emb = type(rotary)(config).to(device)
     made.generation_config = deepcopy(model.generation_config)
     return made.eval()
-
-
-def _mpt(model: Any, kind: str, layers: list[_Layer]) -> Any:
-    """MPT, whose layers have LayerNorm without a bias, an MLP of two matrices with GELU, and nothing else that is added."""
-    config, heads = model.config, int(model.config.num_attention_heads)
-    if any(layer.alibi is None or layer.window is not None for layer in layers):
-        raise InputError("MPT and BLOOM have ALiBi in all layers, and no windows")
-    if kind != "starcoder2":
-        raise InputError(
-            f"MPT and BLOOM have LayerNorm and an MLP of two matrices, which {kind} has not, or not so (BLOOM normalises its "
-            "embeddings too); a starcoder2 with use_bias=False and hidden_act='gelu' is written as MPT"
-        )
-    weights = model.state_dict()
-    biases = [key for key, value in weights.items() if key.endswith(".bias") and bool(value.any())]
-    if biases:
-        raise InputError(f"MPT has no biases, and {biases[0]} is not 0")
-    if config.hidden_act != "gelu" or config.intermediate_size != 4 * config.hidden_size:
-        raise InputError(
-            f"MPT has hidden_act='gelu' and an MLP 4 times as wide as the model, and this one {config.hidden_act!r} and "
-            f"{config.intermediate_size / config.hidden_size:g}"
-        )
-    if head_dim_of(config) * heads != config.hidden_size or config.norm_epsilon <= 0:
-        raise InputError("MPT's heads are as wide together as the model")
-    groups = heads // int(config.num_key_value_heads)
-    new = {"transformer.wte.weight": weights["model.embed_tokens.weight"], "lm_head.weight": weights["lm_head.weight"]}
-    new["transformer.norm_f.weight"] = weights["model.norm.weight"]
-    for number in range(len(layers)):
-        old, block = f"model.layers.{number}.", f"transformer.blocks.{number}."
-        q, k, v = (weights[f"{old}self_attn.{each}_proj.weight"] for each in "qkv")
-        k, v = (x.unflatten(0, (heads // groups, -1)).repeat_interleave(groups, 0).flatten(0, 1) for x in (k, v))
-        new |= {
-            f"{block}attn.Wqkv.weight": torch.cat((q, k, v)),
-            f"{block}attn.out_proj.weight": weights[f"{old}self_attn.o_proj.weight"],
-            f"{block}norm_1.weight": weights[f"{old}input_layernorm.weight"],
-            f"{block}norm_2.weight": weights[f"{old}post_attention_layernorm.weight"],
-            f"{block}ffn.up_proj.weight": weights[f"{old}mlp.c_fc.weight"],
-            f"{block}ffn.down_proj.weight": weights[f"{old}mlp.c_proj.weight"],
-        }
-    fields = {
-        "d_model": config.hidden_size, "n_heads": heads, "n_layers": len(layers), "expansion_ratio": 4,
-        "max_seq_len": config.max_position_embeddings, "vocab_size": config.vocab_size,
-        "layer_norm_epsilon": config.norm_epsilon, "tie_word_embeddings": config.tie_word_embeddings,
-        "attn_config": {"alibi": True}, "learned_pos_emb": False,
-        **{key: getattr(config, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")},
-    }  # fmt: skip
-    return _made(model, "mpt", fields, new)
 
 
 @torch.no_grad()

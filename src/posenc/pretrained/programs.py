@@ -47,7 +47,9 @@ V4_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow
               "original_max_position_embeddings": 4096}  # fmt: skip
 """The rope_scaling of transformers 4 for gpt_oss, where a configuration has none."""
 DEEPSPEED = ("llama", "mistral", "mixtral", "phi", "phi3", "qwen2", "qwen2_moe")
-"""Model types of DeepSpeed's inference engine (inference/v2), among those of `FAMILIES`."""
+"""Model types of DeepSpeed's inference engine (inference/v2) whose rules were read."""
+DEEPSPEED_UNREAD = ("falcon", "exaone4", "exaone4_5")
+"""Those of which they were not."""
 VLLM_BACKEND = ("ministral", "phi", "smollm3", "starcoder2", "seed_oss", "gpt_neox", "olmo", "olmo2", "glm")
 SGLANG_BACKEND = ("ministral", "smollm3", "seed_oss", "gpt_neox", "glm")
 """Model types that the two have no class for: they run transformers' modules."""
@@ -487,7 +489,7 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
     base, kind = float(key("rope.freq_base", 10000.0)), key("rope.scaling.type", "linear")
     factor = float(key("rope.scaling.factor", 0.0) or key("rope.scale_linear", 0.0)) or 1.0
     original = int(key("rope.scaling.original_context_length", context))
-    attention = float(key("rope.scaling.attn_factor", 1.0))
+    attention = stated = float(key("rope.scaling.attn_factor", 1.0))
     notes = [str(header[NOTE])] if header.get(NOTE) else []
     divisors = header.get("rope_freqs.weight")
     if divisors is None:
@@ -507,7 +509,10 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
         schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
         log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
         usual = 0.1 * math.log(factor) + 1
-        attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1) if log_multiplier else usual
+        if not log_multiplier:
+            attention *= usual
+        elif name != "deepseek2":  # of which the key is a tenth of mscale_all_dim, and both temperatures the same
+            attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1)
     elif kind != "none" and factor != 1:
         schedule = {"name": "linear", "factor": factor}
     found = _created(schedule, dim, base)
@@ -516,7 +521,7 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
         inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
     local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
     if local is not None:
-        yield _reading(SLIDING, local, {"name": "default"}, dim, 1.0)
+        yield _reading(SLIDING, local, {"name": "default"}, dim, stated)
     yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, "; ".join(notes))
 
 
@@ -595,8 +600,10 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
 
 
 def _deepspeed(config: ConfigFile, length: int) -> Found:
+    if config.model_type in DEEPSPEED_UNREAD:
+        raise NotKnown(f"its inference engine has {config.model_type}, whose rules were not read")
     if config.model_type not in DEEPSPEED:
-        raise ProgramFails(f"its inference engine carries {listed(DEEPSPEED)} of posenc's model types")
+        raise ProgramFails(f"its inference engine carries {listed(DEEPSPEED + DEEPSPEED_UNREAD)}")
     tables = _tables(config)
     kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
     for kind in sorted(kinds - {"default"}):

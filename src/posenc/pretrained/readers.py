@@ -12,7 +12,8 @@ from posenc.errors import InputError, check_integers, listed, unknown
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.families import FAMILIES, REFUSED
 from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
-from posenc.pretrained.parameters import impossible_sentences, rope_parameters_by_type, unknown_type
+from posenc.pretrained.gguf_reader import unread
+from posenc.pretrained.parameters import impossible_sentences, is_number, rope_parameters_by_type, unknown_type
 from posenc.pretrained.programs import (
     ALL,
     LLAMA_CPP,
@@ -197,6 +198,8 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         raise InputError(f"{config.name}: {contradiction}")
     if config.model_type in REFUSED:
         raise InputError(f"{config.name}: model type {config.model_type!r}: {REFUSED[config.model_type]}")
+    if _has_no_rotation(config):
+        raise InputError(f"{config.name}: model type {config.model_type!r} has no rotary positions to compare")
     findings = diagnosis(None, _evidence(config)).findings
     impossible = [why for table in config.tables() for why, _ in impossible_sentences(table)]
     cannot = [each for each in findings if each.name == "parameter_impossible"]
@@ -239,6 +242,12 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     )  # fmt: skip
 
 
+def _has_no_rotation(config: ConfigFile) -> bool:
+    if not _is_known(config) or any(rope_parameters_by_type(config.hf).values()) or config.hf.model_type in FAMILIES:
+        return False
+    return not is_number(getattr(config.hf, "max_position_embeddings", None))
+
+
 def _is_known(config: ConfigFile) -> bool:
     try:
         return config.hf is not None
@@ -249,6 +258,8 @@ def _is_known(config: ConfigFile) -> bool:
 def _evidence(config: ConfigFile) -> Evidence:
     for text in config.beside():
         yield "scaling_beside_the_model", text, None
+    for key in unread(config.gguf or {}):
+        yield "parameter_ignored", f"{key}={(config.gguf or {})[key]} in the file's head", None
     if not _is_known(config):
         for table in config.tables():
             if sentence := unknown_type(table):
@@ -263,9 +274,11 @@ def _evidence(config: ConfigFile) -> Evidence:
 
 
 def _still(config: ConfigFile, program: str) -> tuple[int, ...]:
-    """Layers that do not rotate; llama.cpp has a fixed interval for SmolLM3, and a GGUF file states none."""
+    """Layers that do not rotate; llama.cpp has a fixed interval for some types, EXAONE 4's for 64 layers alone, and a GGUF file
+    states none."""
     if not _is_known(config):
         return ()
-    if program == LLAMA_CPP and config.model_type == "smollm3":
-        return tuple(range(3, int(config.hf.num_hidden_layers), 4))
+    if program == LLAMA_CPP and config.model_type in ("smollm3", "exaone4", "llama4_text"):
+        count = int(config.hf.num_hidden_layers)
+        return () if config.model_type == "exaone4" and count != 64 else tuple(range(3, count, 4))
     return config.unrotated()

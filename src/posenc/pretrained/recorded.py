@@ -4,6 +4,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_facto
           "rope_local_base_freq", "swa_rope_theta", "compress_rope_theta", "original_max_position_embeddings",
           "max_position_embeddings", "hidden_size", "num_attention_heads", "head_dim", "qk_rope_head_dim", "sliding_window",
           "use_sliding_window", "attention_chunk_size", "no_rope_layer_interval", "position_embedding_type", "alibi")  # fmt: skip
-"""Fields on which a rotation depends; of num_hidden_layers and the layers' types alone which there are."""
+"""Fields on which a rotation depends; of the layers it is which types there are, and which of them do not rotate."""
 
 
 def fingerprint(config: ConfigFile) -> str:
@@ -32,6 +33,9 @@ def fingerprint(config: ConfigFile) -> str:
         "model_type": raw.get("model_type"),
         "of": config.outer.get("model_type"),
     }
+    with suppress(InputError):  # transformers does not know it
+        if still := config.unrotated():
+            stated["unrotated"] = still
     return hashlib.sha256(json.dumps(_plain(stated), sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -2,7 +2,11 @@
 """What is doubtful in a configuration alone, without weights: for `doctor`, and for a config.json without its model."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from posenc.pretrained.config_file import ConfigFile
@@ -47,6 +51,7 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         text = f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}"
         yield "base_not_stated", text, None
     yield from _stated_elsewhere(config, stored, next(iter(by_type.values())))
+    yield from _unread_fields(config, stored)
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
     for layer_type, parameters in by_type.items():
@@ -87,6 +92,46 @@ def _stated_elsewhere(config: Any, stored: Mapping[str, Any], taken: Mapping[str
     if is_number(base) and is_number(taken.get("rope_theta")) and base != taken["rope_theta"]:
         text = f"theta={base:.10g}, and transformers' {config.model_type} takes rope_theta={taken['rope_theta']:.10g}"
         yield "fields_contradict", text, base / taken["rope_theta"]
+
+
+SPEAKS = re.compile(r"(^|_)(rope|rotary|yarn|ntk|theta|alibi)(_|$)")
+"""Names of fields that speak of positions."""
+TOLD = ("theta", "rotary_dim", "rope_interleave")
+"""Of which there are other findings, or none is due."""
+
+
+@cache
+def _code_of(kind: type) -> str:
+    """transformers' code for a configuration and its model."""
+    modules = {
+        kind.__module__,
+        kind.__module__.replace(".configuration_", ".modeling_"),
+        "transformers.modeling_rope_utils",
+    }
+    found = [find_spec(module) for module in sorted(modules)]
+    return "".join(Path(each.origin).read_text("utf-8") for each in found if each is not None and each.origin)
+
+
+def _unread_fields(config: Any, stored: Mapping[str, Any]) -> Evidence:
+    """Numbers of a table that transformers' tables do not have, and fields beside it of which its code for the model type has not
+    even the name, unless they change nothing. How channels are paired is the type's own."""
+    tables = rope_parameters_by_type(config).values()
+    nothing = (None, False, 1, "default", *(table.get("rope_theta") for table in tables))
+    flat = {
+        "rope_theta": stored.get("rope_theta"),
+        **(stored.get("rope_parameters") or stored.get("rope_scaling") or {}),
+    }
+    if not any(isinstance(value, Mapping) for value in flat.values()):
+        for key, value in flat.items():
+            if value not in nothing and key not in ("type", "rope_type") and all(t.get(key) != value for t in tables):
+                text = f"{key}={value}, which transformers' {config.model_type} does not take"
+                yield "parameter_ignored", text, None
+    named = (key for key in sorted(stored) if SPEAKS.search(key) and key not in TOLD)
+    for key in named:
+        acts = stored[key] is True or stored[key] not in nothing
+        if acts and not re.search(rf"\b{re.escape(key)}\b", _code_of(type(config))):
+            text = f"{key}={stored[key]!r}, which transformers' {config.model_type} does not read"
+            yield "parameter_ignored", text, None
 
 
 def edited(config: Any, file: ConfigFile) -> Evidence:

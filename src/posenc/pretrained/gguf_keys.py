@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model types that posenc writes as GGUF files, and the keys with which llama.cpp makes frequencies."""
+"""The keys of a GGUF file with which llama.cpp makes frequencies."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,36 +10,11 @@ import torch
 from posenc.frequencies import Frequencies, stretch, yarn
 from posenc.pretrained.rope_config import MAX_STRETCH, new_base, same_frequencies
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """How llama.cpp names and computes a model type.
-
-    name: in GGUF. permuted: queries' and keys' rows are reordered from halves to pairs. norm_offset: added to the weights of
-    norms. windows: it has sliding windows. divisors: tensors with divisors of the frequencies.
-    """
-
-    name: str
-    permuted: bool = False
-    norm_offset: float = 0.0
-    windows: bool = False
-    divisors: tuple[str, ...] = ()
-
-
-ARCHITECTURES = {
-    "llama": Architecture("llama", permuted=True, divisors=("rope_freqs.weight",)),
-    "mistral": Architecture("llama", permuted=True, divisors=("rope_freqs.weight",)),
-    "smollm3": Architecture("smollm3", permuted=True),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "phi3": Architecture("phi3", divisors=("rope_factors_long.weight", "rope_factors_short.weight")),
-    "gemma": Architecture("gemma", norm_offset=1.0),
-    "gemma2": Architecture("gemma2", norm_offset=1.0, windows=True),
-    "gemma3_text": Architecture("gemma3", norm_offset=1.0, windows=True),
-    "olmo2": Architecture("olmo2"),
+DIVISORS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama", "granite", "granitemoe"), ("rope_freqs.weight",)),
+    "phi3": ("rope_factors_long.weight", "rope_factors_short.weight"),
 }
-"""config.model_type -> architecture; each was compared with llama.cpp's log-probabilities (tests/pretrained/test_gguf_file.py)."""
-
+"""Architectures of llama.cpp that read divisors of the frequencies -> their tensors; the others pass none to ggml_rope_ext."""
 YARN_KEYS = {
     "factor": "rope.scaling.factor",
     "original_max_positions": "rope.scaling.original_context_length",
