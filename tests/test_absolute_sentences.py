@@ -418,8 +418,6 @@ LONGER = {
     "Of four passkeys none is found at": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
     "no method beat truncation here": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
     "it finds none (0 to 49 %)": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
-    "at most one of three answers right": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
-    "where truncation removes nothing needed": PLAIN,
     "## Every method, on a small model": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
     "!The loss of each method by position": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
     "All tables have four tasks": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
