@@ -47,17 +47,7 @@ def leaderboard():
     steps, parameters = (max(world[what] for world in worlds) for what in ("steps", "parameters"))
     yield f"at most {steps} steps and {parameters / 1e6:.1f} M parameters"
     yield f"for {BOARD['tasks']['text']['settings']['steps']} steps"
-    rates = json.loads((BENCHMARKS / "error_rates.json").read_text(encoding="utf-8"))
-    at = rates["classes"].index(0.5)
-    rows = [of["near"][at] for of in rates["worlds"].values()]
-    true = sum(n * share for n, _, share in rows) / sum(n for n, _, _ in rows)
-    each = [share for n, _, share in rows if n >= 20]
-    yield (
-        f"of the encodings that it gives 50 to 95 %, {100 * true:.0f} % are near the best in truth, by task "
-        f"{100 * min(each):.0f} to {100 * max(each):.0f} %"
-    )
     assert len({name for name in LONGER_TRAINING["loss"] if " + " not in name}) == 4
-    assert min(share for of in rates["worlds"].values() for n, _, share in of["near"][-1:] if n >= 20) >= 0.95
 
 
 def claims():
