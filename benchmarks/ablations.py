@@ -5,6 +5,7 @@ models: train the models, and write benchmarks/ablations.json and the tables of 
     python benchmarks/ablations.py --list
     python benchmarks/ablations.py --train text copy [--seeds 4] [--out DIR]     # finished models are not trained again
     python benchmarks/ablations.py --collect [--out DIR]                         # what has been trained, into the .json
+    python benchmarks/ablations.py --board                                       # differences of the leaderboard's runs as it has them
     python benchmarks/ablations.py --time                                        # processor time of a training step
     python benchmarks/ablations.py                                               # the tables, from the .json
 
@@ -17,6 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -188,6 +190,23 @@ def collected(name: str, out: Path) -> Json:
             if name in ablation.models
         },
     }
+
+
+def of_board(models: Json) -> Json:
+    """Models whose differences of two encodings of the leaderboard are those that its pages have: a difference has one interval."""
+    from replication import Board, compared
+
+    rankings, changed = Board.read(LEADERBOARD).rankings, deepcopy(models)
+    for name in (name for name in models if not MODELS[name].changes):
+        ranking = rankings[MODELS[name].task]
+        there = {variant.name for variant in ranking.trained}
+        for ablation, of in changed[name]["ablations"].items():
+            first = next(iter(ABLATIONS[ablation].encodings.values()))
+            for at, gaps in of["differences"].items() if first in there else ():
+                gaps |= {
+                    each: asdict(compared(ranking, int(at), each, first).estimate) for each in gaps if each in there
+                }
+    return changed
 
 
 def seconds_of_a_step(text: str) -> float:
@@ -378,6 +397,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="trainings per encoding")
     parser.add_argument("--time", action="store_true", help="measure how long a training step takes")
     parser.add_argument("--collect", action="store_true", help="write the .json from what has been trained")
+    parser.add_argument("--board", action="store_true", help="take the differences that the leaderboard has from there")
     parser.add_argument(
         "--out", type=Path, default=Path("posenc-compare/ablations"), help="folder of the trained models"
     )
@@ -395,6 +415,8 @@ def main() -> None:
     if options.collect:
         found = {name: collected(name, options.out) for name in MODELS}
         save({**versions(), "machine": describe(torch.device("cpu")), "models": found, "seconds": stored()["seconds"]})
+    if options.collect or options.board:
+        save(stored() | {"models": of_board(stored()["models"])})
     if options.time:
         save(stored() | {"seconds": {text: seconds_of_a_step(text) for text in TIMED}})
     if not options.train:

@@ -31,11 +31,11 @@ from posenc.encodings.patterns import read
 from posenc.errors import listed
 from posenc.lab.archive import CURVE_POINTS
 from posenc.lab.compare import Comparison, experiment
-from posenc.lab.experiment import LEADERBOARD, TEN, Experiment
+from posenc.lab.experiment import LEADERBOARD, Experiment
 from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
-from posenc.lab.records import CONTEXT, Aggregate
+from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.results import Ranking
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, contrast, different, estimate, fisher, found
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, different, estimate, fisher, found
 from posenc.lab.text import USES
 from posenc.lab.train import schedule
 from posenc.report.leaderboard import mean_score
@@ -62,12 +62,12 @@ ERRORS = ROOT / "benchmarks/error_rates.json"
 SIZES, LONGER = ROOT / "benchmarks/ablations.json", ROOT / "benchmarks/longer_training.json"
 BUDGETS = ROOT / "benchmarks/budgets.json"
 DIGITS = 5
+WITHIN = 8
+"""Bytes of the shortest context that a table shows."""
 LAST = 10
 """Batches at the end of a training, whose mean loss is compared at equal time."""
 STEPS, LENGTH = 480, 128
 """Of the trainings that the experiments on budgets, texts and sizes share."""
-LEAST = 20
-"""Probabilities of which a share is stated."""
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
 MOST_SEEDS = 100
 
@@ -89,7 +89,6 @@ NEEDS = (
         ("rope", "t5", "alibi", "local_nope:window=16:every=2"),
         ("trained",),
     ),
-    Need("train short and test long, with an encoding that is much used", TEN, ENDS),
     Need("choose freely", (), ENDS),
 )
 
@@ -108,7 +107,7 @@ def worlds(results: Json) -> list[World]:
         World(
             of["parameters"],
             of["steps"],
-            len(of["seeds"]),
+            replication.of_all(of["seeds"]),
             {name: tuple(ends) for name, ends in of["losses"].items()},
             _text(of),
             {id: Gap(Estimate(**gap["estimate"]), gap["chance"]) for id, gap in of["findings"].items()},
@@ -161,14 +160,14 @@ def measured_budgets() -> Json:
         rows = {row["name"]: row for row in text["variants"] if row["trained"]}
         if "rope" not in rows:
             continue
-        values, names = measured(ranking, ranking.settings.trained_at, ranking.seeds), [v.name for v in ranking.trained]
-        behind = {name: contrast(values, at, names.index("rope")) for at, name in enumerate(names) if name != "rope"}
+        at = ranking.settings.trained_at
+        behind = {name: replication.compared(ranking, at, name, "rope").estimate for name in rows if name != "rope"}
         made.append(
             {
                 "text": text["data"]["name"].partition(":")[0],
                 "length": text["settings"]["length"],
                 "steps": text["settings"]["steps"],
-                "seeds": text["seeds"],
+                "seeds": replication.numbers_of_seeds(ranking),
                 "trained_on": _trained_on(text),
                 "parameters": rows["rope"]["parameters"],
                 "losses": world(text).losses,
@@ -178,6 +177,7 @@ def measured_budgets() -> Json:
                 "within": {v.name: vars(_fall(v, ranking.settings)) for v in ranking.trained}
                 if text["settings"]["length"] > LENGTH
                 else {},
+                "by_context": {v.name: _by_context(v, ranking.settings) for v in ranking.trained},
                 "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
                 "findings": {
                     each.id: {"estimate": vars(gap.estimate), "chance": gap.chance}
@@ -186,6 +186,12 @@ def measured_budgets() -> Json:
             }
         )
     return {"worlds": sorted(made, key=lambda of: (of["length"], of["parameters"], of["steps"], of["text"]))}
+
+
+def _by_context(variant: Aggregate, settings: Experiment) -> dict[str, float]:
+    """The loss by how many bytes before a target are seen, up to the training length, on the same targets."""
+    contexts = [context for context in settings.contexts if WITHIN <= context <= settings.length]
+    return {str(context): level(variant, context, CONTEXT).mean for context in contexts}
 
 
 def _fall(variant: Aggregate, settings: Experiment) -> Estimate:
@@ -395,16 +401,22 @@ def compared(label: Callable[[Json], str], among: Callable[[Json], bool]) -> str
         return "Not run yet."
     head, rows = ["encoding"], []
     for of in made:
-        head += [f"{label(of)}: 1×, 8×", "− `rope` at 1×", "gain from far"]
+        contexts = next(iter(of["by_context"].values()))
+        head += [f"{label(of)}: 1×, 8×", f"by context: {', '.join(contexts)}", "− `rope` at 1×", "gain from far"]
     for name in sorted(made[-1]["losses"], key=lambda name: made[-1]["losses"][name][0]):
         cells = []
         for of in made:
             cells.append(", ".join(f"{loss:.3f}" for loss in of["losses"][name]) if name in of["losses"] else "–")
+            if 0 < of["seeds"].get(name, 0) < max(of["seeds"].values()):
+                cells[-1] += f" ({in_seeds(of['seeds'][name])})"
+            cells.append(", ".join(f"{loss:.3f}" for loss in of["by_context"].get(name, {}).values()) or "–")
             gap, gain = of["behind_rope"].get(name), of["gain"].get(name)
             cells.append(_with_half(gap["mean"], gap["low"], gap["high"], "+") if gap else "–")
             cells.append(f"{_with_half(gain['mean'], gain['low'], gain['high'], '+')}, {gain['use']}" if gain else "–")
         rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
-    where = "; ".join(f"{_text(of)}, {_size(of)}, {of['steps']} steps: {in_seeds(len(of['seeds']))}" for of in made)
+    where = "; ".join(
+        f"{_text(of)}, {_size(of)}, {of['steps']} steps: {in_seeds(replication.of_all(of['seeds']))}" for of in made
+    )
     machines = listed(sorted({of["trained_on"] for of in made}))
     alike = "; ".join(
         f"{label(one)} and {label(other)} {', '.join(f'{_rank_correlation(one, other, at):.2f}' for at in (0, 1))}"
@@ -441,11 +453,12 @@ def behind(name: str, need: Need, world: World) -> tuple[float, str]:
 
 def nearest(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
     """The encoding that is within MARGIN of the best of its field in the largest share of the sizes, budgets and texts at which it was
-    measured, two or more of them, and where it was; None: there is none. Of several, the one that is least behind."""
-    found = []
+    measured, two or more of them and one after the most steps, and where it was; None: there is none. Of several, the one that is
+    least behind."""
+    found, most = [], max(world.steps for world in measured)
     for name in need.field or dict.fromkeys(each for world in measured for each in world.losses):
         known = [world for world in measured if name in world.losses]
-        if len(known) > 1:
+        if len(known) > 1 and any(world.steps == most for world in known):
             lags = [behind(name, need, world)[0] for world in known]
             found.append((sum(lag > MARGIN for lag in lags) / len(lags), max(lags), name, known))
     return min(found, key=lambda each: each[:3])[2:] if found else None
@@ -467,7 +480,7 @@ def facts(board: Board) -> str:
     """What was run, and where."""
     trained_on = min(map(_trained_on, board.results["tasks"].values()))
     encodings = len(board.results["settings"]["encodings"])
-    models = encodings * len(board.rankings) * board.seeds
+    models = sum(len(variant.scores) for ranking in board.rankings.values() for variant in ranking.trained)
     means = {
         task: statistics.mean(row["training_seconds"] for row in results["variants"] if row["trained"])
         for task, results in board.results["tasks"].items()
@@ -638,10 +651,7 @@ def of_task(task: str, board: Board) -> str:
     for variant in order:
         cells = [f"`{variant.name}`"]
         for condition in ends:
-            e = ranking.level(variant, condition)
-            half = (e.high - e.low) / 2
-            cells += [f"{_value(ranking, variant, condition)} ± {_half(ranking, half)}"]
-            cells += [_probability(near[condition][variant.name])]
+            cells += [_with_interval(ranking, variant, condition), _probability(near[condition][variant.name])]
         if ranking.jumps:
             seeds = ranking.learned(variant)
             right = [variant.values(ends[-1], [seed], m.key).mean().item() for seed in seeds]
@@ -671,11 +681,15 @@ def others(board: Board) -> str:
     for task, of in made.items():
         machines.setdefault(_trained_on(of.results["tasks"][task]), []).append(f"`{task}`")
         ranking = of.rankings[task]
+        counts = replication.numbers_of_seeds(ranking)
         cells = {row["encoding"]: ends_of(of, task, row) for row in of.results["table"]}
-        columns.append(cells)
+        fewer = {name: f" ({in_seeds(n)})" for name, n in counts.items() if n < max(counts.values())}
+        columns.append({name: cell + fewer.get(name, "") for name, cell in cells.items()})
         names |= dict.fromkeys(cells)
         guess = _percent(ranking.chance[ranking.settings.trained_at] or 0)
-        heads.append(f"{headed(task, ranking)} ({ranking.settings.steps} steps, {of.seeds} seeds, guessing {guess})")
+        heads.append(
+            f"{headed(task, ranking)} ({ranking.settings.steps} steps, {in_seeds(replication.of_all(counts))}, guessing {guess})"
+        )
     rows = [[f"`{name}`", *(cells.get(name, "–") for cells in columns)] for name in sorted(names)]
     left_out = [removed(of, "Not compared") for of in made.values() if any(of.results["not_learned"].values())]
     trained = [f"{listed(tasks)} on {machine}" for machine, tasks in machines.items()]
@@ -711,8 +725,11 @@ def _value(ranking: Ranking, variant: Aggregate, condition: int) -> str:
     return _percent(mean) if ranking.criterion.higher_is_better else f"{mean:.3f}"
 
 
-def _half(ranking: Ranking, half: float) -> str:
-    return _percent(half) if ranking.criterion.higher_is_better else f"{half:.3f}"
+def _with_interval(ranking: Ranking, variant: Aggregate, condition: int) -> str:
+    """Low to high: the interval of a share ends at 0 and 100 %, so half of it would not say where."""
+    e = ranking.level(variant, condition)
+    ends = [_percent(end) if ranking.criterion.higher_is_better else f"{end:.3f}" for end in (e.low, e.high)]
+    return f"{_value(ranking, variant, condition)} ({' to '.join(ends)})"
 
 
 def _percent(share: float) -> str:
@@ -789,31 +806,54 @@ def errors(rates: Json) -> str:
     head = ["as in", "all equal, own variances", "moderated", "eight kinds, own variances", "moderated"]
     most = {test: max(of["equal"][test] for of in rates["worlds"].values()) for test in ("own", "moderated")}
     false = max(of["apart"]["moderated"] for of in rates["worlds"].values())
-    near = [
-        [f"{100 * low:.0f} to {100 * high:.0f}", *_near(rates, at)]
-        for at, (low, high) in enumerate(pairwise(rates["classes"]))
-    ]
+    near = [[f"{100 * low:.0f} to {100 * high:.0f}", *_near(rates, at)] for at, (low, high) in _classes(rates)]
+    by_column = [[key, *(_counted(of["near"][at]) for at, _ in _classes(rates))] for key, of in rates["worlds"].items()]
+    classes = [f"{100 * low:.0f} to {100 * high:.0f} %" for _, (low, high) in _classes(rates)]
     return (
         f"{table(head, rows)}\n\nOf {rates['tables']} tables of equal encodings for each row, at most {_percent(most['moderated'])} % show a "
         f"difference (by own variances up to {_percent(most['own'])} %); where encodings differ, at most {100 * false:.1f} % of the differences "
         "found are false.\n\n"
         f"Near the best, by {rates['near_tables']} tables for each row above in which every encoding has its own measured mean: how often an "
         "encoding to which a probability was given is within the tolerance of the best in truth.\n\n"
-        f"{table(['stated, %', 'how many', 'stated in the mean, %', 'true, %', 'true, least and most of a row, %'], near)}"
+        f"{table(['stated, %', 'how many', 'stated in the mean, %', 'true, %'], near)}\n\n"
+        "The same for each column: how many of those that were given such a probability are near the best in truth.\n\n"
+        f"{table(['column', *classes], by_column)}"
     )
 
 
+def calibration(board: Board) -> str:
+    """What a probability to be near the best is worth, over all columns and for the text's alone."""
+    rates = json.loads(ERRORS.read_text(encoding="utf-8"))
+    at = next(at for at, (low, _) in _classes(rates) if low == 0.5)
+    every = [of["near"][at] for of in rates["worlds"].values()]
+    text = [of["near"][at] for key, of in rates["worlds"].items() if key.startswith("text")]
+    shares = [sum(n * true for n, _, true in rows) / sum(n for n, _, _ in rows) for rows in (every, text)]
+    known = [(true, key) for key, of in rates["worlds"].items() for n, _, true in [of["near"][at]] if n]
+    (least, worst), (most, best) = min(known), max(known)
+    counts = [sum(round(n * true) for n, _, true in text), sum(n for n, _, _ in text)]
+    return (
+        "- **How far to trust *near the best*.** In [simulations](../benchmarks/leaderboard.md#how-often-the-tests-are-wrong), of the encodings "
+        f"that it gives 50 to 95 %, {_percent(shares[0])} % are near the best in truth; by column {_percent(least)} % ({worst}) to {_percent(most)} % "
+        f"({best}). On text it says too much: {counts[0]} of {counts[1]} are."
+    )
+
+
+def _classes(rates: Json) -> list[tuple[int, tuple[float, float]]]:
+    """The classes of probabilities, numbered."""
+    return list(enumerate(pairwise(rates["classes"])))
+
+
+def _counted(row: Sequence[float]) -> str:
+    count, _, true = row
+    return f"{round(count * true)} of {count}" if count else "–"
+
+
 def _near(rates: Json, at: int) -> list[str]:
-    """Of a class of probabilities, over all worlds: how many, their mean, how many are true, and that of the worlds apart."""
+    """Of a class of probabilities, over all columns: how many, their mean, how many are true."""
     rows = [of["near"][at] for of in rates["worlds"].values() if of["near"][at][0]]
     count = sum(n for n, _, _ in rows)
     means = [sum(row[0] * row[which] for row in rows) / count for which in (1, 2)]
-    shares = [true for n, _, true in rows if n >= LEAST]
-    return [
-        f"{count:,}",
-        *map(_percent, means),
-        f"{_percent(min(shares))} to {_percent(max(shares))}" if shares else "–",
-    ]
+    return [f"{count:,}", *map(_percent, means)]
 
 
 def judged_findings(board: Board) -> list[replication.Judged]:
@@ -828,6 +868,7 @@ def tables(board: Board) -> dict[str, str]:
         each.__name__: each(board)
         for each in (
             facts,
+            calibration,
             advice,
             advice_by_setting,
             gains,

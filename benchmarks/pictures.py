@@ -286,7 +286,7 @@ def budget(results: Results, look: Look) -> str:
         "training steps ({:.1f} M parameters, {} bytes, {} seeds)",
         made[0]["parameters"] / 1e6,
         made[0]["length"],
-        len(made[-1]["seeds"]),
+        max(made[-1]["seeds"].values()),
     )
     drawing.text(left, bottom + 44, s, colour="soft")
     heights = dict(zip(NAMED, apart([y(gaps[name][-1]) for name in NAMED], 20, top + 4, bottom - 4), strict=True))

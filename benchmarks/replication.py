@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does it replicate? Published findings (findings.json, as data before the runs that judge them) and common claims (claims.json), each
+"""Does it replicate? Published findings (findings.json) and common claims (claims.json), each
 with a verdict: docs/claims.md and its Chinese edition. `python benchmarks/leaderboard.py` writes them."""
 
 import json
@@ -64,6 +64,8 @@ class Gap(NamedTuple):
 
     estimate: Estimate
     chance: float | None = None
+    seeds: int = 0
+    """Trainings of each of the two"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class World:
 
     parameters: int
     steps: int
-    seeds: int
+    seeds: int | tuple[int, int]
     losses: Mapping[str, tuple[float, float]]
     text: str = ""
     gaps: Mapping[str, Gap] = field(default_factory=dict)
@@ -92,8 +94,21 @@ class World:
         return f"{self.parameters / 1e6:.1f} M, {self.steps} steps, {in_seeds(self.seeds)}{text}"
 
 
-def in_seeds(count: int) -> str:
-    return f"{count} seed{'s' * (count > 1)}"
+def in_seeds(count: int | tuple[int, int]) -> str:
+    """count: as of `World`."""
+    least, most = count if isinstance(count, tuple) else (count, count)
+    return f"{least} to {most} seeds" if least < most else f"{most} seed{'s' * (most > 1)}"
+
+
+def numbers_of_seeds(ranking: Ranking) -> dict[str, int]:
+    """How many seeds each encoding has: a row is of all of its own."""
+    return {variant.name: len(variant.scores) for variant in ranking.trained}
+
+
+def of_all(counts: Mapping[str, int]) -> int | tuple[int, int]:
+    """Of `numbers_of_seeds`, as a `World` has it."""
+    least, most = min(counts.values()), max(counts.values())
+    return (least, most) if least < most else most
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,18 @@ def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
     return torch.stack([v.values(condition, seeds, ranking.criterion.key) for v in ranking.trained])
 
 
+def compared(ranking: Ranking, condition: int, one: str, other: str) -> Gap:
+    """How much higher an encoding scores than another, on the seeds that both have. How trainings differ is that of all the
+    encodings that have these seeds, see `posenc.lab.statistics.moderated`."""
+    of = {variant.name: variant for variant in ranking.trained}
+    seeds = of[one].scores.keys() & of[other].scores.keys()
+    rows = [variant for variant in ranking.trained if variant.scores.keys() >= seeds]
+    values = torch.stack([variant.values(condition, sorted(seeds), ranking.criterion.key) for variant in rows])
+    first, second = (rows.index(of[name]) for name in (one, other))
+    gap = contrast(values, first, second, jumps=ranking.jumps)
+    return Gap(gap, chances(values, jumps=ranking.jumps)[first, second].item(), len(seeds))
+
+
 def gaps(rankings: Mapping[str, Ranking]) -> dict[Finding, Gap]:
     """Of the findings whose task and encodings are there. rankings: by task."""
     known = {}
@@ -168,23 +195,24 @@ def gaps(rankings: Mapping[str, Ranking]) -> dict[Finding, Gap]:
         ranking = rankings.get(each.task)
         if ranking is None or each.at not in ranking.settings.conditions:
             continue
-        names = [variant.name for variant in ranking.trained]
-        if not {each.better, each.worse} <= {*names}:
+        of = {variant.name: variant for variant in ranking.trained}
+        if (
+            not {each.better, each.worse} <= of.keys()
+            or not of[each.better].scores.keys() & of[each.worse].scores.keys()
+        ):
             continue
-        one, other = names.index(each.better), names.index(each.worse)
         if each.level:
-            known[each] = Gap(ranking.change(ranking.trained[one], each.at))
+            one = of[each.better]
+            known[each] = Gap(ranking.change(one, each.at), seeds=len(one.scores))
         else:
-            values = measured(ranking, each.at, ranking.seeds)
-            gap = contrast(values, one, other, jumps=ranking.jumps)
-            known[each] = Gap(gap, chances(values, jumps=ranking.jumps)[one, other].item())
+            known[each] = compared(ranking, each.at, each.better, each.worse)
     return known
 
 
 def judged(rankings: Mapping[str, Ranking], worlds: Sequence[World]) -> list[Judged]:
     """Every finding. The chance that one or more of the differences found is false is at most 5 % (Holm), and as much for those of
     all other worlds; a level is confirmed where its interval ends below the tolerance. worlds: other sizes and budgets of text."""
-    known = {each: gap for each, gap in gaps(rankings).items() if len(rankings[each.task].seeds) >= LEAST}
+    known = {each: gap for each, gap in gaps(rankings).items() if gap.seeds >= LEAST}
     there = {
         (each, number): gap
         for each in known
@@ -234,9 +262,10 @@ def _judge(
     else:
         verdict = OPEN if not sure else CONFIRMED if m.worse * gap.mean < 0 else REVERSED
         if ranking.jumps:  # an exact test of whether trainings learn, beside the mean of those that did and did not
-            of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
-            one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
-            learned = one, other, count, fisher(one, other, count)
+            of = {variant.name: variant for variant in ranking.trained}
+            both = of[each.better].scores.keys() & of[each.worse].scores.keys()
+            one, other = (len(both & {*ranking.learned(of[name])}) for name in (each.better, each.worse))
+            learned = one, other, len(both), fisher(one, other, len(both))
     if verdict in (CONFIRMED, REVERSED):
         limit = m.tolerance if each.level else 0
         others = [

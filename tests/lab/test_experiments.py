@@ -172,11 +172,12 @@ def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, 
     monkeypatch.setattr(leaderboard.replication, "EXPERIMENTS", two / "archives")
     made = leaderboard.measured_budgets()
     assert [(of["text"], of["steps"], of["seeds"]) for of in made["worlds"]] == [
-        ("code", 1, [0, 1]),
-        ("code", 2, [0, 1]),
+        ("code", 1, {"none": 2, "rope": 2}),
+        ("code", 2, {"none": 2, "rope": 2}),
     ]
     for of in made["worlds"]:
-        assert of["losses"].keys() == of["gain"].keys() == {"none", "rope"}
+        assert of["losses"].keys() == of["gain"].keys() == of["by_context"].keys() == {"none", "rope"}
+        assert of["by_context"]["rope"].keys() == {"8"}  # within the training length, and not less than WITHIN
         assert of["behind_rope"]["none"]["mean"] == pytest.approx(
             of["losses"]["none"][0] - of["losses"]["rope"][0], abs=0.002
         )

@@ -72,10 +72,10 @@ class Comparison:
             for e in self.encodings
         ]
 
-    def seeds_in(self, runs: Iterable[Run]) -> int:
-        """How many seeds, from the first on, every encoding has finished."""
-        finished = {(run.encoding, run.seed) for run in runs}
-        complete = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
+    def seeds_in(self, runs: Iterable[Run], left_out: Collection[tuple[str, int]] = ()) -> int:
+        """How many seeds, from the first on, every encoding has finished. left_out: encodings and seeds that are not run."""
+        there = {(run.encoding, run.seed) for run in runs} | {*left_out}
+        complete = takewhile(lambda seed: all((e, seed) in there for e in self.encodings), range(self.seeds))
         return len(list(complete))
 
     def check(self, corpus: Dataset, finished: Collection[str] = ()) -> None:
@@ -177,7 +177,15 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def cells(self) -> list[Run]:
         runs = [run for comparison, corpus in self.comparisons for run in comparison.runs(corpus)]
-        return sorted(runs, key=lambda run: run.seed)
+        without = {comparison.settings: self._left_out(comparison) for comparison, _ in self.comparisons}
+        planned = [run for run in runs if (run.encoding, run.seed) not in without[run.settings]]
+        return sorted(planned, key=lambda run: run.seed)
+
+    def _left_out(self, comparison: Comparison) -> set[tuple[str, int]]:
+        """Seeds that encodings of the table have not been trained with: a row of it has its own."""
+        of = [run for run in self.known() if run.settings == comparison.settings]
+        there, names = {(run.encoding, run.seed) for run in of}, {run.encoding for run in of}
+        return {(name, seed) for name in names for seed in range(comparison.seeds)} - there
 
     def resources(self) -> dict[str, Any]:
         return {"gpu": self.comparisons[0][0].execution.device != "cpu"}
@@ -207,7 +215,8 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def presentable(self, done: Mapping[Run, RunRecord]) -> Sequence[Run]:
         parts = ((c, [run for run in done if run.settings.name == c.settings.name]) for c, _ in self.comparisons)
-        seeds = min(filter(None, (comparison.seeds_in(part) for comparison, part in parts)), default=0)
+        counts = (comparison.seeds_in(part, self._left_out(comparison)) for comparison, part in parts)
+        seeds = min(filter(None, counts), default=0)
         return [run for run in done if run.seed < seeds]
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
@@ -220,7 +229,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
             "seeds": list(range(plan.seeds)),
-            "seeds_finished": plan.seeds_in(done),
+            "seeds_finished": plan.seeds_in(done, self._left_out(plan)),
             "data": corpus.facts(),
             "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
             "answer": [*self._places(ranking), *ranking.answer()],

@@ -2,9 +2,8 @@
 """Comparisons of the same encodings on several tasks, as one study: all cells in one folder, one table of all tasks."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -156,8 +155,9 @@ def against(
 ) -> tuple[list[tuple[Comparison, Dataset]], Table]:
     """The comparisons that put encodings into a table of finished runs, a folder of `posenc.lab.archive` ("leaderboard": that of
     posenc's repository), and the table. Settings, data and encodings are the table's; tasks and seeds too, unless fewer are
-    asked for. A task whose data are others here, such as the text of another version of Python, is left out if it was not
-    named. data: as of `posenc compare`, which a table does not have; None: the task's default.
+    asked for. A row of the table has the seeds that it was trained with, also where others have more. A task whose data are
+    others here, such as the text of another version of Python, is left out if it was not named. data: as of `posenc
+    compare`, which a table does not have; None: the task's default.
 
     Raises:
         InputError: encodings, tasks or seeds that do not fit the table; no such table; no task whose data are the same here.
@@ -167,12 +167,10 @@ def against(
         parts.setdefault(part.task, []).append(part)
     order = [*filter(parts.__contains__, TASKS), *(task for task in parts if task not in TASKS)]
     parts = {task: parts[task] for task in order}
-    names = [
-        name for name in next(iter(parts.values()))[0].runs if all(name in each[0].runs for each in parts.values())
-    ]
+    names = _in_every_task(parts.values())
     if taken := [name for name in encodings if name in names]:
         raise InputError("is in the table", "name encodings that are not", encodings=taken[0])
-    most = min(map(partial(_seeds_of, names), parts.values()))
+    most = min(map(_seeds_of, parts.values()))
     if seeds is not None and not 1 <= seeds <= most:
         raise InputError(f"the table has {most}", "ask for at most so many", seeds=seeds)
     comparisons: list[tuple[Comparison, Dataset]] = []
@@ -192,7 +190,7 @@ def against(
             if part.conditions | {"seed": first.seed} != first.conditions:
                 changed = difference(part.conditions | {"seed": first.seed}, [first.conditions])
                 raise InputError(f"{part.name} has {changed}, as the others have", against=str(directory))
-            for name in names:
+            for name in filter(part.runs.__contains__, names):
                 runs[Run.of(name, part.seed, settings, corpus.digest, execution)] = part.stored(name)
         processors = dict.fromkeys(name for part in used for name in part.processors)
         where = f"{listed([*processors])} by {in_words(first.versions)}"
@@ -207,10 +205,16 @@ def against(
     return comparisons, Table(runs, notes)
 
 
-def _seeds_of(encodings: Sequence[str], parts: Sequence[Part]) -> int:
-    """How many seeds, from 0 on, have all encodings."""
-    complete = [part.seed for part in parts if part.runs.keys() >= set(encodings)]
-    return len(list(takewhile(lambda seed: seed in complete, range(len(parts)))))
+def _in_every_task(parts: Collection[Sequence[Part]]) -> list[str]:
+    """The encodings that have a run in every task, in the order of the archives."""
+    of_tasks = [dict.fromkeys(name for part in of_task for name in part.runs) for of_task in parts]
+    return [name for name in of_tasks[0] if all(name in each for each in of_tasks)]
+
+
+def _seeds_of(parts: Sequence[Part]) -> int:
+    """How many seeds, from 0 on, there are; not each encoding needs to have them all."""
+    there = {part.seed for part in parts}
+    return len(list(takewhile(there.__contains__, range(len(parts)))))
 
 
 def _settings(part: Part) -> Experiment:

@@ -228,6 +228,23 @@ def test_a_table_of_another_version_is_compared(archives, monkeypatch, tmp_path)
     assert re.search(r"by posenc \d\S+, torch \S+\.$", results["tasks"]["sort"]["limits"][-1])
 
 
+def test_a_row_of_a_table_keeps_its_own_seeds(archives, tmp_path):
+    """Before, a seed that one row lacked was dropped for all."""
+    for task in TASKS:
+        path = archives / f"{task}-1{SUFFIX}"
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        for of in ("runs", "behaviours"):
+            del content[of]["rope"]
+        path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    placed, table = against(archives, ["alibi"], ["sort"])
+    assert sorted((run.encoding, run.seed) for run in table.runs) == [("none", 0), ("none", 1), ("rope", 0)]
+    results = run(tmp_path / "out", placed, table=table)
+    assert results["runs"] == {"planned": 5, "finished": 5, "kept_from_before": 3}
+    of = {variant["name"]: variant["seeds"] for variant in results["tasks"]["sort"]["variants"]}
+    assert (of["alibi"], of["none"], of["rope"]) == ([0, 1], [0, 1], [0])
+    assert {row["encoding"] for row in results["table"]} == {"alibi", "none", "rope"}
+
+
 def test_a_task_with_other_data_is_left_out(archives):
     path = archives / f"text-0{SUFFIX}"
     content = json.loads(gzip.decompress(path.read_bytes()))

@@ -73,6 +73,79 @@ def test_a_row_can_be_repeated(parts):
             assert part.data == corpus.digest
 
 
+def test_no_training_is_left_out(leaderboard):
+    """A row is of every seed in the archives, and says how many where others have more; a pair is of the seeds that both have."""
+    replication, unequal = leaderboard.replication, 0
+    for name in ("recall", "far"):
+        folders = sorted((leaderboard.replication.EXPERIMENTS / name).iterdir())
+        for folder, board in zip(folders, replication.experiments(name), strict=True):
+            there = [(encoding, part.seed) for part in read(folder) for encoding in part.runs]
+            (ranking,) = board.rankings.values()
+            assert sorted((v.name, seed) for v in ranking.trained for seed in v.scores) == sorted(there)
+            counts = replication.numbers_of_seeds(ranking)
+            unequal += len({*counts.values()}) > 1
+            of = {variant.name: variant for variant in ranking.trained}
+            both = of["wall"].scores.keys() & of["rope"].scores.keys()
+            at = ranking.settings.trained_at
+            mean = [of[each].values(at, sorted(both), ranking.criterion.key).mean().item() for each in ("wall", "rope")]
+            gap = replication.compared(ranking, at, "wall", "rope")
+            assert (gap.seeds, gap.estimate.mean) == (len(both), pytest.approx(mean[0] - mean[1]))
+    assert unequal == 2
+    (row,) = (line for line in leaderboard.far(None).splitlines() if line.startswith("| `wall`"))
+    assert "(2 seeds)" in row
+
+
+def test_the_interval_of_a_share_is_printed_from_low_to_high_within_0_and_100(leaderboard, board):
+    for ranking in board.rankings.values():
+        for variant in ranking.trained:
+            text = leaderboard._with_interval(ranking, variant, ranking.settings.trained_at)
+            mean, low, high = map(float, re.fullmatch(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", text).groups())
+            assert low <= mean <= high
+            assert not ranking.criterion.higher_is_better or 0 <= low <= high <= 100
+
+
+def test_a_difference_has_one_interval_on_all_pages(ablations, board):
+    found = json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))["models"]
+    again = {}
+    for name in ("text", "copy"):
+        ranking = board.rankings[found[name]["task"]]
+        there = {variant.name for variant in ranking.trained}
+        for ablation, of in found[name]["ablations"].items():
+            first = next(iter(ablations.ABLATIONS[ablation].encodings.values()))
+            for at, gaps in of["differences"].items() if first in there else ():
+                for each in there & gaps.keys():
+                    again[name, first, each, at] = gaps[each]
+                    e = leaderboard_gap(ranking, int(at), each, first)
+                    assert gaps[each]["mean"] == pytest.approx(e.mean, abs=1e-9)
+                    assert (gaps[each]["low"], gaps[each]["high"]) == (pytest.approx(e.low), pytest.approx(e.high))
+    assert ("text", "rope", "fope", "8") in again
+
+
+def leaderboard_gap(ranking, at, one, other):
+    return script("replication").compared(ranking, at, one, other).estimate
+
+
+def test_the_page_of_claims_says_which_findings_were_written_down_before_their_runs(leaderboard):
+    """The archives of the leaderboard are older than findings.json, those of the experiment on tasks are not."""
+    first = [
+        each for each in leaderboard.replication.findings() if not list(leaderboard.ARCHIVES.glob(f"{each.task}-*"))
+    ]
+    page, chinese = ((ROOT / f"docs/{name}").read_text(encoding="utf-8") for name in ("claims.md", "claims.zh.md"))
+    verdicts = dict(re.findall(r'<a id="([^"]+)"[^|]*\| \*\*([^|]*)\*\* \|', page))
+    open_, confirmed = (
+        [v for each in first if (v := verdicts[each.id]) == word] for word in ("not measurable", "confirmed")
+    )
+    every = len(leaderboard.replication.findings())
+    assert len(open_) + len(confirmed) == len(first)
+    assert f"{every - len(first)} of {every} are judged by runs" in page
+    assert (
+        f"of the {len(first)} that were written down before their runs, {len(open_)} are not measurable and {len(confirmed)} is confirmed"
+        in page
+    )
+    assert f"{every} 条中有 {every - len(first)} 条" in chinese
+    assert f"{len(first)} 条里，{len(open_)} 条测不出，{len(confirmed)} 条证实" in chinese
+
+
 def test_findings_are_of_what_is_compared(leaderboard):
     findings, claims = leaderboard.replication.findings(), leaderboard.replication.claims()
     assert len(findings) >= 40
