@@ -724,14 +724,13 @@ def test_axe_finds_nothing(site, browser, kind):
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_homes_pictures_are_as_light_as_the_page(site, browser, scheme):
-    page = browser.new_page(color_scheme=scheme)
+def test_home_has_its_picture_and_three_doors_on_one_screen(site, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto((site.folder / "index.html").as_uri())
-    shown = page.locator(".tries img:visible")
-    assert shown.count() == page.locator(".tries li").count() == 3
-    for source in (shown.nth(number).get_attribute("src") for number in range(3)):
-        assert source.endswith((f"#only-{scheme}", "story.svg")), source
+    assert page.locator(".doors li").count() == 3
+    picture, door = page.locator("img.living").bounding_box(), page.locator(".doors li").first.bounding_box()
+    assert picture["width"] > 600
+    assert door["y"] < 800
     page.close()
 
 
