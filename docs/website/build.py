@@ -161,14 +161,22 @@ def _cards(pages: Path, texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+UNSEARCHED = ("benchmarks/", "project/changelog", "leaderboard/", "results.html", "404.html")
+"""Raw results and what changed, which nobody looks for and which have every word: pages link to them."""
+
+
 def indexed(path: Path) -> None:
-    """Put the keywords of pages into the search's index, and take the source code of encodings out, which is a quarter of it."""
+    """Put the keywords of pages into the search's index, and take out the source code of encodings, raw results and the changelog."""
     before, text = path.read_text(encoding="utf-8").split("{", 1)
     index, end = json.JSONDecoder().raw_decode("{" + text)
-    index["items"] = [item for item in index["items"] if not item["location"].endswith("#source-code")]
+    index["items"] = [
+        item
+        for item in index["items"]
+        if not item["location"].endswith("#source-code") and not item["location"].startswith(UNSEARCHED)
+    ]
     for item in index["items"]:
-        words = keywords(item["location"].replace(".html", ".md"))
-        item["text"] += f"<p>{words}</p>" if words else ""
+        if words := keywords(item["location"].replace(".html", ".md")):
+            item["keywords"] = words
     path.write_text(before + json.dumps(index, ensure_ascii=False) + text[end - 1 :], encoding="utf-8")
 
 

@@ -1,5 +1,5 @@
 // The first two pages that a built site's search shows for each query, as JSON: node search.mjs SITE SCRIPT QUERY ...
-// SCRIPT: what the site puts before its search's worker (docs/website/common-words.js), which runs here as in a page.
+// SCRIPT: what the site puts before its search's worker (docs/website/ranking.js), which runs here as in a page.
 import fs from "node:fs";
 import vm from "node:vm";
 
@@ -15,7 +15,7 @@ class Worker {
     self.onmessage({ data });
   }
 }
-vm.runInContext(fs.readFileSync(script, "utf8"), vm.createContext({ Worker }));
+vm.runInContext(fs.readFileSync(script, "utf8"), vm.createContext({ Worker, queueMicrotask }));
 const worker = new Worker();
 let resolve;
 worker.onmessage = ({ data }) => resolve(data);

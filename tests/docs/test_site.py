@@ -105,7 +105,7 @@ FOUND = {
     "benchmark speed memory": ("bench.html",),
 }
 """What people look for, and how the addresses of the pages that they mean begin."""
-SEARCH = Path(__file__).with_name("search.mjs"), DOCS / "website" / "common-words.js"
+SEARCH = Path(__file__).with_name("search.mjs"), DOCS / "website" / "ranking.js"
 
 
 def targets(nav):
@@ -431,41 +431,49 @@ def test_the_menu_of_chinese_pages_is_chinese():
     }
 
 
+SECTIONS = [
+    {"location": "reference/a.html#yarn", "title": "yarn", "text": "<p>yarn yarn factor</p>"},
+    {"location": "guides/extend.html", "title": "Extend a model", "text": "<p>YaRN extends the context.</p>"},
+    {"location": "frequencies/longrope.html", "title": "LongRoPE", "text": "<p>A factor for each pair.</p>"},
+    {
+        "location": "encodings/axial_rope.html",
+        "title": "Axial",
+        "text": "<p>Rows.</p>",
+        "keywords": "2d rope, 二维旋转",
+    },
+    {"location": "bench.html", "title": "Speed", "text": "<p>Milliseconds</p>"},
+]
 ASKED = {
-    "yarn": ["yarn"],
-    "what is the best rope for images": [
-        "best rope images",
-        "best images",
-        "rope images",
-        "best rope",
-        "images",
-        "best",
-        "rope",
-    ],
-    "how do I": ["how do I", "how do", "how I", "do I", "how", "do", "I"],
-    "yarn vs. NTK": ["yarn NTK", "yarn", "NTK"],
-    "2-D RoPE": ["2d RoPE", "RoPE", "2d"],
-    "a 7-d table": ["7-d table", "table", "7-d"],
-    "旋转 编码": ["旋转 编码", "旋转", "编码"],
-    "  ": ["  "],
+    "yarn": ["guides/extend.html", "reference/a.html"],  # a guide before the API, whose title has it
+    "longrope": ["frequencies/longrope.html"],
+    "how do I extend a model": ["guides/extend.html"],  # common words say nothing
+    "2-D RoPE": ["encodings/axial_rope.html"],
+    "旋转": ["encodings/axial_rope.html"],
+    "millisec": ["bench.html"],  # the beginning of a word, as it is typed
+    "of it": [],
+    "nowhere": [],
 }
-"""What is asked for a query, until something is found."""
+"""Of these sections, which pages are shown for a query, in order."""
 
 
-def test_a_query_loses_its_common_words_then_its_shortest():
+def shown(site, queries):
+    """The first two pages that a site's search shows for each query."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node on this machine")
-    script = Path(__file__).with_name("queries.mjs")
-    long = "one two three four seven eleven twelve"
-    done = subprocess.run([node, script, SEARCH[1], long, *ASKED], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    of_long = found.pop(long)["asked"]
-    assert of_long[:2] == [long, "one three four seven eleven twelve"]
-    assert (of_long[-1], len(of_long)) == ("one", 2**6)
-    assert found.pop("a further page") == {"asked": ["of it"], "shown": 1}
-    assert {query: of["asked"] for query, of in found.items()} == ASKED
-    assert {of["shown"] for of in found.values()} == {1}  # nothing found is shown once, at the end
+    script, put_before = SEARCH
+    done = subprocess.run([node, script, site, put_before, *queries], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_the_search_ranks_pages_by_their_words_and_kind(tmp_path):
+    workers = tmp_path / "assets" / "javascripts" / "workers"
+    workers.mkdir(parents=True)
+    (workers / "search.js").write_text(
+        "self.onmessage = ({ data }) => self.postMessage({ type: data.type + 1, data: {} });"
+    )
+    (tmp_path / "search.json").write_text(json.dumps({"items": SECTIONS, "config": {}}))
+    assert shown(tmp_path, ASKED) == ASKED
 
 
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("var __index = ", ";")])
@@ -488,8 +496,8 @@ def test_keywords_are_of_pages_and_in_the_index(tmp_path):
     )
     build.indexed(tmp_path / "search.json")
     (item,) = json.loads((tmp_path / "search.json").read_text())["items"]
-    assert "2d rope" in item["text"]
-    assert "二维旋转位置编码" in item["text"]
+    assert "2d rope" in item["keywords"]
+    assert "二维旋转位置编码" in item["keywords"]
 
 
 @pytest.mark.parametrize("name", ["alibi", "learned", "complex_order"])  # the last two are the largest
@@ -691,14 +699,9 @@ def test_every_link_to_the_explorer_is_to_a_state_that_it_shows(new_tab, tmp_pat
 
 @pytest.mark.slow
 def test_the_search_finds_what_people_mean_first_or_second(site):
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node on this machine")
-    script, put_before = SEARCH
-    done = subprocess.run([node, script, site.folder, put_before, *FOUND], capture_output=True, text=True, check=True)
-    shown = json.loads(done.stdout)
+    found = shown(site.folder, FOUND)
     assert {
-        query: pages for query, pages in shown.items() if not any(page.startswith(FOUND[query]) for page in pages)
+        query: pages for query, pages in found.items() if not any(page.startswith(FOUND[query]) for page in pages)
     } == {}
 
 
@@ -722,14 +725,13 @@ def test_axe_finds_nothing(site, browser, kind):
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_homes_pictures_are_as_light_as_the_page(site, browser, scheme):
-    page = browser.new_page(color_scheme=scheme)
+def test_home_has_its_picture_and_three_doors_on_one_screen(site, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto((site.folder / "index.html").as_uri())
-    shown = page.locator(".tries img:visible")
-    assert shown.count() == page.locator(".tries li").count() == 3
-    for source in (shown.nth(number).get_attribute("src") for number in range(3)):
-        assert source.endswith((f"#only-{scheme}", "story.svg")), source
+    assert page.locator(".doors li").count() == 3
+    picture, door = page.locator("img.living").bounding_box(), page.locator(".doors li").first.bounding_box()
+    assert picture["width"] > 600
+    assert door["y"] < 800
     page.close()
 
 
@@ -776,6 +778,22 @@ def test_the_search_finds_on_a_page_that_is_opened_from_the_folder(site, browser
     page.wait_for_function("document.activeElement.shadowRoot?.activeElement?.tagName == 'INPUT'")
     page.keyboard.type("what is the attention with linear biases")
     page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
+    page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("key", ["Control+k", "/"])
+def test_a_shortcut_opens_the_search_at_once_and_letters_turn_no_page(site, browser, key):
+    page = browser.new_page()
+    address = (site.folder / "guides/getting-started.html").as_uri()
+    page.goto(address)
+    page.keyboard.type("np")  # the theme's keys of the next and the last page
+    page.keyboard.press(key)
+    page.keyboard.type("linear biases")
+    page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
+    assert page.evaluate("document.activeElement.shadowRoot.activeElement.value") == "linear biases"
+    assert page.url == address
     page.close()
 
 

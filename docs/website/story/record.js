@@ -1,6 +1,6 @@
 "use strict";
 // What is written, as a WebM of a quarter of a minute, drawn on a canvas. Gives false where the browser cannot record one.
-posenc.storyVideo = async (written, words, { trained, headings, most, style, place }) => {
+posenc.storyVideo = async (written, words, { trained, headings, least, most, style, place }) => {
   const WIDTH = 1280, HEIGHT = 720, SECONDS = 14, AFTER = 1.5, LINE = 21, LINES = 26, TOP = 130, COLUMN = 580, type = "video/webm";
   if (!globalThis.MediaRecorder || !MediaRecorder.isTypeSupported(type) || !written.text[0].length) return false;
   const canvas = Object.assign(document.createElement("canvas"), { width: WIDTH, height: HEIGHT }), pen = canvas.getContext("2d");
@@ -41,7 +41,7 @@ posenc.storyVideo = async (written, words, { trained, headings, most, style, pla
       pen.font = "15px system-ui, sans-serif";
       seen.forEach((one, at) => {
         if (!one || one.line < from) return;
-        pen.globalAlpha = Math.min(1, Math.max(0, written.surprise[which][at] - 1) / (most - 1)) / 2;
+        pen.globalAlpha = Math.min(1, Math.max(0, written.surprise[which][at] - least) / (most - least)) / 2;
         pen.fillStyle = colour("past");
         pen.fillRect(left + one.x, high(one) - 15, one.wide, LINE - 1);
         pen.globalAlpha = 1;

@@ -1,12 +1,13 @@
 "use strict";
-// The page: its state is in the address, "method=yarn&factor=4&seed=3&begin=...&tab=name&lang=zh&path=WebGPU"; a worker writes, this file shows.
+// The page: its state is in the address, "method=yarn&factor=4&seed=3&begin=...&lang=zh&path=WebGPU"; a worker writes, this file shows.
 posenc.story = (() => {
   const given = JSON.parse(document.getElementById("story-data").textContent), { trained, length, rotations, recorded } = given;
   const root = document.getElementById("story"), find = selector => root.querySelector(selector);
-  const PAIRS = [4, 9, 13, 18], TURN = 2 * Math.PI, MOST = 8, SMOOTH = 16;  // shown pairs; nats of the full colour; tokens of a mean
+  const PAIRS = [4, 9, 13, 18], TURN = 2 * Math.PI, LEAST = 3, MOST = 8, SMOOTH = 16;  // shown pairs; nats of the first and the full colour; tokens of a mean
+  const QUICK = 140, SLOW = 30;  // tokens a second of the recorded story, up to the context length and past it
   const SVG = "http://www.w3.org/2000/svg", still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const limits = { seed: 2 ** 31 };
-  let state, words, written = recorded, worker = null, loading = null, run = 0, asked = null, frame = 0, steps = 0;
+  let state, words, written = recorded, worker = null, loading = null, run = 0, asked = null, frame = 0, steps = 0, played = still ? length : 0, last = 0;
 
   const element = (tag, properties = {}, ...children) => {
     const found = Object.assign(document.createElement(tag), properties);
@@ -22,14 +23,13 @@ posenc.story = (() => {
 
   // ------------------------------------------------------------------ the state
 
-  const USUAL = { method: recorded.method, factor: String(recorded.factor), seed: String(recorded.seed), begin: "", tab: "story", lang: "en", name: given.names[0], path: "" };
+  const USUAL = { method: recorded.method, factor: String(recorded.factor), seed: String(recorded.seed), begin: "", lang: "en", name: given.names[0], path: "" };
 
   function read(text) {
     const found = { ...USUAL, lang: (navigator.language || "").startsWith("zh") ? "zh" : "en", ...posenc.address.read(text).asked };
     const among = (name, choices) => { if (!choices.includes(found[name])) found[name] = USUAL[name]; };
     among("method", given.methods.filter(name => name !== "none"));
     among("factor", given.factors.map(String));
-    among("tab", ["story", "name"]);
     among("lang", ["en", "zh"]);
     among("name", given.names);
     among("path", ["", "WebGPU", "WebAssembly", "JavaScript"]);
@@ -71,15 +71,9 @@ posenc.story = (() => {
     find("#story-begin").placeholder = words.placeholder;
     find("#story-factor").closest(".field").hidden = !given.scaled.includes(state.method);
     find(".language").textContent = words.other;
-    find("[data-do=tell]").textContent = worker && worker.ready ? words.tell : words.load(given.megabytes);
-    for (const tab of root.querySelectorAll("[data-tab]")) {
-      const chosen = tab.dataset.tab === state.tab;
-      tab.textContent = words.tabs[tab.dataset.tab];
-      tab.setAttribute("aria-selected", chosen);
-      tab.tabIndex = chosen ? 0 : -1;
-      find(`#panel-${tab.dataset.tab}`).hidden = !chosen;
-    }
-    for (const tab of ["story", "name"]) for (const one of root.querySelectorAll(`.of-${tab}`)) one.hidden = tab !== state.tab;
+    const ready = worker && worker.ready;
+    find("[data-do=tell]").textContent = ready ? words.tell : words.load(given.megabytes);
+    find("[data-do=ask]").textContent = ready ? words.ask : words.asks(given.megabytes);
     const [head, ...rest] = words.why;
     find(".why").replaceChildren(element("h2", {}, head), ...rest.map(text => element("p", { className: "see" }, text)));
     for (const name of ["tell", "fresh", "ask"]) find(`[data-do=${name}]`).disabled = !given.sources.length;
@@ -90,16 +84,7 @@ posenc.story = (() => {
 
   for (const name of ["method", "factor", "name"]) find(`#story-${name}`).addEventListener("change", event => change({ [name]: event.target.value }));
   find("#story-begin").addEventListener("input", event => change({ begin: event.target.value }, true));
-  find("form").addEventListener("submit", event => { event.preventDefault(); buttons[state.tab === "story" ? "tell" : "ask"](); });
-  for (const tab of root.querySelectorAll("[data-tab]")) {
-    tab.addEventListener("click", () => change({ tab: tab.dataset.tab }));
-    tab.addEventListener("keydown", event => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-      change({ tab: state.tab === "story" ? "name" : "story" });
-      find(`[data-tab=${state.tab}]`).focus();
-    });
-  }
-
+  find("form").addEventListener("submit", event => { event.preventDefault(); buttons.tell(); });
   const buttons = {
     language: () => change({ lang: state.lang === "zh" ? "en" : "zh" }),
     tell: () => tell(),
@@ -114,6 +99,10 @@ posenc.story = (() => {
       written.done = true;
       show();
     },
+    replay() {
+      played = 0;
+      replay();
+    },
     async share() {
       const url = new URL(address(), location.href).href;
       try {
@@ -125,13 +114,17 @@ posenc.story = (() => {
     },
     async record() {
       say(words.recording);
-      say(await posenc.storyVideo(written, words, { trained, headings: headings(), most: MOST, style: getComputedStyle(root), place: find("#panel-story") }) ? words.saved : words.unrecordable);
+      say(await posenc.storyVideo(written, words, { trained, headings: headings(), least: LEAST, most: MOST, style: getComputedStyle(root), place: find(".scene") }) ? words.saved : words.unrecordable);
     },
   };
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]());
 
   function say(sentence) {
     find(".status").textContent = sentence;
+  }
+
+  function tells(sentence) {
+    find(".status.of-name").textContent = sentence;
   }
 
   function refuse(sentence) {
@@ -185,6 +178,7 @@ posenc.story = (() => {
         worker.ready = true;
         bar.hidden = true;
         find("[data-do=tell]").textContent = words.tell;
+        find("[data-do=ask]").textContent = words.ask;
       } catch (error) {
         loading = null;
         bar.hidden = true;
@@ -202,8 +196,8 @@ posenc.story = (() => {
     await ready().then(() => {
       if (mine !== run) return;
       const tokens = state.begin ? posenc.spelling.encoded(state.begin) : [posenc.spelling.BOS];
+      played = length;
       written = { ...state, factor: Number(state.factor), tokens: [[], []], text: [[], []], surprise: [[], []] };
-      for (const { text } of columns) text.replaceChildren();
       build();
       worker.send({ do: "tell", run, seed: Number(state.seed), names: ["none", keyOf(state.method, state.factor)], tokens, length });
     }, () => {});
@@ -238,9 +232,9 @@ posenc.story = (() => {
       asked.shares[answer.name] = answer.shares;
       questions();
     } else if (answer.name) {
-      say(words.reading(title(answer.name), answer.read));
+      tells(words.reading(title(answer.name), answer.read));
     } else if (answer.done) {
-      if (asked) say("");
+      tells("");
       written.done = true;
       show();
     }
@@ -258,26 +252,24 @@ posenc.story = (() => {
   const headings = () => [words.as("none"), words.as(written.method, factorOf(written.method, written.factor))];
 
   function build() {
-    const place = find(".row.pair");
     if (!columns.length) {
       for (let which = 0; which < 2; which++) {
-        const head = element("h2"), curve = drawn("svg", { viewBox: `0 0 ${length} 72`, preserveAspectRatio: "none", class: "curve", role: "img" });
-        const line = drawn("polyline", {}), faces = element("ul", { className: "faces" }), text = element("p", { className: "text" });
+        const head = element("h3", { id: `story-ending-${which}` }), curve = drawn("svg", { viewBox: `0 0 ${length} 72`, preserveAspectRatio: "none", class: "curve", role: "img" });
+        const line = drawn("polyline", {}), faces = element("ul", { className: "faces" }), text = element("p", { className: "text ending", tabIndex: 0 });
+        text.setAttribute("aria-labelledby", head.id);
         curve.append(drawn("rect", { x: trained, y: 0, width: length - trained, height: 72 }), line);
         const each = PAIRS.map(face);
         faces.append(...each.map(({ item }) => item));
-        columns.push({ head, curve, line, faces: each, text, shown: 0, limit: element("span", { className: "limit" }) });
-        place.append(element("section", {}, head, curve, faces, text));
+        columns.push({ head, curve, line, faces: each, text });
+        find(".row.pair").append(element("section", {}, head, text));
+        find(".row.curves").append(element("section", {}, curve, faces));
       }
-      place.tabIndex = 0;
-      place.setAttribute("role", "group");
-      place.setAttribute("aria-labelledby", "tab-story");
     }
     headings().forEach((text, which) => {
       columns[which].head.textContent = text;
-      columns[which].curve.setAttribute("aria-label", words.surprise);
-      columns[which].limit.textContent = words.mark(trained);
+      columns[which].curve.setAttribute("aria-label", `${text}: ${words.surprise}`);
     });
+    find(".limit").textContent = words.mark(trained);
   }
 
   function face(pair) {
@@ -318,42 +310,57 @@ posenc.story = (() => {
       reach.setAttribute("d", fresh ? arc(known, Math.min(angle, TURN)) : "");
       line.setAttribute("transform", `rotate(${((angle * 180) / Math.PI % 360).toFixed(2)} 50 50)`);
       item.className = fresh ? "past" : "";
-      name.textContent = words.pair(pair);
-      says.textContent = `${Math.round((angle * 180) / Math.PI)}°${fresh ? `, ${words.fresh_angle}` : ""}`;
+      name.textContent = words.pair(Math.round(TURN / rotations[key].inv_freq[pair]));
+      says.textContent = fresh ? words.fresh_angle : words.known_angle;
     }
+  }
+
+  // A text grows to `count` tokens from `from` on, and its newest token is followed.
+  function grow(text, which, from, count) {
+    if (text.of !== written || text.childElementCount > Math.max(0, count - from)) text.replaceChildren();
+    text.of = written;
+    const follows = text.scrollTop + text.clientHeight > text.scrollHeight - 40;
+    for (let at = from + text.childElementCount; at < count; at++) {
+      const share = Math.min(1, (written.surprise[which][at] - LEAST) / (MOST - LEAST)), span = element("span", {}, written.text[which][at]);
+      span.dataset.at = at;
+      if (share > 0) span.style.background = `color-mix(in srgb, var(--past) ${Math.round(20 + 30 * share)}%, transparent)`;
+      text.append(span);
+    }
+    if (follows) text.scrollTop = text.scrollHeight;
   }
 
   function show() {
     if (written.tokens[0].length && posenc.spelling) written.text = written.tokens.map(posenc.spelling.spelled);
-    const writing = written !== recorded && !written.done, count = written.text[0].length;
+    const writing = written !== recorded && !written.done, all = written.text[0].length, count = Math.min(all, Math.floor(played)), visible = still && writing ? 0 : count;
+    grow(find(".beginning"), 0, 0, Math.min(visible, trained));
     columns.forEach((column, which) => {
-      const { text, line, limit } = column, hidden = still && writing, surprise = written.surprise[which];
-      if (column.of !== written) {
-        text.replaceChildren();
-        column.of = written;
-      }
-      for (let at = text.querySelectorAll("[data-at]").length; !hidden && at < count; at++) {
-        const span = element("span", {}, written.text[which][at]), share = Math.min(1, Math.max(0, surprise[at] - 1) / (MOST - 1));
-        span.dataset.at = at;
-        if (share > 0) span.style.background = `color-mix(in srgb, var(--past) ${Math.round(50 * share)}%, transparent)`;
-        if (at === trained) text.append(limit);
-        text.append(span);
-      }
-      const smooth = surprise.map((_, at) => mean(surprise.slice(Math.max(1, at - SMOOTH + 1), at + 1).concat(at ? [] : [0])));
-      line.setAttribute("points", smooth.map((one, at) => `${at},${(70 - (68 * Math.min(one, MOST)) / MOST).toFixed(1)}`).join(" "));
+      grow(column.text, which, trained, visible);
+      const surprise = written.surprise[which].slice(0, count), smooth = surprise.map((_, at) => mean(surprise.slice(Math.max(1, at - SMOOTH + 1), at + 1).concat(at ? [] : [0])));
+      column.line.setAttribute("points", smooth.map((one, at) => `${at},${(70 - (68 * Math.min(one, MOST)) / MOST).toFixed(1)}`).join(" "));
       if (count) clocks(column, which ? keyOf(written.method, written.factor) : "none", count - 1);
     });
-    finding(count);
-    if (written === recorded) say(given.sources.length ? words.recorded : words.missing);
-    else if (state.tab === "story" && written.rate) say(words.writing(count, length, written.rate, written.kind) + (written.rate < 4 ? words.slow(written.rate) : ""));
+    const past = count >= trained + SMOOTH, after = which => mean(written.surprise[which].slice(trained, count));
+    find(".finding").textContent = past ? words.finding(trained, headings()[1], mean(written.surprise[0].slice(1, trained)), after(0), after(1)) : "";
+    find("[data-do=stop]").hidden = !writing;
+    find("[data-do=replay]").hidden = still || written !== recorded;
+    if (written === recorded) say(given.sources.length ? words.recorded(recorded.seed) : words.missing);
+    else if (written.rate) say(words.writing(all, length, written.rate, written.kind) + (written.rate < 4 ? words.slow(written.rate) : ""));
   }
 
-  function finding(count) {
-    const before = which => mean(written.surprise[which].slice(1, trained)), after = which => mean(written.surprise[which].slice(trained));
-    find(".finding").textContent = count < trained + SMOOTH ? "" : words.finding(trained, headings()[1], [before(0), after(0)], [before(1), after(1)]);
+  // The recorded story, as if it were written now.
+  function replay() {
+    last = performance.now();
+    const next = now => {
+      if (written !== recorded || played >= length) return;
+      played += ((now - last) / 1000) * (played < trained ? QUICK : SLOW);
+      last = now;
+      show();
+      requestAnimationFrame(next);
+    };
+    requestAnimationFrame(next);
   }
 
-  // ------------------------------------------------------------------ the second tab
+  // ------------------------------------------------------------------ the second scene
 
   function questions() {
     const { name } = state, shown = given.shown[name];
@@ -384,6 +391,7 @@ posenc.story = (() => {
   state = read(location.hash.slice(1));
   find(".live").hidden = false;
   controls();
+  if (!still) replay();
   window.addEventListener("hashchange", () => {
     state = read(location.hash.slice(1));
     controls();

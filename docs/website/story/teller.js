@@ -1,5 +1,6 @@
 "use strict";
-// Two columns that write from one seed, each by its own method, and the surprise of a healthy copy at every token: what the model as trained
+// One beginning and two endings: up to the context length the model writes as trained, then two columns go on from one seed, each
+// by its own method; and the surprise of a healthy copy at every token: what the model as trained
 // assigns with at most `trained` tokens before it. Its context restarts at half of that, so that it has never less.
 posenc.teller = (() => {
   const PLAIN = "none", PIECES = "truncation", TEMPERATURE = 0.8, TOP = 40, FORBIDDEN = 3;  // unknown, begin and end
@@ -67,22 +68,27 @@ posenc.teller = (() => {
       });
     }
 
-    // The next token of both: [{token, surprise}, ..], or null at the end.
+    // The next token of both: [{token, surprise}, ..], or null at the end. Up to the context length both are the first column's.
     async function step() {
       if (at >= until) return null;
-      const found = columns.map(({ token, surprise: cost }) => ({ token, surprise: cost }));
+      const found = columns.map(({ token, surprise: cost }) => ({ token, surprise: cost })), shared = at < trained - 1;
       at += 1;
       const number = at < beginning.length ? 0 : random();
-      await Promise.all(columns.map(column => advance(column, number)));
+      const logits = await Promise.all(columns.map((column, which) => read(column, !(shared && which))));
+      columns.forEach((column, which) => {
+        const { own, judged } = logits[shared ? 0 : which];
+        column.token = at < beginning.length ? beginning[at] : shared && which ? columns[0].token : drawn(own, number);
+        column.surprise = surprise(judged, column.token);
+      });
       return found;
     }
 
-    async function advance(column, number) {
-      const { name, token, stream, judge } = column, alike = name === PIECES || (name === PLAIN && at <= trained);
-      if (name === PLAIN && alike) stream.read(token, false);  // the healthy copy has its logits
-      const [judged, other] = await Promise.all([judge.read(token), alike ? null : stream.read(token)]), own = other || judged;
-      column.token = at < beginning.length ? beginning[at] : drawn(own, number);
-      column.surprise = surprise(judged, column.token);
+    // A column's own logits after its token, and those of the healthy copy; wanted: whether anybody looks at them.
+    async function read({ name, token, stream, judge }, wanted) {
+      const alike = name === PIECES || (name === PLAIN && at <= trained);
+      if (name !== PIECES && (alike || !wanted)) stream.read(token, false);  // the healthy copy has the same logits
+      const [judged, other] = await Promise.all([judge.read(token, wanted), alike || !wanted ? null : stream.read(token)]);
+      return { judged, own: other || judged };
     }
 
     // The probability of each candidate after a text, by a method: yields how much of the text is read, returns the probabilities.
