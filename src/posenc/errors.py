@@ -276,7 +276,7 @@ def is_distributed(x: Tensor) -> bool:
 
 
 def _in_onnx() -> bool:
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+    return exporting() and torch.onnx.is_in_onnx_export()
 
 
 # Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
@@ -291,7 +291,7 @@ def refuse_in_onnx(name: str, what: str, other: str) -> None:
 
 def refuse_in_program(what: str, other: str) -> None:
     """Refuse to be exported, before the exporter fails at a number that it does not know."""
-    if torch.compiler.is_exporting():
+    if exporting():
         raise InputError(f"{what}, which an exported program cannot read; {other}")
 
 
@@ -422,6 +422,11 @@ def meaning(name: str, known: Iterable[str]) -> str | None:
     """Which of the known names of options is what another library calls `name`."""
     groups = [group for group in SYNONYMS if name in group]
     return next((each for group in groups for each in group if each != name and each in known), None)
+
+
+def exporting() -> bool:
+    """Whether torch.export records a program. PyTorch 2.6 does not say: a program exported there has our operators in it."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def needs(package: str, extra: str) -> None:

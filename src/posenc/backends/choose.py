@@ -8,6 +8,7 @@ from posenc.backends.problem import Backend, Problem
 from posenc.backends.reference import Reference
 from posenc.backends.sdpa import SDPA
 from posenc.backends.triton import Triton, is_default
+from posenc.errors import exporting
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
 
@@ -22,7 +23,7 @@ def by_speed(problem: Problem) -> list[str]:
     """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a large dense
     mask, and before it our kernels on GPUs where they were faster. A program that is exported is made of formulas."""
     names = ["sdpa", "reference"]
-    if problem.q.device.type != "cuda" or problem.is_plain or torch.compiler.is_exporting():
+    if problem.q.device.type != "cuda" or problem.is_plain or exporting():
         return names
     if torch.compiler.is_compiling() or problem.q.shape[2] * problem.k.shape[2] > DENSE_ON_GPU:
         names = ["triton"] * is_default(problem) + ["flex", *names]

@@ -30,6 +30,8 @@ from posenc.positions.visibility import EVERYTHING, Region
 # private: where a release of PyTorch has them no more, the same equation is computed by its public operations
 _flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _flash_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+FLASH_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+"""Whether these kernels take fewer heads of keys than of queries; before PyTorch 2.9 they read past the keys' end."""
 
 ROWS = 256
 """Queries of a tile."""
@@ -191,7 +193,11 @@ def _packed(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-@torch.library.custom_op("posenc::attend", mutates_args=())
+@torch.library.custom_op(
+    "posenc::attend",
+    mutates_args=(),
+    schema="(Tensor[] inputs, str kinds, SymInt[] numbers, float scale, float dropout_p) -> (Tensor, Tensor)",
+)
 def attend(
     inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float
 ) -> tuple[Tensor, Tensor]:
@@ -215,7 +221,12 @@ def _(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropou
     return out, v.new_empty(batch, heads, queries, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-@torch.library.custom_op("posenc::attend_backward", mutates_args=())
+@torch.library.custom_op(
+    "posenc::attend_backward",
+    mutates_args=(),
+    schema="(Tensor[] inputs, str kinds, SymInt[] numbers, float scale, float dropout_p, Tensor[] results, "
+    "bool[] needs) -> Tensor[]",
+)
 def attend_backward(
     inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float, results: list[Tensor],
     needs: list[bool],
@@ -594,7 +605,7 @@ def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=first.precise)
     for call in (first, *others):
         merge = call is not first or call.segments.overlapping
-        if call.needs_weights or _flash is None:
+        if call.needs_weights or not _takes_flash(call):
             _plain_forward(call, out, lse, merge)
             continue
         for block in _flash_blocks(call):
@@ -698,6 +709,11 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
             number += 1
 
 
+def _takes_flash(call: Call) -> bool:
+    """Whether PyTorch has its kernel on this device, for this call's heads."""
+    return _flash_backward is not None and (FLASH_GROUPS or call.q.shape[1] == call.k.shape[1])
+
+
 def _denominators(lse: Tensor) -> Tensor:
     """Log-sum-exps, or largest scores, to subtract from scores: where nothing is visible there is no weight."""
     return lse.masked_fill(lse == -torch.inf, torch.inf)
@@ -713,7 +729,7 @@ def backward(
     each call's first."""
     like = calls[0]
     learns = any(x is not None for term in like.every_term for x in term.grads)
-    plain = learns or like.needs_weights or _flash_backward is None or bool(of_lse.any())
+    plain = learns or like.needs_weights or not _takes_flash(like) or bool(of_lse.any())
     if plain:
         grad = grad.to(like.precise).contiguous()
         # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp

@@ -17,6 +17,7 @@ from posenc.backends.problem import SHORT, Attend, Costs, Plan, Problem, of_pass
 from posenc.backends.reference import Reference
 from posenc.bias import Score, Values, dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
+from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
 from posenc.positions.segments import segments
 
@@ -220,7 +221,7 @@ def _obstacle(problem: Problem) -> Refused | None:
 def _takes_formulas(problem: Problem) -> bool:
     """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
     runtimes do not have the operator."""
-    if torch.compiler.is_exporting():
+    if exporting():
         return True
     if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False

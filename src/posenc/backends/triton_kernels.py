@@ -372,7 +372,12 @@ def _dense_channels(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-@torch.library.custom_op("posenc::relative_attention", mutates_args=())
+@torch.library.custom_op(
+    "posenc::relative_attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? vector, Tensor? products, Tensor? row, float scale, "
+    "SymInt diagonal, str precision, bool single=False) -> (Tensor, Tensor)",
+)
 def relative_attention(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
     scale: float, diagonal: int, precision: str, single: bool = False,
@@ -416,7 +421,13 @@ def _(q, k, v, vector, products, row, scale, diagonal, precision, single=False):
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("posenc::relative_attention_backward", mutates_args=())
+@torch.library.custom_op(
+    "posenc::relative_attention_backward",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? vector, Tensor? products, Tensor? row, Tensor out, "
+    "Tensor lse, Tensor dout, Tensor dlse, float scale, SymInt diagonal, str precision, bool of_vector, "
+    "bool of_products, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
     out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
