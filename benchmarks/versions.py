@@ -134,7 +134,7 @@ def main() -> int:
     report = python.parent.parent / "tests.xml"
     done = subprocess.run(
         [
-            python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow and not browser",
+            python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "--all-cases", "-m", "not slow and not browser",
             f"--junitxml={report}", *TESTS[chosen.which],
         ],
         cwd=ROOT,
