@@ -63,7 +63,7 @@ SIZES = [
     ("head_dim", -2, "head_dim=-2: must be an integer above 0"),
     ("head_dim", 0, "head_dim=0: must be an integer above 0"),
     ("rms_norm_eps", float("nan"), "rms_norm_eps=nan: must be a finite number$"),
-    ("rms_norm_eps", -1.0, r"rms_norm_eps=-1\.0: must be a number, at least 0 and below 1"),
+    ("rms_norm_eps", -1.0, r"rms_norm_eps=-1\.0: must be a finite number, at least 0 and below 1"),
     ("logits_scaling", float("nan"), "logits_scaling=nan: must be a finite number$"),
     ("hidden_size", 10**9, "a mismatch"),
     ("hidden_size", float("inf"), "hidden_size=inf: must be an integer above 0"),

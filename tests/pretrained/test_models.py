@@ -176,7 +176,7 @@ def test_refusals() -> None:
         model = small_model(model_type, n_embd=32, n_head=2, n_layer=1, rotary_dim=4)
         with pytest.raises(InputError, match=rf"'{model_type}' is not supported: {REFUSED[model_type]}"):
             model_structure(model)
-    with pytest.raises(InputError, match=r"no module rotary_emb that its layers use"):
+    with pytest.raises(InputError, match=r"alibi=true: its positions are biases of the distance"):
         model_structure(small_model("falcon", alibi=True))
     with pytest.raises(InputError, match=r"model=Linear.*: pass a transformers model"):
         model_structure(nn.Linear(2, 2))

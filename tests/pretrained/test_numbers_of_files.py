@@ -93,6 +93,17 @@ def test_numbers_that_cannot_be_are_one_line(kind, tmp_path):
         assert "\n" not in str(caught.value), (key, value)
 
 
+def test_a_configuration_alone_is_answered():
+    """transformers makes a name for each label."""
+    for part in (
+        {"num_labels": 10**9},
+        {"num_experts": 10**9},
+        {"rope_parameters": {"rope_type": "default", "n_groups": 10**30}},
+    ):
+        with pytest.raises(InputError, match="is more than any model has"):
+            compare(ConfigFile("c", {"model_type": "llama"} | part))
+
+
 def test_heads_of_gguf_files_that_were_never_answered(tmp_path):
     model = small_model("llama")
     for key, value in (("block_count", 10**9), ("attention.layer_norm_rms_epsilon", float("nan")),

@@ -241,8 +241,8 @@ class Extend(WithModel, WithOutput):
         for name in ("text", "verify_tokens", "finetune", "out"):
             if getattr(self, name):
                 raise InputError("loads the model, leave it out beside --gguf", argument=name)
-        lengths = {"factor": self.factor, "target_length": self.target_length}
-        made = rewrite(self.model, file, str(self.method), **lengths, **options)
+        method = str(self.method)
+        made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
 
     def _check_out(self) -> None:

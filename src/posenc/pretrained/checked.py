@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite, prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ SIZES = re.compile(
 """Names of sizes in a configuration, which are integers above 0."""
 LAYERS = re.compile(r"(num_|n_)?(\w+_)?(layers?|blocks|depth)|n_layer")
 """Names of numbers of layers."""
-COUNTS = re.compile(r"(?!n_ctx|n_positions)((num|n)_\w+|\w*(size|dim|count|heads|labels|experts|groups))")
+COUNTS = re.compile(
+    r"(?!n_ctx|n_positions)((num|n)_\w+|\w*(size|dim|count|heads|labels|experts|groups|layers?|blocks))"
+)
 """Names of numbers of which something is made, one by one."""
 MOST = 2**20
 """Of any of them but the sizes, which the tensors in the files have too."""
@@ -118,6 +120,17 @@ def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def check_counts(name: str, stored: Mapping[str, Any]) -> None:
+    """Raises:
+    InputError: an integer in a configuration, also of its parts, that is more than any model has of something."""
+    for key, value in stored.items():
+        if isinstance(value, Mapping):
+            check_counts(name, value)
+        most = MOST if COUNTS.fullmatch(key) else 2**63
+        if isinstance(value, int) and not SIZES.fullmatch(key) and abs(value) > most:
+            raise InputError(f"{name}: {key}={value}: is more than any model has")
+
+
 def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> None:
     """Refuse numbers in a configuration, also of its parts, that no model can have. tensors: how many the files have.
 
@@ -133,16 +146,10 @@ def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> No
             raise InputError(f"{name}: {key}={value}: its files have {tensors} tensors, and a layer has at least one")
         elif SIZES.fullmatch(key) and not (isinstance(value, int) and 0 < value < 2**63):
             raise InputError(f"{name}: {key}={value}: must be an integer above 0")
-        elif (
-            isinstance(value, int)
-            and not SIZES.fullmatch(key)
-            and abs(value) > (MOST if COUNTS.fullmatch(key) else 2**63)
-        ):
-            raise InputError(f"{name}: {key}={value}: is more than any model has")
-        elif not isfinite(value) or (EPSILONS.search(key) and not 0 <= value < 1):
-            raise InputError(
-                f"{name}: {key}={value}: must be a finite number" + ", at least 0 and below 1" * isfinite(value)
-            )
+        elif not abs(value) < inf or (EPSILONS.search(key) and not 0 <= value < 1):
+            more = ", at least 0 and below 1" if abs(value) < inf else ""
+            raise InputError(f"{name}: {key}={value}: must be a finite number{more}")
+    check_counts(name, stored)
     if stored.get("num_hidden_layers") == 0:
         raise InputError(f"{name}: num_hidden_layers=0: a model has at least one layer")
 

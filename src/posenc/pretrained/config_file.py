@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError, described, needs, on_one_line, shown
-from posenc.pretrained.checked import reading
+from posenc.pretrained.checked import check_counts, reading
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
@@ -92,6 +92,7 @@ class ConfigFile:
             kind, layers = str(fields.get("model_type")), fields.get("num_hidden_layers") or 0
             if not is_number(layers) or not layers <= MOST_LAYERS:
                 raise InputError(f"must be a number of at most {MOST_LAYERS}", num_hidden_layers=layers)
+            check_counts(self.name, fields)
             if kind in CONFIG_MAPPING:
                 given = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
                 try:

@@ -138,7 +138,7 @@ def _copy(reader: Any, file: Path, architecture: str, keys: dict[str, Any], tens
             inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], inner)
     writer.data_alignment = reader.alignment
-    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    add: dict[type, Any] = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
     for key, value in keys.items():
         add[type(value)](f"{architecture}.{key}", value)
     new = {name: tensor.float().numpy() for name, tensor in tensors.items()}

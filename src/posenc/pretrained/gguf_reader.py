@@ -167,8 +167,8 @@ def _take_rotation(path: Path, reader: Any, config: Any) -> dict[str | None, int
     for key in unread(header):
         warnings.warn(f"posenc: {path.name}: {key}={header[key]} is not read", stacklevel=2)
     stated = {key.partition(".rope.")[2]: value for key, value in header.items() if ".rope." in key}
-    length, original = int(config.max_position_embeddings), stated.get("scaling.original_context_length")
-    found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
+    length, original = int(config.max_position_embeddings), int(stated.get("scaling.original_context_length", 0))
+    found = {each.layers: each for each in header_readings(header, head_dim_of(config), length)}
     by_type = rope_parameters_by_type(config)
     if SLIDING in found and None in by_type:
         raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
@@ -176,33 +176,30 @@ def _take_rotation(path: Path, reader: Any, config: Any) -> dict[str | None, int
     lists = _two_lists(path, header, original)
     made, dims = {}, {}
     for kind, parameters in by_type.items():
-        reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
-        new = {**parameters, "rope_theta": reading.base}
+        turns = found.get(kind or ALL) or found.get(FULL) or found[ALL]
+        new = {**parameters, "rope_theta": turns.base}
         if parameters.get("rope_type", "default") == "default":
-            dims[kind], width = reading.rotary_dim, head_dim_of(config, kind)
-            if reading.rotary_dim != width or "partial_rotary_factor" in parameters:
-                new["partial_rotary_factor"] = reading.rotary_dim / width
+            dims[kind], width = turns.rotary_dim, head_dim_of(config, kind)
+            if turns.rotary_dim != width or "partial_rotary_factor" in parameters:
+                new["partial_rotary_factor"] = turns.rotary_dim / width
             if lists:
                 attention = float(stated.get("scaling.attn_factor", 1.0))
                 scaled = {"rope_type": "longrope", "factor": max(length / original, 1.0), "attention_factor": attention}
-                new |= lists | scaled | {"original_max_position_embeddings": int(original)}
+                new |= lists | scaled | {"original_max_position_embeddings": original}
             else:
-                numbers = Frequencies(reading.inv_freq, reading.attention_factor)
-                new |= scaling_parameters(
-                    numbers, reading.rotary_dim, reading.base, int(original or length), length, kinds
-                )
+                numbers = Frequencies(turns.inv_freq, turns.attention_factor)
+                new |= scaling_parameters(numbers, turns.rotary_dim, turns.base, original or length, length, kinds)
         elif "scaling.factor" in stated and "factor" in parameters:  # gpt-oss, whose class has yarn
-            new |= {"factor": float(stated["scaling.factor"])} | (
-                {"original_max_position_embeddings": int(original)} if original else {}
-            )
+            new |= {"factor": float(stated["scaling.factor"])}
+            new |= {"original_max_position_embeddings": original} if original else {}
         made[kind] = new
     config.rope_parameters = made.get(None, made)
     if lists and hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
-        config.original_max_position_embeddings = int(original)
+        config.original_max_position_embeddings = original
     return dims
 
 
-def _two_lists(path: Path, header: Mapping[str, Any], original: Any) -> dict[str, list[float]]:
+def _two_lists(path: Path, header: Mapping[str, Any], original: int) -> dict[str, Any]:
     """Divisors for short and for long inputs that differ (Phi-3), between which llama.cpp chooses by its context, and transformers by
     the text; empty: there are none."""
     divisors = [name for name in header if name.startswith("rope_f")]

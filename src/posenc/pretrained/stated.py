@@ -101,14 +101,10 @@ TOLD = ("theta", "rotary_dim", "rope_interleave")
 
 
 @cache
-def _code_of(kind: type) -> str:
-    """transformers' code for a configuration and its model."""
-    modules = {
-        kind.__module__,
-        kind.__module__.replace(".configuration_", ".modeling_"),
-        "transformers.modeling_rope_utils",
-    }
-    found = [find_spec(module) for module in sorted(modules)]
+def _code_of(configuration: str) -> str:
+    """transformers' code for a model type. configuration: the module of its configuration."""
+    modules = configuration, configuration.replace(".configuration_", ".modeling_"), "transformers.modeling_rope_utils"
+    found = [find_spec(module) for module in modules]
     return "".join(Path(each.origin).read_text("utf-8") for each in found if each is not None and each.origin)
 
 
@@ -129,7 +125,7 @@ def _unread_fields(config: Any, stored: Mapping[str, Any]) -> Evidence:
     named = (key for key in sorted(stored) if SPEAKS.search(key) and key not in TOLD)
     for key in named:
         acts = stored[key] is True or stored[key] not in nothing
-        if acts and not re.search(rf"\b{re.escape(key)}\b", _code_of(type(config))):
+        if acts and not re.search(rf"\b{re.escape(key)}\b", _code_of(type(config).__module__)):
             text = f"{key}={stored[key]!r}, which transformers' {config.model_type} does not read"
             yield "parameter_ignored", text, None
 
