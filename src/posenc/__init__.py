@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from posenc import encodings, frequencies, functional, position_maps
-from posenc.attention import Explanation, attention, explain, linear_attention
+from posenc.attention import Explanation, Pass, attention, explain, linear_attention
 from posenc.cache import KVCache
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
@@ -37,7 +37,7 @@ if _TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
+    "Encoding", "Explanation", "InputError", "KVCache", "Pass", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "cite", "convert_layout", "doctor", "evaluate", "explain",
     "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
     "re_rotate", "resize", "restore", "to_gguf", "to_hf",

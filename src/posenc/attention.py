@@ -3,7 +3,8 @@
 it."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -31,8 +32,9 @@ from posenc.errors import (
     refuse_distributed,
     unknown,
 )
-from posenc.functional import exactly, intercepted, transformed
+from posenc.functional import exactly, transformed
 from posenc.positions import Positions
+from posenc.positions.memory import Memory, again_alone
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import EVERYTHING, Branch, Hidden, left_out
 
@@ -41,7 +43,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding | None = None,
+    encoding: "Encoding | Pass | None" = None,
     positions: Positions | None = None,
     *,
     causal: bool | None = None,
@@ -63,7 +65,7 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `restrict`, `rotate`, `bias`, `modify`, `values`, `rotate_values`, `scale`, `sink`
+        encoding: a `Pass`, which has positions as well; or what position does; its `restrict`, `rotate`, `bias`, `modify`, `values`, `rotate_values`, `scale`, `sink`
             and `prefix_kv` act here (`augment` and `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
@@ -93,34 +95,57 @@ def attention(
     """
     if others:
         _check_names("attention", others)
+    if isinstance(encoding, Pass):
+        if positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=positions)
+        if encoding._learned:
+            encoding.require_current()
+        encoding, positions = encoding.encoding, encoding.positions
     check_given(encoding, positions, q=q, k=k, v=v)
     with exactly(q):
         if cache is not None:
             positions = _cached_positions(cache, positions, q, keys_rotated)
+        if positions is not None and positions.memory is None:
+            own = Memory.of_pass(lasts=False)  # for this call
+            positions = positions.in_pass(own)
+        if cache is not None:
             k, v, gates, keys_rotated = cache.extended(k, v, encoding, positions, layer, gates)
             gates = gates or None
         if positions is None or positions.sharding is None:
-            _check_no_ring()
             if causal is not None and positions is not None:
                 positions, causal = positions.with_causal(causal), None  # made once, and with them what layers share
             usual = causal is None and sink is None and gates is None and softcap is None and type(keys_rotated) is bool
             usual = usual and type(dropout_p) is float and dropout_p == 0.0 and backend == "auto"
-            memory = _memory(q, k, v, encoding, positions, scale, layer) if usual else None
-            key = q.shape, k.shape, v.shape, q.dtype, keys_rotated, scale
-            again = None if memory is None else memory.get(key)
-            if again is not None:
-                return again(q, k, v, encoding, positions, layer)
-            problem = prepare(
-                q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
-            )
-            _, plan = _choose(problem, backend)
-            if memory is not None and positions is not None:
-                again = _again(problem, plan, q, encoding, positions, layer, keys_rotated)
-                if again is not None:
-                    memory[key] = again
-                if isinstance(again, _Again):  # its masks are made already
-                    terms = None if problem.constant else problem.bias
-                    return again.attend(problem.q, problem.k, problem.v, terms, problem.values)
+            usual = usual and (scale is None or type(scale) is float) and type(layer) is int and layer >= 0
+            memory = positions.memory if usual and positions is not None else None
+            if memory is None or positions is None or not memory.lasts or positions.q.requires_grad:
+                _check_no_ring()
+                problem = prepare(
+                    q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
+                )
+                return _solved(problem, backend)
+            acting, at = None if encoding is None else encoding.acts_in(layer), positions
+            if acting is not None and acting.restricts and encoding is not None:
+                at = encoding.effects(positions, layer).restricted().positions
+            part = None if acting is None else acting.part
+            key = (part, at, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale,
+                   keys_rotated, torch.is_grad_enabled())  # fmt: skip
+            replay = memory.get(key)
+            alone = replay is not None and acting is not None and "bias" in acting.sites and again_alone()
+            if replay is not None and not alone:
+                return replay(q, k, v, encoding, positions, layer)
+            _check_no_ring()
+            alone = acting is not None and "bias" in acting.sites and again_alone()
+            problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, layer, keys_rotated)
+            if alone:
+                return _solved(problem, backend)
+            with memory.apart() if problem.constant else nullcontext():
+                _, plan = _choose(problem, backend)
+                replay = _replayed(problem, plan, q, k, part, positions, keys_rotated)
+            if replay is not None:
+                memory[key] = replay
+            if isinstance(replay, _Layer) and problem.constant:  # its masks are made already
+                return replay.attend(problem.q, problem.k, problem.v, None, problem.values)
             return problem.finished(plan.run())
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
@@ -152,60 +177,87 @@ def _cached_positions(cache: object, positions: Positions | None, q: Tensor, key
     return positions
 
 
-Again = Callable[[Tensor, Tensor, Tensor, Encoding | None, Positions, int], Tensor]
+class Pass:
+    """One forward pass: an encoding at positions, and what its layers share: tables, masks, the plan of a call.
+
+        here = Pass(encoding, positions)
+        for number, layer in enumerate(layers):
+            ... here.attention(q, k, v, layer=number)
+
+    It is of the parameters as they are: make another after an optimiser's step. encoding: None does nothing.
+    """
+
+    def __init__(self, encoding: Encoding | None, positions: Positions) -> None:
+        check_given(encoding, positions)
+        if not isinstance(positions, Positions):
+            raise InputError("pass Positions, such as Positions.arange(n, causal=True)", positions=positions)
+        self.encoding, self.memory = encoding, Memory.of_pass()
+        self.positions = positions.in_pass(self.memory)
+        learned = () if encoding is None or torch.compiler.is_compiling() else encoding.parameters()
+        self._learned = [(x, x._version) for x in learned if not x.is_inference()]
+
+    def require_current(self) -> None:
+        """Refuse to go on once a parameter has been written to, as far as it tells (`.data` does not).
+
+        Raises:
+            InputError: another pass is wanted.
+        """
+        if not torch.compiler.is_compiling() and any(x._version != version for x, version in self._learned):
+            raise InputError(
+                "the encoding's parameters have changed since this pass was made: make one in each forward pass, "
+                "Pass(encoding, positions)"
+            )
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """`posenc.attention` here."""
+        return attention(q, k, v, self, **options)
+
+    def embed(self, x: Tensor, layer: int = 0) -> Tensor:
+        """The input of a layer."""
+        return x if self.encoding is None else self.encoding.effects(self.positions, layer).embedded(x)
+
+
+Replay = Callable[[Tensor, Tensor, Tensor, Encoding | None, Positions, int], Tensor]
 """(q, k, v, encoding, positions, layer) -> the output of a call that another layer of the pass makes alike."""
 
 
-def _memory(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, scale: object, layer: object
-) -> dict[Hashable, Any] | None:  # fmt: skip
-    """What stores the plan of a call for the other layers of its pass: it is for tensors of these shapes, at these positions,
-    under this encoding as it is now. None: it is planned anew, or refused."""
-    if positions is None or torch.compiler.is_compiling() or transformed():
-        return None
-    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
-        return None
-    if positions.q.requires_grad or positions.k.requires_grad:  # what is made of them is no constant
-        return None
-    if type(layer) is not int or layer < 0 or not (scale is None or type(scale) is float):
-        return None
-    if encoding is None:
-        return None if intercepted() else positions.shared(_memory, dict)
-    return encoding.at(layer)[0].memory(positions)
-
-
-def _again(
-    problem: Problem, plan: Plan, q: Tensor, encoding: Encoding | None, positions: Positions, layer: int, keys_rotated: bool
-) -> Again | None:  # fmt: skip
+def _replayed(
+    problem: Problem, plan: Plan, q: Tensor, k: Tensor, part: Encoding | None, positions: Positions, keys_rotated: bool
+) -> Replay | None:  # fmt: skip
     """A call's plan as the other layers take it, without its validation. None: they are planned anew."""
     if plan.again is None and not problem.branches:
         return None
-    part = None if encoding is None else encoding.at(layer)[0]
-    if part is not None and not part.turns_and_adds:
+    if part is not None and not part.acts_in(0).is_replayed:
         return None
     if part is not None and part.branches():
-        return _again_by_branches(problem, part, positions, q)
+        return _replayed_by_branches(problem, part, positions, q)
     if plan.again is None:
         return None
-    turn = part.effects(positions).token_rotation(q) if part is not None and keys_rotated else None
-    sites = () if part is None else part.sites()
-    return _Again(plan.again(), not problem.constant, sites, keys_rotated, turn, positions.hidden())
+    turn, sites = None, () if part is None else part.sites()
+    if part is not None and "rotate" in sites:
+        effects = part.effects(problem.positions)
+        turn = effects.token_rotation(q) if keys_rotated else effects.pass_rotation(q, k)
+    return _Layer(
+        plan.again(), not problem.constant, sites, keys_rotated, turn, positions.hidden(), problem.positions
+    )
 
 
 @dataclass(frozen=True)
-class _Again:
+class _Layer:
     """A plan, and what comes before it in each layer.
 
-    asks: for the terms, which are None where they are constant. sites: where the encoding acts. turn: the queries' rotation alone,
-    where it is known as a function for all layers. hidden: queries and keys that hold anything, see `Positions.hidden`.
+    asks: for the terms, which are None where they are constant. sites: where the encoding acts. turn: the rotation, of the queries
+    alone if keys are rotated, where it is known as a function for all layers. hidden: queries and keys that hold anything, see `Positions.hidden`. at: the
+    positions as the encoding restricts them.
     """
 
     attend: Attend
     asks: bool
     sites: Sequence[str]
     keys_rotated: bool
-    turn: Callable[[Tensor], Tensor] | None
+    turn: Callable[..., Any] | None
     hidden: tuple[Hidden | None, Hidden | None]
+    at: Positions
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int
@@ -217,19 +269,23 @@ class _Again:
             k, v = of_keys.left_out(k), of_keys.left_out(v)
         rotates, adds, terms, values = self.turn is None and "rotate" in self.sites, "values" in self.sites, None, None
         if encoding is not None and (self.asks or rotates or adds):
-            effects = encoding.effects(positions, layer)
+            effects = encoding.effects(self.at, layer)
             if self.asks:
                 terms = effects.terms(q, k)
             if adds:
                 v, values = _with_values(q, v, effects, self.keys_rotated)
             if rotates:
                 q, k = (effects.queries_rotated(q), k) if self.keys_rotated else effects.rotated(q, k)
-        if self.turn is not None:
+        if self.turn is not None and self.keys_rotated:
             q = self.turn(q)
+        elif self.turn is not None:
+            q, k = self.turn(q, k)
         return self.attend(q, k, v, terms, values)
 
 
-def _again_by_branches(problem: Problem, encoding: Encoding, positions: Positions, q: Tensor) -> Again | None:
+def _replayed_by_branches(
+    problem: Problem, encoding: Encoding, positions: Positions, q: Tensor
+) -> Replay | None:
     """The same of a position map and a single query that sees every key of its branches."""
     if q.shape[2] > 1 or set(encoding.sites()) != {"rotate"} or problem.is_empty:
         return None
@@ -274,7 +330,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding | None = None,
+    encoding: "Encoding | Pass | None" = None,
     positions: Positions | None = None,
     *,
     causal: bool | None = None,
@@ -291,6 +347,8 @@ def explain(
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
     if others:
         _check_names("explain", others)
+    if isinstance(encoding, Pass):
+        encoding, positions = encoding.encoding, encoding.positions
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
         problem = prepare(
@@ -395,7 +453,7 @@ def prepare(
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
     of_product: float | None = None
-    constant = True
+    constant, learned = True, False
     of_queries, of_keys = positions.hidden()
     projected = q = left_out(of_queries, q)
     k, v = left_out(of_keys, k), left_out(of_keys, v)
@@ -410,7 +468,11 @@ def prepare(
             _check_keys_unread(encoding, layer)
         acts = effects.sites
         if "bias" in acts:
-            terms, constant = effects.terms(q, k), encoding.at(layer)[0].adds_constants
+            constant, memory = encoding.at(layer)[0].adds_constants, positions.memory
+            with memory.apart() if constant and memory is not None else nullcontext():
+                terms = effects.terms(q, k)
+            learners = [part for part, _ in effects.acting if "bias" in part.sites()] if torch.is_grad_enabled() else []
+            learned = any(x.requires_grad for part in learners for x in part.parameters())
         if "values" in acts or "rotate_values" in acts:
             v, values = _with_values(q, v, effects, keys_rotated)
         if "modify" in acts:
@@ -469,6 +531,7 @@ def prepare(
         branches,
         modifiers=modifiers,
         constant=constant,
+        learned=learned,
     )
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)

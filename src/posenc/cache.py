@@ -195,13 +195,13 @@ class KVCache:
         if rotated and encoding is not None:
             k, v, rotated = _rotated(k, v, encoding, new, layer, before is not None or self.rotated is True)
         k, v, *of_all = self._stored(layer, (k, v, *given), positions, rotated)
-        self._last, self._last_layer = positions, layer
+        self._last, self._last_layer = positions.origin or positions, layer
         return k, v, tuple(of_all), rotated
 
     def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
         """Raises:
         InputError: an encoding that differs from the one that rotated the keys in the cache."""
-        if positions is self._last and layer == self._last_layer and len(self._layers) == 1:
+        if (positions.origin or positions) is self._last and layer == self._last_layer and len(self._layers) == 1:
             warnings.warn(
                 f"KVCache: layer={layer} again for the same positions, and no other layer so far: its keys are overwritten; "
                 "pass layer= in each layer of a model",
@@ -282,16 +282,15 @@ def _rotated(
     k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
-    part, _ = encoding.at(layer)
-    sites = part.sites()
+    part, sites, is_replayed, *_ = encoding.acts_in(layer)
     if "rotate" not in sites and "rotate_values" not in sites:
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
     # what the first layer was found to do, the others do without its validation
     plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
-    memory = part.memory(new) if plain else None
-    key = "turn", k.shape, k.dtype, k.device
+    memory = new.memory if plain else None
+    key = "turn", part, k.shape, k.dtype, k.device, torch.is_grad_enabled()
     turn = None if memory is None else memory.get(key)
     if turn is not None:
         return turn(k, ALL_KEYS).to(k.dtype), v, True
@@ -302,7 +301,7 @@ def _rotated(
         if must:
             raise
         return k, v, False
-    if memory is not None and part.turns_and_adds:
+    if memory is not None and is_replayed:
         memory[key] = effects.key_rotation(k)
     return rotated
 

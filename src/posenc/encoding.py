@@ -12,9 +12,7 @@ from copy import deepcopy
 from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
-from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +58,7 @@ SIZES = frozenset((
 _ACT_AT_ONCE = "_parameters", "_buffers", "_modules"
 """Where a module has what may be set again."""
 
+Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
 
@@ -256,25 +255,14 @@ class Encoding(nn.Module, metaclass=_Hooked):
         return "rotate" not in self.sites()
 
     @property
-    def turns_and_adds(self) -> bool:
-        """Whether all that it does in attention is to rotate and to add to scores and values, in every layer alike but for
-        parameters."""
-        return set(self.sites()) <= {"augment", "embed", "rotate", "bias", "values", "scale"}
+    def is_replayed(self) -> bool:
+        """Whether what it does in attention is of the same kind in every layer, so that a plan serves them all."""
+        return set(self.sites()) <= {"augment", "embed", "restrict", "rotate", "bias", "values", "scale"}
 
     @property
     def adds_constants(self) -> bool:
-        """Whether its bias is the same in every layer until a parameter changes, which `memory` sees; or there is none."""
-        return "bias" not in self.sites() or (self.constant and self.num_layers == 1 and self._is_watched())
-
-    def _learning(self) -> list[nn.Parameter]:
-        return [x for x in self.parameters() if x.requires_grad]
-
-    def _is_watched(self) -> bool:
-        """Whether `memory` sees when a parameter changes."""
-        learned = self._learning()
-        if learned and (torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed()):
-            return False
-        return _few_on_cpu(learned)
+        """Whether its bias is the same in every layer of a pass; or there is none."""
+        return "bias" not in self.sites() or (self.constant and self.num_layers == 1)
 
     @property
     def planes(self) -> Hashable:
@@ -516,6 +504,11 @@ class Encoding(nn.Module, metaclass=_Hooked):
                 "cache its keys unrotated, and rotate them in each call"
             )
 
+    def pass_rotation(self, positions: Positions, q: Tensor, k: Tensor) -> "Rotation | None":
+        """`rotate` as a function that serves every layer of a pass, of tensors shaped as q and k. None: there is none, and `rotate`
+        is called in each layer."""
+        return None
+
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
         """`rotate_queries` of a single query, (batch, heads, 1, head_dim), as a function that serves every layer of a
         decoding step. None: there is none, and `rotate_queries` is called in each layer."""
@@ -626,6 +619,18 @@ class Encoding(nn.Module, metaclass=_Hooked):
         """What the encoding does to a call at these positions, in a layer."""
         return Effects(self._leaves_in(layer), positions)
 
+    def acts_in(self, layer: int) -> "Acting":
+        """What acts in a layer: options are fixed, so it is found once."""
+        known: dict[int, Acting] = vars(self).setdefault("_structure", {})
+        found = known.get(layer)
+        if found is None:
+            part, _ = self.at(layer)
+            sites = part.sites()
+            found = Acting(part, sites, part.is_replayed, "restrict" in sites, self._num_gates(layer))
+            if not torch.compiler.is_compiling():
+                known[layer] = found
+        return found
+
     # ---------------------------------------------------------------- what every encoding can do
 
     sites = _Sites()
@@ -684,35 +689,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
         return 0 if self.num_layers == 1 else number
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
-        """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
-        been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
-        learns its angles, is made in every call; without gradients, where its parameters are many or on a GPU."""
-        state = self._state_at(positions)
-        if state is None:
-            return make()
-        if key not in state.values:
-            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                state.values[key] = make() if state.copies else _unless_learned(make)
-        value = state.values[key]
-        return make() if value is _LEARNED else value
-
-    def memory(self, positions: Positions) -> dict[Hashable, Any] | None:
-        """Values by key that depend on positions and on this encoding's tables and attributes, to read and to add to: empty
-        where one of these has been set or written to since the last call. None: nothing may be remembered."""
-        state = self._state_at(positions)
-        return None if state is None else state.values
-
-    def _state_at(self, positions: Positions) -> "_State | None":
-        """What `memory` gives at these positions, with what it depends on."""
-        if torch.compiler.is_compiling() or intercepted():
-            return None
-        # by a weak reference: positions that live long keep no encoding
-        learns = torch.is_grad_enabled() or transformed()
-        of_all: WeakKeyDictionary[Encoding, _State] = positions.shared((WeakKeyDictionary, learns), WeakKeyDictionary)
-        state = of_all.get(self)
-        if state is None or not state.is_of(self):
-            of_all[self] = state = _State(self)
-        return state if state.tells else None
+        """A value that depends on positions and on this encoding, with its gradient: once a pass."""
+        return positions.kept((self, key), make)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -729,6 +707,16 @@ class Encoding(nn.Module, metaclass=_Hooked):
             with torch.inference_mode(False):
                 self._buffers[name] = table.to(table_device(buffer.device))
         return self
+
+
+class Acting(NamedTuple):
+    """An encoding as it acts in a layer."""
+
+    part: Encoding
+    sites: tuple[str, ...]
+    is_replayed: bool
+    restricts: bool
+    num_gates: int
 
 
 class HeadRange(NamedTuple):
@@ -835,80 +823,6 @@ def _placed_as(x: Tensor, value: Tensor) -> Tensor:
 
     of: Any = x
     return distribute_tensor(value.to(x.device), of.device_mesh, of.placements)
-
-
-_LEARNED = object()
-_VERSION = attrgetter("_version")
-_LEARNS = attrgetter("requires_grad")
-FEW_NUMBERS = 2**14
-"""Numbers of parameters that are compared at every call with those that a remembered value was made of: a few microseconds."""
-
-
-class _State:
-    """Values, and what they depend on: the tensors and attributes of an encoding and of those that it is made of.
-
-    copies: of the parameters that learn, whose versions do not say when something is written to their data; empty where a value that is
-    made of these is not remembered: learns, on a GPU, or where they are many. tells: whether tensors say when they are written to.
-    """
-
-    def __init__(self, encoding: Encoding) -> None:
-        self.parts = list(encoding.modules())[1:]  # without itself, which it must not keep alive
-        self.facts = _facts([encoding, *self.parts])
-        tensors = [x for part in (encoding, *self.parts) for x in part.buffers(recurse=False)]
-        parameters = [x for part in (encoding, *self.parts) for x in part.parameters(recurse=False)]
-        self.learned = [x for x in parameters if x.requires_grad and not x.is_inference()]
-        self.frozen = [x for x in parameters if not x.requires_grad]
-        self.tables = [*tensors, *(x for x in parameters if not x.requires_grad or x.is_inference())]
-        self.tells = not any(map(Tensor.is_inference, self.tables))
-        self.versions = list(map(_VERSION, self.tables)) if self.tells else []
-        watched = encoding._is_watched()  # before gradients are off
-        with torch.inference_mode(False), torch.no_grad():
-            self.copies = [x.clone() for x in self.learned] if watched else []
-        self.values: dict[Hashable, Any] = {}
-
-    def is_of(self, encoding: Encoding) -> bool:
-        """Whether nothing of an encoding has changed."""
-        facts = _facts([encoding, *self.parts])
-        if len(facts) != len(self.facts) or not all(map(is_, facts, self.facts)):
-            return False
-        if not all(map(_LEARNS, self.learned)) or any(map(_LEARNS, self.frozen)):
-            return False
-        if self.tells and self.versions != list(map(_VERSION, self.tables)):
-            return False
-        return all(map(_same_numbers, self.copies, self.learned))
-
-
-def _facts(parts: list[nn.Module]) -> list[object]:
-    facts: list[object] = []
-    for part in parts:
-        attributes = part.__dict__
-        facts += attributes.values()
-        for at in _ACT_AT_ONCE:
-            facts += attributes[at].values()
-    return facts
-
-
-def _same_numbers(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _few_on_cpu(parameters: Sequence[Tensor]) -> bool:
-    """Whether parameters are compared with copies in less time than what is made of them takes."""
-    plain = all(type(x) in (nn.Parameter, Tensor) and x.device.type == "cpu" for x in parameters)
-    return plain and sum(map(Tensor.numel, parameters)) <= FEW_NUMBERS
-
-
-def _unless_learned(make: Callable[[], Any]) -> Any:
-    """The value of `make`, or _LEARNED where a gradient reaches it."""
-    with torch.enable_grad():
-        value = make()
-    return _LEARNED if _is_learned(value) else value
-
-
-def _is_learned(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    return isinstance(value, (tuple, list)) and any(map(_is_learned, value))
 
 
 def _as_json(value: Any, origin: str) -> Any:
@@ -1025,7 +939,7 @@ def checked_gates(
         InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
     """
     given = () if gates is None else tuple(gates) if isinstance(gates, (list, tuple)) else (gates,)
-    wanted = 0 if encoding is None else encoding._num_gates(layer)
+    wanted = 0 if encoding is None else encoding.acts_in(layer).num_gates
     if len(given) != wanted:
         name = "no encoding" if encoding is None else encoding.known_as
         raise InputError(
@@ -1166,6 +1080,14 @@ class Effects:
         if len(known) < len(turns):
             return None
         return known[0] if len(known) == 1 else lambda x: reduce(lambda turned, turn: turn(turned), known, x)
+
+    def pass_rotation(self, q: Tensor, k: Tensor) -> Rotation | None:
+        """`Encoding.pass_rotation` of all parts."""
+        turns = [part.encoding.pass_rotation(part.positions, q, k) for part in self._in_turn("rotate")]
+        known = [turn for turn in turns if turn is not None]
+        if not turns or len(known) < len(turns):
+            return None
+        return known[0] if len(known) == 1 else lambda *pair: reduce(lambda turned, turn: turn(*turned), known, pair)
 
     def key_rotation(self, k: Tensor) -> RunRotation | None:
         """`Encoding.key_rotation` of all parts."""
@@ -1483,6 +1405,7 @@ class Composite(Encoding):
         cut = {each: each._of_process(of) for each in self}
         copied = deepcopy(self)
         copied.parts = nn.ModuleList(cut[each] for each in self)
+        vars(copied)["_structure"] = {}
         return copied
 
     def spec(self) -> dict[str, Any]:
@@ -1553,13 +1476,12 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     @property
-    def turns_and_adds(self) -> bool:
-        return not self._acts() and all(part.at(0)[0] is part and part.turns_and_adds for part in self)
+    def is_replayed(self) -> bool:
+        return not self._acts() and all(part.at(0)[0] is part and part.is_replayed for part in self)
 
     @property
     def adds_constants(self) -> bool:
-        learns = any(part._learning() for part in self if "bias" in part.sites())
-        return all(part.adds_constants for part in self) and (self._is_watched() or not learns)
+        return all(part.adds_constants for part in self)
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         for part in self:

@@ -11,7 +11,7 @@ every length.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Attend, Problem, Rotated
+from posenc.bias import Score, Values
 from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
@@ -119,11 +120,24 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
 
 
 def attend_again(problem: Problem, lowered: Lowered) -> Attend:
-    """`run` for other layers, under terms that are constant, without branches and dropout."""
-    (kinds, numbers), scale = _described(problem, lowered), problem.scale
-    with torch.inference_mode(False):  # another layer may train
-        tensors = [x.clone() if x.is_inference() else x for x in lowered.tensors]
+    """`run` for other layers, without branches and dropout."""
+    if not problem.constant or problem.values is not None:
+        return _attend_anew(problem)
+    (kinds, numbers), scale, tensors = _described(problem, lowered), problem.scale, lowered.tensors
     return lambda q, k, v, terms, values: attend([q, k, v, *tensors], kinds, numbers, scale, 0.0)[0]
+
+
+def _attend_anew(problem: Problem) -> Attend:
+    """The same of terms of each layer's own."""
+    empty, constant = problem.q.new_empty(0), problem.constant
+    like = replace(problem, q=empty, k=empty, v=empty, bias=problem.bias if constant else [], values=None)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: Values | None) -> Tensor:
+        bias = like.bias if constant else list(terms or ())
+        now = replace(like, q=q, k=k, v=v, bias=bias, values=values)
+        return run(now, lower(now))[0]
+
+    return attend
 
 
 def _branches(problem: Problem) -> Sequence[Rotated]:

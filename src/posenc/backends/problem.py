@@ -69,6 +69,8 @@ class Problem:
     """How many of the call's keys come before those in v."""
     constant: bool = False
     """Whether the terms depend on positions alone and are the same in every layer: a pass may make them once."""
+    learned: bool = False
+    """Whether a gradient reaches them then"""
     turn_back: Callable[[Tensor], Tensor] | None = None
     """Undoes on the output what was done to v; no part of what a backend computes, see `finished`."""
 

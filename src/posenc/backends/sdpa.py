@@ -242,9 +242,8 @@ def _fused(problem: Problem) -> Plan:
         out, lse = run(problem, lowered)
         return out if problem.sink is None else problem.with_sink(out, lse)
 
-    constant = problem.constant and problem.values is None and problem.sink is None
-    constant = constant and problem.dropout_p == 0 and not problem.branches
-    again = partial(attend_again, problem, lowered) if constant else None
+    repeats = problem.sink is None and problem.dropout_p == 0 and not problem.branches
+    again = partial(attend_again, problem, lowered) if repeats else None
     return Plan(compute, partial(_fused_costs, problem, lowered), again)
 
 
@@ -302,7 +301,9 @@ def _block_rows(problem: Problem) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if torch.compiler.is_compiling() or (problem.constant and problem.sink is None and _is_short(problem)):
+    if torch.compiler.is_compiling() or (
+        problem.constant and not problem.learned and problem.sink is None and _is_short(problem)
+    ):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
@@ -420,13 +421,10 @@ def _masked(problem: Problem, refused: Refused) -> Plan:
 
 def _under_mask(problem: Problem) -> Attend:
     options, device = _options(problem), problem.q.device
-    with torch.inference_mode(False), torch.no_grad():  # other layers may train on it
-        visible, blind = _visible(problem, 0, problem.q.shape[2])
-        hidden = None if visible is None else ~visible
-        mask = dense_sum(problem.bias, device) if problem.constant else None
-        mask = visible if mask is None else _with_hidden(_mask_dtype(mask, problem.q), hidden)
-        if mask is not None and mask.is_inference():
-            mask = mask.clone()
+    visible, blind = _visible(problem, 0, problem.q.shape[2])
+    hidden = None if visible is None else ~visible
+    mask = dense_sum(problem.bias, device) if problem.constant else None
+    mask = visible if mask is None else _with_hidden(_mask_dtype(mask, problem.q), hidden)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: object) -> Tensor:
         width, here = v.shape[3], mask

@@ -10,7 +10,7 @@ Terms are added after the scores have been scaled.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -200,14 +200,6 @@ class Relative(_ByDistance):
     num_heads: int
     positions: Positions
     in_kernel = "vector"
-    # of a bias without parameters that serves every layer alike, see `made_once`: dataclasses.replace must not carry it over
-    once: Callable[[Callable[[], Tensor]], Tensor] | None = field(default=None, init=False)
-
-    def made_once(self, once: Callable[[Callable[[], Tensor]], Tensor]) -> "Relative":
-        """This term, just made, whose `vector` is what `once` gives for a function that makes it: at the first call alone
-        it calls that function (`Encoding.remember`)."""
-        self.once = once
-        return self
 
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -216,9 +208,6 @@ class Relative(_ByDistance):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
-        return self._vector(device) if self.once is None else self.once(partial(self._vector, device))
-
-    def _vector(self, device: torch.device) -> Tensor:
         distances = self.positions.distances()
         assert distances is not None
         return self._at(distances.to(device))

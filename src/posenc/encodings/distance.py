@@ -41,8 +41,7 @@ class _DistanceBias(Encoding):
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(of_distance, layer=self.own_layer(layer), dtype=dtype)
-        term = Relative(function, self.num_heads, positions)
-        return term.made_once(partial(self.remember, positions, ("vector", dtype))) if self.adds_constants else term
+        return Relative(function, self.num_heads, positions)
 
 
 class Bucketed(Protocol):

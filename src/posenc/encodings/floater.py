@@ -346,8 +346,6 @@ class FLOATER(Encoding):
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, x=x)
-        if layer == 0 and positions.pass_cache is not None:
-            self._begin(positions)
         return self.sinusoidal.embed(x, positions, layer)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
@@ -372,14 +370,7 @@ class FLOATER(Encoding):
     def codes(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """The flow where the queries and where the keys are: two (batch or 1, n, 3, num_layers, num_heads * head_dim),
         the three for queries, keys and values."""
-        codes = None
-        pass_cache = positions.pass_cache
-        values, begun = (None, None) if pass_cache is None else pass_cache.get(self, (None, None))
-        if begun is not None and values is self._current():
-            trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
-            codes = begun if begun.requires_grad or not trains else None
-        if codes is None:
-            codes = self._solve(positions)
+        codes = self.remember(positions, "codes", lambda: self._solve(positions))
         if positions.q is positions.k:
             return codes, codes
         return codes[:, : positions.num_queries], codes[:, positions.num_queries :]
@@ -388,12 +379,6 @@ class FLOATER(Encoding):
         """The code at the input beside what the flow adds to the queries of a layer."""
         flow = self.codes(positions)[0][:, :, QUERY, self.own_layer(layer)]
         return torch.cat((self.sinusoidal.codes(positions).to(flow), flow), -1)
-
-    def _begin(self, positions: Positions) -> None:
-        """Solve for a model's forward pass: its layers share the solution, and one way back through it."""
-        assert positions.pass_cache is not None
-        codes = self._solve(positions)
-        positions.pass_cache[self] = self._current(), codes
 
     def _solve(self, positions: Positions) -> Tensor:
         """The codes at the queries, then at the keys, unless both are the same."""

@@ -161,6 +161,25 @@ class Rotary(PairwiseRotary):
             return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)
 
+    def pass_rotation(
+        self, positions: Positions, q: Tensor, k: Tensor
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+        if (type(self).rotate, type(self).turn) != (Rotary.rotate, PairwiseRotary.turn):
+            return None
+        dtype, layout, start = self._check(q, positions), self.layout, self.first_channel
+        of_q, of_k = self.remember(positions, dtype, lambda: self.turns(positions, dtype))
+        if of_q[0].requires_grad or of_k[0].requires_grad:
+            return None
+        same = of_q[0] is of_k[0]
+        if same and fits_kernel(q, k, of_k[0]):
+            return lambda q, k: rotary_kernel(q, k, *of_k, layout=layout, start=start)
+        if same and self._turns_all and turns_token(q, k):
+            wide = self.remember(positions, (dtype, "wide"), lambda: widened(*of_k, layout))
+            return lambda q, k: turn_together(q, k, *wide, layout)
+        return lambda q, k: (
+            rotary(q, *of_q, layout=layout, start=start), rotary(k, *of_k, layout=layout, start=start)
+        )  # fmt: skip
+
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         dtype = self._check(q, positions)

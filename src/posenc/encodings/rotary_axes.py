@@ -84,7 +84,7 @@ class AxesRotary(Encoding):
             placed = positions.q_placed if side == "q" else positions.k_placed
             return self.cos_sin(self.coordinates(positions)[side == "k"], placed, layer, dtype)
 
-        return make() if self.learned else self.remember(positions, (side, dtype), make)
+        return self.remember(positions, (side, dtype), make)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)

@@ -38,6 +38,14 @@ class QueryScale(Encoding):
         factor = self.remember(positions, "factor", lambda: self.factor(positions))
         return _times(q, factor)
 
+    def pass_rotation(
+        self, positions: Positions, q: Tensor, k: Tensor
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+        if type(self).rotate is not QueryScale.rotate or type(self).rotate_queries is not QueryScale.rotate_queries:
+            return None
+        factor = self.remember(positions, "factor", lambda: self.factor(positions))
+        return None if factor.requires_grad else lambda q, k: (_times(q, factor), k)
+
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
         if type(self).rotate_queries is not QueryScale.rotate_queries:
             return None

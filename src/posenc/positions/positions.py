@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from posenc.errors import (
     holds_integers,
     refuse_in_program,
 )
-from posenc.functional import intercepted
+from posenc.positions.memory import Memory, again_alone, is_learned, world
 from posenc.positions.chunks import runs_of
 from posenc.positions.ids import (
     Ids,
@@ -168,13 +169,16 @@ class Positions:
     ungated: "Positions | None" = field(default=None, init=False)
     """The positions without gates"""
     if TYPE_CHECKING:
-        _memo: dict[Hashable, Any] = field(init=False)
-        _pass_cache: dict[Hashable, Any] | None = field(init=False)
+        _memory: ref[Memory] | None = field(init=False)
 
     def __post_init__(self) -> None:
         # no fields: dataclasses.replace, and what walks through dataclasses, such as FSDP, must not find them
-        object.__setattr__(self, "_memo", {})
-        object.__setattr__(self, "_pass_cache", None)
+        object.__setattr__(self, "_memory", None)
+
+    origin = None
+    """In a pass: the positions that it was made of"""
+    _part = None
+    """In a pass: these positions, if they are derived from its own"""
 
     # ---------------------------------------------------------------- construct
 
@@ -530,7 +534,8 @@ class Positions:
 
     def _with(self, **changes: Any) -> "Positions":
         """A copy for which start, diagonal and span stay true."""
-        return replace(self, **changes).with_known(self.start, self.diagonal, self.span)
+        made = replace(self, **changes).with_known(self.start, self.diagonal, self.span)
+        return made if self._memory is None else made._remembering(self)
 
     def with_causal(self, causal: bool) -> "Positions":
         """The same tokens under another causality.
@@ -743,6 +748,9 @@ class Positions:
         self._refuse_tree("gates of a layer's input go on from token to token")
         gated = ungated._with(gates=gates)
         object.__setattr__(gated, "ungated", ungated)
+        if ungated.memory is not None:  # for one layer, so not in that of the pass
+            own = Memory(False)
+            vars(gated).update(_memory=ref(own), _part=None, _own=own)
         return gated
 
     def gate(self, user: str, heads: int | None = None, width: int | None = None) -> Tensor:
@@ -1270,30 +1278,57 @@ class Positions:
 
     # ---------------------------------------------------------------- ask: what follows from them, made once
 
-    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A value that depends on these positions and the key alone, computed once and without gradient. Positions
-        that are derived from these start without it."""
-        if torch.compiler.is_compiling() or intercepted():
-            return make()
-        if key not in self._memo:
-            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                self._memo[key] = make()
-        return self._memo[key]
-
-    def with_pass_cache(self) -> "Positions":
-        """A copy for one forward pass of a model, the only one with a `pass_cache`."""
-        positions = self._with()
-        if not torch.compiler.is_compiling():
-            object.__setattr__(positions, "_pass_cache", {})
-        return positions
+    def in_pass(self, memory: Memory | None) -> "Positions":
+        """A copy whose values the layers of one forward pass share by a memory, as long as somebody owns it."""
+        if memory is None:
+            return self
+        made = object.__new__(Positions)
+        vars(made).update(vars(self), _memory=ref(memory), origin=self)
+        return made
 
     @property
-    def pass_cache(self) -> dict[Hashable, Any] | None:
-        """Values that the layers of one forward pass share, gradients included; deleted with the pass. None outside of one."""
-        return self._pass_cache
+    def memory(self) -> Memory | None:
+        """What the layers of a pass share by key, to read and to add to. None: outside of a pass, where a graph is traced, and
+        under modes that the pass was not made in."""
+        memory = None if self._memory is None or torch.compiler.is_compiling() else self._memory()
+        return memory if memory is not None and memory.world == world() else None
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """A value that depends on these positions and the key alone: once a pass, and without gradient."""
+        memory = self.memory
+        if memory is None:
+            return make()
+        key = self._part, key
+        if key not in memory:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                value: Any = make()
+            if type(value) is Positions and value._memory is None:
+                value._remembering(self)
+            memory[key] = value
+        return memory[key]
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The same of a value that a gradient may reach: once a pass with, and once without gradients."""
+        memory = self.memory
+        if memory is None:
+            return make()
+        key = self._part, key, torch.is_grad_enabled()
+        if key in memory:
+            value = memory[key]
+            return make() if again_alone() and is_learned(value) else value
+        if again_alone():
+            return make()
+        with memory.apart():
+            memory[key] = value = make()
+        return value
+
+    def _remembering(self, like: "Positions") -> "Positions":
+        object.__setattr__(self, "_memory", like._memory)
+        object.__setattr__(self, "_part", self)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_memo": {}, "_pass_cache": None}  # copies are data alone
+        return self.__dict__ | {"_memory": None, "_part": None, "_own": None, "origin": None}  # copies are data alone
 
 
 def _kept(at: Tensor, placed: Tensor | None) -> Tensor:

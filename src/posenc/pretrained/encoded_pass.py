@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding import Encoding, augmented_by
+from posenc.positions.memory import Memory
 from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -46,6 +47,7 @@ class Pass:
     encoding: Encoding
     visible: Visibility
     position_ids: Tensor
+    memory: Memory | None
     made: list[tuple[Tensor | None, int, Visibility]] = field(default_factory=list)
 
     def visible_among(self, keys: int, mask: Tensor | None) -> Visibility:
@@ -61,7 +63,7 @@ class Pass:
         # without a mask its keys are the last before the end of the queries
         order = cut.k_order if mask is not None else cut.k_order + (positions.q_order[..., -1:] + 1 - keys)
         k = positions.k.gather(1, order.expand(len(positions.k), -1))
-        visible = replace(visible, positions=replace(cut, q=positions.q, k=k).with_pass_cache())
+        visible = replace(visible, positions=replace(cut, q=positions.q, k=k).in_pass(self.memory))
         self.made.append((mask, keys, visible))
         return visible
 
@@ -106,8 +108,9 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     positions = visible.positions
     if not encoding.shift_invariant:
         positions = _moved(positions, ids)
-    positions = augmented_by(encoding, positions, rows).with_pass_cache()
-    return Pass(encoding, replace(visible, positions=positions), ids)
+    memory = Memory.of_pass()
+    positions = augmented_by(encoding, positions, rows).in_pass(memory)
+    return Pass(encoding, replace(visible, positions=positions), ids, memory)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:
