@@ -16,10 +16,8 @@ import pytest
 import torch
 
 import posenc
-from posenc import Positions
 from posenc.backends import choose, fused, gpus, sdpa
 from posenc.conformance import conform, kinds
-from posenc.encodings import ENCODINGS
 from posenc.lab import data
 from posenc.lab.data import corpora as by_file
 from posenc.lab.data import corpus_text as corpora
@@ -719,20 +717,6 @@ def test_the_loss_of_smollm2_with_and_without_its_rotation():
         lambda *call: (torch.ones_like(call[2][0]), torch.zeros_like(call[2][1]))
     )
     assert f"{nats():.2f}" == "1.03"
-
-
-def test_all_but_one_encoding_take_linear_memory_with_a_cache():
-    """docs/attention.md: a step with a KV cache of N tokens."""
-    for name in ENCODINGS:
-        more = {"shared": False} if name == "deberta_v2" else {}
-        encoding = posenc.create(name, head_dim=32, dim=64, num_heads=2, max_positions=2048, **more)
-        size = []
-        for n in (1024, 2048):  # one query's scores are never cut into blocks
-            k, x = torch.zeros(1, 2, n, 32), torch.zeros(1, n, 64)
-            gates = k[:, :1] if name == "selective_attention" else posenc.encoding.gates_of(encoding, x)
-            positions = Positions.arange(1, n - 1, causal=True)
-            size.append(posenc.explain(k[:, :, :1], k, k, encoding, positions, gates=gates).extra_bytes)
-        assert size[1] <= 2.5 * size[0] + 2**18, name
 
 
 def test_what_both_scores_of_ruler_are():

@@ -205,13 +205,13 @@ def test_a_layer_that_the_model_does_not_have_is_refused(text):
             call(-1)
     again = posenc.from_spec(encoding.spec())
     with pytest.raises(InputError, match="layer=3: "):
-        again.at(3)[0].own_layer(again.at(3)[1])
+        again.acting_in(3).part.own_layer(again.acting_in(3).number)
 
 
 @pytest.mark.parametrize("text", ["rope_nope:every=4", "rope/rope/rope/none"])
 def test_turns_of_a_model_of_any_depth(text):
     encoding = of_layers(text, None)
-    assert [encoding.at(layer)[0].known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
+    assert [encoding.acting_in(layer).part.known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
     with pytest.raises(InputError, match="num_layers=0: must be at least 1"):
         posenc.PerLayer(posenc.NoPE(), num_layers=0)
 

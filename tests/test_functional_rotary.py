@@ -18,7 +18,7 @@ from posenc.functional import (
     formula,
     frequency_curve,
     rotary,
-    turn_together,
+    turn_token,
     widened,
 )
 from posenc.testing.oracles.rotations import angles, turned
@@ -165,9 +165,9 @@ def test_one_token_of_queries_and_keys_at_once(layout, dtype):
         tables(50, 4, torch.float32),
     )
     cos, sin = cos[None, None, 40:41], sin[None, None, 40:41]
-    actual = turn_together(q, k, *widened(cos, sin, layout), layout)
+    actual = [turn_token(x, *widened(cos, sin, layout), layout) for x in (q, k)]
     wanted = rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
-    assert_close(actual, wanted)
+    assert_close(tuple(actual), wanted)
     assert [x.dtype for x in actual] == [dtype, dtype]
     rope = Rotary(8, layout=layout)
     assert_close(rope.rotate(q, k, Positions.from_ids([[40]])), wanted)
@@ -254,7 +254,7 @@ def test_empty_inputs(layout, shape, inplace):
     x, (cos, sin) = torch.zeros(shape), tables(shape[2], 4, torch.float32)
     assert rotary(x, cos, sin, layout=layout, inplace=inplace).shape == shape
     if shape[2] == 1:
-        assert [y.shape for y in turn_together(x, x, *widened(cos, sin, layout), layout)] == [shape, shape]
+        assert turn_token(x, *widened(cos, sin, layout), layout).shape == shape
     nothing = cos[:, :0]
     assert torch.equal(rotary(x, nothing, nothing, layout=layout, inplace=inplace), x)
 

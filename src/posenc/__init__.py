@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from posenc import encodings, frequencies, functional, position_maps
-from posenc.attention import Explanation, Pass, attention, explain, linear_attention
+from posenc.attention import Explanation, attention, explain, linear_attention
 from posenc.cache import KVCache
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.encoding import Encoding, Pass, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.positions import Positions

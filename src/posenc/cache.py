@@ -10,15 +10,14 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, checked_gates, require_fit
+from posenc.encoding import Encoding, Pass, checked_gates, require_fit
 from posenc.errors import InputError, check_flags, check_integers, check_sizes
-from posenc.functional import transformed
 from posenc.positions import Positions
+from posenc.positions.memory import in_backward
 from posenc.positions.visibility import Hidden
 
 ROOM = 64
 """Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
-ALL_KEYS = slice(None)
 
 
 class _Layer(NamedTuple):
@@ -62,7 +61,9 @@ class KVCache:
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
-        return min((layer.tokens for layer in self._layers.values()), default=0)
+        if not self._layers:
+            return 0
+        return min([layer.tokens for layer in self._layers.values()])  # of a generator a compiler makes no graph
 
     def __repr__(self) -> str:
         return f"KVCache({len(self)} tokens, {len(self._layers)} layers)"
@@ -99,6 +100,18 @@ class KVCache:
             "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
             "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
         )
+
+    def at(self, encoding: Encoding | None, num_queries: int = 1) -> Pass:
+        """The next forward pass of a generation: the encoding at `positions(num_queries)`.
+
+        Raises:
+            InputError: what `positions` refuses.
+        """
+        return Pass(encoding, self.positions(num_queries))
+
+    def detach(self) -> None:
+        """Let no gradient go back through the tokens that are in the cache, as between the segments of a text."""
+        self._layers = {n: x._replace(tensors=tuple(y.detach() for y in x.tensors)) for n, x in self._layers.items()}
 
     def crop(self, length: int) -> None:
         """Leave the first tokens alone.
@@ -201,6 +214,8 @@ class KVCache:
     def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
         """Raises:
         InputError: an encoding that differs from the one that rotated the keys in the cache."""
+        if in_backward():
+            return
         if (positions.origin or positions) is self._last and layer == self._last_layer and len(self._layers) == 1:
             warnings.warn(
                 f"KVCache: layer={layer} again for the same positions, and no other layer so far: its keys are overwritten; "
@@ -251,6 +266,8 @@ class KVCache:
         ragged = positions.q_order.shape[0] > 1
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             stored = old.filled(before)
+            if before == 0:  # of what is overwritten no graph is left
+                stored = tuple(x.detach() for x in stored)
             tensors = tuple(
                 _scattered(x, y, positions) if ragged else torch.cat((x, y), 2)
                 for x, y in zip(stored, new, strict=True)
@@ -262,13 +279,15 @@ class KVCache:
                     x.scatter_(2, _slots(more, positions), more)
                 else:
                     x[:, :, before:tokens] = more
-        self._layers[layer] = made = _Layer(tensors, tokens, rotated)
+        made = _Layer(tensors, tokens, rotated)
+        if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
+            self._layers[layer] = made
         return made.filled(tokens)
 
 
 def _rotation(encoding: Encoding | None, layer: int) -> str:
     """What rotates a layer's keys or values, for people; "" where an argument is not known."""
-    part = None if encoding is None else encoding.at(layer)[0]
+    part = None if encoding is None else encoding.acting_in(layer).part
     if part is None or not {"rotate", "rotate_values"} & set(part.sites()):
         return "no rotation"
     try:
@@ -282,28 +301,25 @@ def _rotated(
     k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
-    part, sites, is_replayed, *_ = encoding.acts_in(layer)
+    part, _, _, sites, *_ = encoding.acting_in(layer)
     if "rotate" not in sites and "rotate_values" not in sites:
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
-    # what the first layer was found to do, the others do without its validation
-    plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
-    memory = new.memory if plain else None
-    key = "turn", part, k.shape, k.dtype, k.device, torch.is_grad_enabled()
-    turn = None if memory is None else memory.get(key)
-    if turn is not None:
-        return turn(k, ALL_KEYS).to(k.dtype), v, True
     effects = encoding.effects(new, layer)
+    key = "rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled()
+    rotation = None if new.memory is None else new.memory.get(key)
+    if rotation is None and "rotate" in sites:
+        rotation = effects.rotation(None, k)
+        if new.memory is not None and rotation is not None:  # for the other layers of the pass
+            new.memory[key] = rotation
     try:
-        rotated = effects.keys_rotated(k), effects.values_rotated(v), True
+        k = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
+        return k, effects.values_rotated(v), True
     except InputError:
         if must:
             raise
         return k, v, False
-    if memory is not None and is_replayed:
-        memory[key] = effects.key_rotation(k)
-    return rotated
 
 
 def _counts_tokens(positions: Positions) -> bool:

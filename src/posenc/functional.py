@@ -11,7 +11,6 @@ from typing import Any, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import pad
 
 from posenc.errors import (
     InputError,
@@ -367,24 +366,12 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     return rotated.transpose(-2, -3) if order else rotated
 
 
-def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
+def turns_token(x: Tensor) -> bool:
     """Whether `turn_token` applies to heads whose channels all rotate: one token, with nothing to
     differentiate."""
-    if q.shape[2] != 1 or torch.compiler.is_compiling():
+    if x.shape[2] != 1 or torch.compiler.is_compiling():
         return False
-    differentiable = q.requires_grad or (k is not None and k.requires_grad)
-    return (
-        q.numel() + (0 if k is None else k.numel()) <= 2 * TINY
-        and not (differentiable and torch.is_grad_enabled())
-        and not transformed()
-    )
-
-
-def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys (batch, heads, 1, head_dim) of one token together, since the calls dominate for tiny tensors.
-    cos and sin are those of `widened`."""
-    turned = turn_token(torch.cat((q, k), 1), cos, sin, layout)
-    return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
+    return x.numel() <= TINY and not (x.requires_grad and torch.is_grad_enabled()) and not transformed()
 
 
 def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -402,39 +389,6 @@ def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     if layout == "half":
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-
-
-RunRotation = Callable[[Tensor, slice], Tensor]
-"""(keys of a run, which run of all keys it is) -> these keys rotated, float32 or better. The result may be the argument."""
-
-
-def unturned(x: Tensor, run: slice) -> Tensor:
-    """The rotation of keys that are left as they are."""
-    return x
-
-
-def run_tables(cos: Tensor, sin: Tensor, layout: Layout, start: int, width: int) -> tuple[Tensor, ...]:
-    """The tables of `rotary`, (batch or 1, 1, n, pairs), as `turn_run` takes them for tokens `width` wide."""
-    if layout == "interleaved":
-        return (torch.complex(cos, sin),)
-    wide = torch.cat((cos, cos), -1)
-    return wide if width == wide.shape[-1] else pad(wide, (start, width - start - wide.shape[-1]), value=1.0), sin
-
-
-def turn_run(x: Tensor, run: slice, tables: tuple[Tensor, ...], start: int) -> Tensor:
-    """`rotary` of a run of the tables' tokens, (batch, heads, length of the run, width), in the tables' precision: nothing is
-    validated, and what can be computed beforehand has been."""
-    if len(tables) == 1:
-        factor = tables[0][:, :, run]
-        out = x.to(factor.real.dtype, copy=True, memory_format=torch.contiguous_format)
-        _as_complex(out[..., start : start + 2 * factor.shape[-1]]).mul_(factor)
-        return out
-    cos, sin = (table[:, :, run] for table in tables)
-    middle, end, x = start + sin.shape[-1], start + 2 * sin.shape[-1], x.to(sin.dtype)
-    out = x * cos
-    out[..., start:middle].addcmul_(x[..., middle:end], sin, value=-1)
-    out[..., middle:end].addcmul_(x[..., start:middle], sin)
-    return out
 
 
 class _Rotation(torch.autograd.Function):
@@ -718,6 +672,7 @@ FINE = 256
 
 def angles_at(ids: Tensor, inv_freq: Tensor) -> Tensor:
     """(batch or 1, n) positions times (pairs,) frequencies -> (batch or 1, 1, n, pairs), as exact as the frequencies."""
+    inv_freq = inv_freq.to(ids.device) if ids.is_meta else inv_freq  # whose values the table has, and no meta tensor
     return ids.to(inv_freq)[:, None, :, None] * inv_freq
 
 
@@ -731,7 +686,7 @@ def cos_sin(
     """
     if first is not None and not isinstance(amplitude, Tensor) and not torch.compiler.is_compiling():
         count = ids.shape[1]
-        if count >= 2 * FINE and dtype == torch.float32:
+        if count >= 2 * FINE and dtype == torch.float32 and not ids.is_meta:
             cos, sin = contiguous_tables(first, count, inv_freq, amplitude)
             return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
     angles = angles_at(ids, inv_freq)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.attention import Pass, attention
 from posenc.cache import KVCache
 from posenc.distributed.exchange import augment_shard
-from posenc.encoding import Encoding, augmented_by, gates_of, require_fit
+from posenc.encoding import Encoding, Pass, augmented_by, gates_of, require_fit
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_integers, check_sizes
@@ -154,11 +153,9 @@ class Attention(nn.Module):
     def heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.config.width)).transpose(1, 2)
 
-    def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, here: Pass, layer: int, **options: Any
-    ) -> Tensor:
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, here: Pass, layer: int, **options: Any) -> Tensor:
         dropout_p = self.config.dropout if self.training else 0.0
-        y = attention(q, k, v, here, layer=layer, dropout_p=dropout_p, backend=self.backend, **options)
+        y = here.attention(q, k, v, layer=layer, dropout_p=dropout_p, backend=self.backend, **options)
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
@@ -240,7 +237,8 @@ class TransformerBase(nn.Module):
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
         require_fit(positions, x=x)
-        here, seen = Pass(self.encoding, positions), None if memory is None else Pass(memory.encoding, memory.positions)
+        here = self.encoding.at(positions)
+        seen = None if memory is None else memory.encoding.at(memory.positions)
         for layer, block in enumerate(self.blocks):
             x = block(here.embed(x, layer), here, layer, cache, memory, seen)
         return self.norm(x)
@@ -325,7 +323,8 @@ class Transformer(TransformerBase):
         """What the head reads, (batch, seq, dim), of the same arguments."""
         self._check_tokens(tokens)
         if positions is None:
-            positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
+            count = tokens.shape[1]
+            positions = cache.positions(count) if cache else Positions.arange(count, device=tokens.device)
         if cache is not None and positions.sharding is not None:
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
         memory = self._seen_from(positions, memory)

@@ -147,9 +147,8 @@ def test_calls_of_a_shard_take_the_fast_path():
         local_positions = Positions.arange(64, causal=True).shard(1, 4, layout=layout)
         explanation = posenc.explain(q, k, v, posenc.ALiBi(H), local_positions, backend="sdpa")
         assert explanation.backend == "sdpa"
-        assert explanation.reason.startswith("keys and values gathered from 4 processes")
+        assert explanation.reason.startswith("keys and values gathered from all processes")
         assert "a bias of the distance alone" in explanation.reason
-        assert explanation.extra_bytes >= 2 * 64 * H * D * 4
 
 
 def test_linear_attention_on_shards(monkeypatch):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, bar_names, image, legend_above, plot
 from posenc.analysis.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.scores import by_distance
-from posenc.encoding import Encoding
+from posenc.encoding import Pass
 from posenc.errors import InputError, check_word
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
@@ -192,11 +192,11 @@ class _Recorder:
             total: Tensor = embed(x, positions, layer)
             return total if "position" in self.parts else total - embed(torch.zeros_like(x), positions, layer)
 
-        def forward(x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Any) -> Tensor:
+        def forward(x: Tensor, here: Pass, layer: int, cache: Any) -> Tensor:
             width = attention.config.width
             projections = attention.query, attention.key, attention.value
             q, k, v = (projection(x).unflatten(-1, (-1, width)).transpose(1, 2) for projection in projections)
-            attended = self.attend(q, k, v, encoding.scale_of(layer, width), positions.mask())
+            attended = self.attend(q, k, v, here.encoding.scale_of(layer, width), here.positions.mask())
             return attention.out(attended.transpose(1, 2).flatten(-2))
 
         model.encoding.embed = switched  # type: ignore[method-assign]

@@ -129,7 +129,7 @@ class Target:
     @cached_property
     def rotary(self) -> Rotary:
         """RoPE, where it rotates queries and keys of the first layer."""
-        acting = self.encoding.at(0)[0]
+        acting = self.encoding.acting_in(0).part
         rotary = next((part for part in acting.modules() if isinstance(part, Rotary)), None)
         if rotary is None or "rotate" not in acting.sites():
             raise InputError("it has no frequencies of RoPE")
@@ -172,7 +172,7 @@ class Target:
         """Which layer is analysed, where layers differ; else empty."""
         if not isinstance(self.obj, Encoding):
             return ""
-        acting, _ = self.obj.at(0)
+        acting = self.obj.acting_in(0).part
         if acting is self.obj and self.obj.num_layers == 1:
             return ""
         what = f"has {acting.known_as}" if acting is not self.obj else "has separate parameters"

@@ -11,15 +11,14 @@ every length.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Attend, Problem, Rotated
-from posenc.bias import Score, Values
+from posenc.backends.problem import Problem, Rotated
 from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
@@ -109,7 +108,7 @@ def lower(problem: Problem) -> Lowered:
 
 
 def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a problem, without its sink."""
+    """Output and log-sum-exp of a problem, without its sink. lowered: of this or, where terms are constant, of another layer's."""
     branches = _branches(problem)
     inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *lowered.tensors]
     kinds, numbers = _described(problem, lowered)
@@ -117,27 +116,6 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
         inputs.append(torch.randint(2**62, ()))
         kinds += " seed"
     return attend(inputs, kinds, numbers, problem.scale, problem.dropout_p)
-
-
-def attend_again(problem: Problem, lowered: Lowered) -> Attend:
-    """`run` for other layers, without branches and dropout."""
-    if not problem.constant or problem.values is not None:
-        return _attend_anew(problem)
-    (kinds, numbers), scale, tensors = _described(problem, lowered), problem.scale, lowered.tensors
-    return lambda q, k, v, terms, values: attend([q, k, v, *tensors], kinds, numbers, scale, 0.0)[0]
-
-
-def _attend_anew(problem: Problem) -> Attend:
-    """The same of terms of each layer's own."""
-    empty, constant = problem.q.new_empty(0), problem.constant
-    like = replace(problem, q=empty, k=empty, v=empty, bias=problem.bias if constant else [], values=None)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: Values | None) -> Tensor:
-        bias = like.bias if constant else list(terms or ())
-        now = replace(like, q=q, k=k, v=v, bias=bias, values=values)
-        return run(now, lower(now))[0]
-
-    return attend
 
 
 def _branches(problem: Problem) -> Sequence[Rotated]:

@@ -9,7 +9,7 @@ Terms are added after the scores have been scaled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar, NamedTuple
 
@@ -75,8 +75,6 @@ class Score:
     """Whether `reduced` takes memory that grows with the sequence, not its square, without distances."""
     dense_if_short: ClassVar[bool] = True
     """Whether `dense` costs less than the CPU's operator, for few queries and keys."""
-    temporaries: int = 0
-    """Numbers that `blocks` holds for each pair beside the result, which `explain` counts."""
     in_kernel: ClassVar[str | None] = None
     """Which input of our Triton kernel the term becomes; None: it has none."""
 
@@ -248,7 +246,6 @@ class Positional(_OfPositions):
     dimension when there are several axes.
     """
 
-    temporaries = 10
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
     num_heads: int
     positions: Positions
@@ -545,8 +542,6 @@ class Modifier:
     tensors. Parameters that it reads get gradients. A score that hides its key, minus infinity or a dtype's lowest number, is not given to it and goes on hiding it.
     """
 
-    temporaries: ClassVar[int] = 0
-    """Numbers that it holds for each pair beside the scores, which `explain` counts."""
     function: ScoreMod
 
     def __post_init__(self) -> None:
@@ -607,8 +602,6 @@ class Weights(Modifier):
     rest: (num_heads or 1, width of v): the value that what is missing to 1 goes to; None: zero.
     """
 
-    temporaries = 10
-
     rest: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -624,8 +617,6 @@ class Mixer(Modifier):
     """A function of the scores of all heads of a pair: function(scores, first_query, first_key) -> scores, both (batch,
     num_heads, queries, keys), of some of the queries and keys. Computed by blocks of queries, again in the backward pass.
     FlexAttention and the other kernels, which have one head at a time, have no form for it."""
-
-    temporaries = 4
 
     function: Callable[[Tensor, int, int], Tensor]  # type: ignore[assignment]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import explain, prepare
+from posenc.attention import Call, explain, prepare
 from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
@@ -162,7 +162,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
 
 def _problem(qkv: list[Tensor], encoding: Encoding, p: Positions, gates: Sequence[Tensor]) -> Problem:
     q, k, v = qkv
-    return prepare(q, k, v, encoding, p, causal=None, scale=None, sink=None, dropout_p=0.0, layer=0, gates=gates)
+    return prepare(Call(q, k, v, encoding, p, gates=gates))
 
 
 def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: str, trains: bool) -> list[Tensor]:
@@ -170,7 +170,7 @@ def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: st
     leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
         out = attend(encoding, leaves, p, backend=backend)
-    if "gates" not in encoding.at(0)[0].sites():
+    if "gates" not in encoding.acting_in(0).part.sites():
         leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_word, refuse_in_onnx
@@ -48,12 +48,12 @@ class LieRE(Encoding):
     )
     equal_to = "the authors' code"
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
-    axes: int = 1
+    num_heads: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
+    axes: Size = 1
     block: int | None = None
     init_std: float = 0.1
 
@@ -206,10 +206,10 @@ class STRING(AxialRotary):
     equal_to = "the formula"
 
     _: KW_ONLY
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
-    axes: int = 1
+    num_heads: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
+    axes: Size = 1
     rope_theta: float = 10000.0
     layout: Layout = "half"
     init_std: float = 0.02

@@ -38,7 +38,7 @@ FAMILIES = {
 
 def family(cls: type[Encoding]) -> str:
     """The key of FAMILIES that an encoding declares, or that follows from the hooks that it overrides."""
-    sites = set(cls.sites())
+    sites = set(cls.own_sites)
     if cls.family:
         return cls.family
     if not sites:
@@ -103,7 +103,7 @@ def rows() -> list[dict[str, Any]]:
                 "title": cls.title or cls.__name__,
                 "family": family(cls),
                 "class": cls.__name__,
-                "acts_on": list(cls.sites()),
+                "acts_on": list(cls.own_sites),
                 "learned": any(True for _ in made.parameters()),
                 "shift_invariant": bool(made.shift_invariant),
                 "extrapolates": cls.extrapolates,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeySlope, Positional, Relative
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads, normal_parameter
 from posenc.errors import InputError, as_numbers, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
@@ -27,7 +27,7 @@ class _DistanceBias(Encoding):
     family = "bias"
     shift_invariant = True
     bias_reads_keys = False
-    num_heads: int
+    num_heads: Size
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and distances (query position minus key position), in dtype."""
@@ -103,7 +103,7 @@ class T5(_DistanceBias):
     equal_to = "transformers' T5, MPNet"
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
     bidirectional: bool | None = None
     num_buckets: int = 32
@@ -165,7 +165,7 @@ class ALiBi(_DistanceBias):
     equal_to = "transformers' BLOOM, MPT"
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
     bias_max: float = 8.0
     slopes: Sequence[float] | Sequence[Sequence[float]] | Tensor | None = None
@@ -185,6 +185,7 @@ class ALiBi(_DistanceBias):
                 slopes=self.slopes,
             )
         self.slopes = given.tolist()
+        self.constant = self.constant and given.dim() == 1  # rows of the batch with slopes each make a term of the keys
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
         changed = super()._of_heads(first, end)
@@ -197,10 +198,6 @@ class ALiBi(_DistanceBias):
         if self.slopes is not None:
             return {"slope_table": torch.tensor(self.slopes, dtype=torch.float64, device="cpu")}
         return {"slope_table": alibi_slopes(self.num_heads, bias_max=self.bias_max)}
-
-    @property
-    def adds_constants(self) -> bool:
-        return super().adds_constants and not self.by_row
 
     @property
     def by_row(self) -> bool:
@@ -303,9 +300,9 @@ class KERPLE(_DistanceBias):
     )
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    num_layers: int = 1
+    num_layers: Size = 1
     kind: str = "log"
     bound: float = 0.01
 
@@ -343,7 +340,7 @@ class Sandwich(_DistanceBias):
     use_when = "Take it where scores should fall as products of sinusoidal codes do; `alibi` falls in a straight line."
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
     dim_bar: int = 128
     base: float = 10000.0
@@ -382,9 +379,9 @@ class Sines(_DistanceBias):
     use_when = "Take it as the smallest learned bias, for inputs up to train_length; `t5` serves longer ones."
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    train_length: int
+    train_length: Size
     init_std: float = 0.02
 
     def setup(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posenc.bias import KeyValues
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_devices, check_positive, refuse_in_onnx, unknown
@@ -49,7 +49,7 @@ class Dynamics(NamedTuple):
     weight2: Tensor
     bias2: Tensor
     step: float
-    substeps: int
+    substeps: Size
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         """The two layers without the column of time, multiplied from the right."""
@@ -313,14 +313,14 @@ class FLOATER(Encoding):
     equal_to = "torchdiffeq's solvers"
     mixes_heads = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    head_dim: int
-    dim: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
+    head_dim: Size
+    dim: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
     step: float = 0.01
-    substeps: int = 5
+    substeps: Size = 5
     base: float = 10000.0
     solver: str = "rk4"
     init_std: float = 0.0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posenc.bias import QueryRelative
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadProjection, check_heads, check_input, normal_parameter
 from posenc.errors import LARGEST_SIZE, InputError, check_integers
 from posenc.positions import Positions
@@ -44,10 +44,10 @@ class ProjectedRelative(Encoding):
     use_when = "Take it in a causal model without RoPE, as Inkling does; the bias of `t5` does not depend on the token."
     equal_to = "transformers' Inkling, x-transformers"
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_layers: int = 1
+    num_heads: Size
+    num_layers: Size = 1
     profiles: int = 16
     extent: int = 1024
     init_std: float = 0.02

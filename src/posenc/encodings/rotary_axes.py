@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
 from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
@@ -30,8 +30,8 @@ class AxesRotary(Encoding):
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
-    head_dim: int
-    axes: int
+    head_dim: Size
+    axes: Size
     layout: Layout
 
     def setup(self) -> None:
@@ -84,7 +84,7 @@ class AxesRotary(Encoding):
             placed = positions.q_placed if side == "q" else positions.k_placed
             return self.cos_sin(self.coordinates(positions)[side == "k"], placed, layer, dtype)
 
-        return self.remember(positions, (side, dtype), make)
+        return self.remember(positions, (side, dtype, self.own_layer(layer)), make)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
@@ -151,9 +151,9 @@ class AxialRotary(AxesRotary):
     use_when = "Take it for images and video, as FLUX, Wan, Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision; timm; diffusers"
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    axes: int = 2
+    axes: Size = 2
     sections: Sequence[int] | None = None
     rope_theta: float | Sequence[float] = 100.0
     layout: Layout = "interleaved"
@@ -326,7 +326,7 @@ class MRotary(AxesRotary):
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
     axes = 3
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
     rope_theta: float = 1000000.0
     layout: Layout = "half"
@@ -399,12 +399,12 @@ class MixedRotary(AxesRotary):
     extrapolates = "yes: at larger images"
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_layers: int = 1
-    num_kv_heads: int | None = None
-    axes: int = 2
+    num_heads: Size
+    num_layers: Size = 1
+    num_kv_heads: Size | None = None
+    axes: Size = 2
     rope_theta: float = 10.0
     layout: Layout = "interleaved"
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from posenc.bias import Score
-from posenc.encoding import Encoding, Projections
+from posenc.encoding import Encoding, Projections, Size
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.shared import check_head_dim, projected_by
 from posenc.errors import InputError
@@ -61,7 +61,7 @@ class SelectiveAttention(Encoding):
     mixes_heads = True
     causal_only = True
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
     rope_theta: float | None = None
     layout: Layout = "half"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from posenc.encoding import Size
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter, remade
 from posenc.errors import InputError, check_integers, check_sizes
@@ -40,9 +41,9 @@ class Hierarchical(Absolute):
         "Take it to extend a trained table, such as BERT's, without training; `learned` is a table for a new model."
     )
 
-    rows: int
+    rows: Size
     _: KW_ONLY
-    dim: int
+    dim: Size
     alpha: float = 0.4
     merge: str = "add"
     init_std: float = 0.02
@@ -111,10 +112,10 @@ class AxialTable(Absolute):
     equal_to = "transformers' Reformer"
     one_axis = False
 
-    max_positions: int = field()  # required, though Encoding has a default
+    max_positions: Size = field()  # required, though Encoding has a default
     _: KW_ONLY
-    dim: int
-    columns: int | None = None
+    dim: Size
+    columns: Size | None = None
     first_dim: int | None = None
     merge: str = "add"
     init_std: float = 0.02
@@ -162,11 +163,11 @@ class GridTable(Absolute):
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    height: int | None = None
-    width: int | None = None
-    max_positions: int | None = None
+    height: Size | None = None
+    width: Size | None = None
+    max_positions: Size | None = None
     prefix: int = 0
     merge: str = "add"
     init_std: float = 0.02

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter, remade
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
@@ -26,8 +26,8 @@ PAIRS = 2**20
 
 class _PatchBias(Encoding):
     bias_reads_keys = False
-    num_heads: int
-    width: int
+    num_heads: Size
+    width: Size
 
     def on_grid(self, positions: Positions) -> Positions:
         """The same tokens at (row, column), those of one coordinate as patches that are numbered row by row."""
@@ -78,9 +78,7 @@ def _reach(grid: Positions) -> tuple[int, int]:
 
 
 def _of_offsets(function: OfOffset, num_heads: int, grid: Positions) -> Relative:
-    term = Relative(function, num_heads, grid)
-    term.temporaries = 10
-    return term
+    return Relative(function, num_heads, grid)
 
 
 def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
@@ -127,12 +125,12 @@ class WindowTable(_PatchBias):
     default_height: ClassVar[int] = 7
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    height: int | None = None
-    width: int = 7
-    num_layers: int = 1
-    train_length: int | None = None
+    height: Size | None = None
+    width: Size = 7
+    num_layers: Size = 1
+    train_length: Size | None = None
     init_std: float = 0.02
     beyond: str = "resize"
 
@@ -240,7 +238,7 @@ class ClassWindowTable(WindowTable):
     default_height = 14
 
     _: KW_ONLY
-    width: int = 14
+    width: Size = 14
     init_std: float = 0.0
     constant = True
 
@@ -292,12 +290,12 @@ class LogWindow(_PatchBias):
     equal_to = "transformers' Swin v2"
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    height: int = 8
-    width: int = 8
-    num_layers: int = 1
-    hidden: int = 512
+    height: Size = 8
+    width: Size = 8
+    num_layers: Size = 1
+    hidden: Size = 512
     cosine: bool = True
 
     def setup(self) -> None:

@@ -16,7 +16,11 @@ World = tuple[int, int, int]
 def world() -> World:
     """Which modes make of operations what they like: dispatch modes such as FakeTensorMode, transforms of torch.func,
     forward-mode differentiation. What is made under some is nothing under others."""
-    return torch._C._len_torch_dispatch_stack(), torch._C._functorch.maybe_current_level() or 0, forward_ad._current_level
+    return (
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._functorch.maybe_current_level() or 0,
+        forward_ad._current_level,
+    )
 
 
 class Memory(dict[Hashable, Any]):
@@ -36,6 +40,12 @@ class Memory(dict[Hashable, Any]):
         return _apart() if self.lasts else nullcontext()
 
 
+def apart(positions: Any) -> AbstractContextManager[Any]:
+    """The same for what is made at positions that may be those of a pass."""
+    memory: Memory | None = positions.memory
+    return nullcontext() if memory is None else memory.apart()
+
+
 def hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
@@ -52,9 +62,14 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+def in_backward() -> bool:
+    """Whether a backward pass runs, in which a checkpoint computes its layers again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 def again_alone() -> bool:
     """Whether a reentrant checkpoint computes a layer again, with a way back of its own, which must not share a graph."""
-    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not hooked()
+    return in_backward() and torch.is_grad_enabled() and not hooked()
 
 
 def is_learned(value: object) -> bool:

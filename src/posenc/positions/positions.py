@@ -22,7 +22,6 @@ from posenc.errors import (
     holds_integers,
     refuse_in_program,
 )
-from posenc.positions.memory import Memory, again_alone, is_learned, world
 from posenc.positions.chunks import runs_of
 from posenc.positions.ids import (
     Ids,
@@ -41,6 +40,7 @@ from posenc.positions.ids import (
     sizes_of,
     unplaced_index,
 )  # fmt: skip
+from posenc.positions.memory import Memory, again_alone, is_learned, world
 from posenc.positions.multimodal import create_rule, multimodal_ids
 from posenc.positions.visibility import (
     EVERYTHING,

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding import Encoding, augmented_by
-from posenc.positions.memory import Memory
 from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.positions.memory import Memory
 from posenc.pretrained.attach import AttentionCall, attended, combined
 from posenc.pretrained.masks import FAR, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
@@ -34,14 +34,14 @@ class Plan:
 
     def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
         if self.sums is None or self.sums[0] is not encoding:
-            part = [encoding.at(self.number)[0]] if self.layer.rotates else []
+            part = [encoding.acting_in(self.number).part] if self.layer.rotates else []
             window = [] if self.layer.window is None else [Window(self.layer.window - 1)]
             self.sums = encoding, combined(*part), combined(*part, *window)
         return self.sums[1:]
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class ModelPass:
     """The tokens of a forward pass, as all layers see them that have all keys. made: for the layers whose cache has been cut."""
 
     encoding: Encoding
@@ -68,7 +68,7 @@ class Pass:
         return visible
 
 
-def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
+def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> ModelPass:
     """Where the tokens of a forward pass are.
 
     inputs: the decoder's, by name. Positions are position_ids; where none are given, tokens count from the first that is no
@@ -110,7 +110,7 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
         positions = _moved(positions, ids)
     memory = Memory.of_pass()
     positions = augmented_by(encoding, positions, rows).in_pass(memory)
-    return Pass(encoding, replace(visible, positions=positions), ids, memory)
+    return ModelPass(encoding, replace(visible, positions=positions), ids, memory)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:
@@ -146,7 +146,7 @@ def attend(call: AttentionCall) -> Tensor:
     if plan.layer.rotates:
         usual = float(call.query.shape[3] ** -0.5)
         scale = here.encoding.scale_of(plan.number, call.query.shape[3])
-        options = {"layer": here.encoding.at(plan.number)[1], "gates": gates}
+        options = {"layer": here.encoding.acting_in(plan.number).number, "gates": gates}
         if scale != usual and call.scale is not None:
             # it is in place of 1 / sqrt(d), which the model's may not be
             options["scale"] = call.scale * scale / usual

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import prepare
+from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
 from posenc.encodings.visible import Window
@@ -202,7 +202,9 @@ def _observing(body: ModelStructure, sums: "_Sums", chunk: int) -> Callable[[Att
         with torch.autocast(query.device.type, enabled=False):
             positions = Positions.arange(query.shape[2], causal=True, device=query.device)
             problem = prepare(
-                query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0, softcap=call.softcap
+                Call(
+                    query, key, call.value, encoding, positions, scale=call.scale, sink=call.sink, softcap=call.softcap
+                )
             )
             sums.add_vectors(index, query[0], key[0], problem.scale)
             bias, outs = sum_by_rows(problem.bias, query.device), []
