@@ -211,14 +211,16 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        found = self._acting.get(layer)  # without the sum: what refers to itself is freed by a search for garbage alone
+        traced = torch.compiler.is_compiling()  # where what is stored later must change nothing
+        # without the sum: what refers to itself is freed by a search for garbage alone
+        found = None if traced else self._acting.get(layer)
         if found is None:
             parts = [part.acting_in(layer) for part in self]
             leaves, gates = tuple(leaf for part in parts for leaf in part.leaves), sum(part.gates for part in parts)
             sites = frozenset(site for part in parts for site in part.sites)
             constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
             found = leaves, sites, gates, constant, maps
-            if not torch.compiler.is_compiling():
+            if not traced:
                 self._acting[layer] = found
         return Acting(self, layer, *found)
 
