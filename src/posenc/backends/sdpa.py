@@ -28,6 +28,7 @@ GPU_BLOCK_CELLS = 2**27
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
 REFERENCE = Reference()
+FEW = Refused("few queries and keys")
 
 
 class SDPA:
@@ -48,17 +49,23 @@ class SDPA:
             return REFERENCE.plan(problem)
         if problem.scale > 0 and _is_plain(problem) and not _slow_in_half(problem):
             return _plainly(problem)
-        refused = _obstacle(problem)
-        if refused is not None and problem.values is not None and problem.q.shape[2] > 1:
+        refused = self._refused(problem)
+        if refused not in (None, FEW) and problem.values is not None and problem.q.shape[2] > 1:
             return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
         if _slow_in_half(problem):
             return self._by_way_of_float32(problem)
         return self._plan(problem, refused)
 
+    def _refused(self, problem: Problem) -> Refused | None:
+        """Why the operator is not taken; None if it is."""
+        if self.short and problem.q.shape[2] > 1 and problem.q.device.type == "cpu" and _takes_formulas(problem):
+            return FEW
+        return _obstacle(problem)
+
     def _by_way_of_float32(self, problem: Problem) -> Plan:
         name = str(problem.q.dtype).removeprefix("torch.")
         q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
-        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v), _obstacle(problem))
+        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v), self._refused(problem))
         why = f"by way of float32, which this processor multiplies faster than {name}; {why}"
         return Plan(lambda problem: run(_in_float32(problem)).to(problem.q.dtype), why, faster)
 
@@ -69,15 +76,13 @@ class SDPA:
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
-            run, why, faster = self._plan(wide, _obstacle(wide))
+            run, why, faster = self._plan(wide, self._refused(wide))
             why = f"products of few channels widen queries and keys; {why}"
             return Plan(lambda problem: run(_wider(problem)), why, faster)
         if _is_plain(problem):
             return _plainly(problem)
         if refused is None:
-            if not (self.short and _takes_formulas(problem)):
-                return _fused(problem)
-            refused = Refused("few queries and keys")
+            return _fused(problem)
         if problem.q.shape[2] == 1:
             if not _is_row(problem):
                 return _masked(problem, refused)

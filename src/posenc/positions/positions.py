@@ -1283,7 +1283,7 @@ class Positions:
         if memory is None:
             return self
         made = object.__new__(Positions)
-        vars(made).update(vars(self), _memory=ref(memory), origin=self)
+        vars(made).update(vars(self), _memory=ref(memory), _part=self, origin=self)  # several may have one memory
         return made
 
     @property
