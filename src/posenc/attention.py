@@ -21,7 +21,8 @@ from posenc.backends.problem import Attend, Rotated
 from posenc.backends.reference import of_token
 from posenc.bias import Added, Modifier, Score, SoftCap, Values, Weights
 from posenc.cache import KVCache
-from posenc.distributed import exchange, ring
+from posenc.distributed import exchange
+from posenc.distributed.shards import calls_of
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
 from posenc.errors import (
     LEAST_DIVISOR,
@@ -119,7 +120,7 @@ def attention(
             usual = usual and (scale is None or type(scale) is float) and type(layer) is int and layer >= 0
             memory = positions.memory if usual and positions is not None else None
             if memory is None or positions is None or not memory.lasts or positions.q.requires_grad:
-                _check_no_ring()
+                exchange.refuse_ring()
                 problem = prepare(
                     q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
                 )
@@ -134,7 +135,7 @@ def attention(
             alone = replay is not None and acting is not None and "bias" in acting.sites and again_alone()
             if replay is not None and not alone:
                 return replay(q, k, v, encoding, positions, layer)
-            _check_no_ring()
+            exchange.refuse_ring()
             alone = acting is not None and "bias" in acting.sites and again_alone()
             problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, layer, keys_rotated)
             if alone:
@@ -148,14 +149,7 @@ def attention(
                 return replay.attend(problem.q, problem.k, problem.v, None, problem.values)
             return problem.finished(plan.run())
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
-        attend = ring.active()
-        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer, softcap) is None:
-            alone = positions.shared(ring.alone, partial(ring.alone, positions))
-            problem = prepare(q, k, v, encoding, alone, None, scale, sink, dropout_p, layer)
-            out = attend(
-                problem.q, problem.k, problem.v, is_causal=positions.causal, scale=problem.scale, dropout_p=dropout_p
-            )
-            return problem.finished(out)
+        exchange.refuse_ring()
         gates = [exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer)]
         k, v = exchange.gather_keys(k, v, positions)
         problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates, softcap)
@@ -237,9 +231,7 @@ def _replayed(
     if part is not None and "rotate" in sites:
         effects = part.effects(problem.positions)
         turn = effects.token_rotation(q) if keys_rotated else effects.pass_rotation(q, k)
-    return _Layer(
-        plan.again(), not problem.constant, sites, keys_rotated, turn, positions.hidden(), problem.positions
-    )
+    return _Layer(plan.again(), not problem.constant, sites, keys_rotated, turn, positions.hidden(), problem.positions)
 
 
 @dataclass(frozen=True)
@@ -283,9 +275,7 @@ class _Layer:
         return self.attend(q, k, v, terms, values)
 
 
-def _replayed_by_branches(
-    problem: Problem, encoding: Encoding, positions: Positions, q: Tensor
-) -> Replay | None:
+def _replayed_by_branches(problem: Problem, encoding: Encoding, positions: Positions, q: Tensor) -> Replay | None:
     """The same of a position map and a single query that sees every key of its branches."""
     if q.shape[2] > 1 or set(encoding.sites()) != {"rotate"} or problem.is_empty:
         return None
@@ -356,16 +346,12 @@ def explain(
         )
         return _explained(problem, (q, k, v), backend)
     part, positions = positions.sharding, _checked_shard(q, k, positions, causal, keys_rotated)
-    refused = ring.refusal(q, k, encoding, positions, sink, layer, softcap)
-    if refused is None:
-        why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
-        return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
     gates = checked_gates(encoding, gates, k, layer)
     k, v, *gates = (x.repeat(1, 1, part.world_size, 1) for x in (k, v, *gates))  # as large as what is gathered
     problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates, softcap)
     most = max((_explained(*each, backend) for each in problems), key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
-    why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
+    why = f"keys and values gathered from {part.world_size} processes; {most.reason}"
     return Explanation(most.backend, why, gathered + most.extra_bytes, most.faster)
 
 
@@ -383,9 +369,9 @@ def _problems(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, scale: float | None,
     sink: float | Tensor | None, dropout_p: float, layer: int, gates: Sequence[Tensor], softcap: float | None,
 ) -> list[tuple[Problem, tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
-    """The calls that a shard takes among all keys, see `Positions.shard_calls`, each with its queries, keys and values."""
+    """The calls that a shard takes among all keys, see `calls_of`, each with its queries, keys and values."""
     causal, problems = positions.causal, []
-    calls = positions.shared(("calls", causal), partial(positions.shard_calls, causal))
+    calls = positions.shared(("calls", causal), partial(calls_of, positions, causal))
     for part, call in zip(q.split([call.num_queries for call in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : call.num_keys] for x in (k, v, *gates))
         problem = prepare(
@@ -393,14 +379,6 @@ def _problems(
         )
         problems.append((problem, (part, keys, values)))
     return problems
-
-
-def _check_no_ring() -> None:
-    if ring.active() is not None:
-        raise InputError(
-            "positions without a shard inside torch's context_parallel: queries and keys would count as a complete text; "
-            "pass positions.shard(rank, world_size, layout='zigzag') of the full text's positions"
-        )
 
 
 def _checked_shard(q: Tensor, k: Tensor, positions: Positions, causal: bool | None, keys_rotated: bool) -> Positions:
@@ -566,11 +544,7 @@ def _with_turns(problem: Problem, effects: Effects) -> Problem:
     positions, value = problem.positions, problem.sink_value
     effects = effects.at(positions)
     if value is not None:
-        here = replace(
-            positions, k=positions.q, k_order=positions.q_order, k_document=positions.q_document, valid=None, prefix=None,
-            full_keys=None,
-        )  # fmt: skip
-        value = effects.at(here).values_rotated(value)
+        value = effects.at(positions.of_side("q")).values_rotated(value)
     return replace(problem, sink_value=value, turn_back=effects.turned_back)
 
 

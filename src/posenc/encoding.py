@@ -191,7 +191,9 @@ class Encoding(nn.Module, metaclass=_Hooked):
     family: ClassVar[str] = ""
     """The key of `posenc.encodings.catalogue.FAMILIES` where people look for it, if that does not follow from its hooks."""
     papers: ClassVar[tuple[str, ...]] = ()
-    """Keys into papers.bib, for `cite`."""
+    """Keys into papers.bib and `bibtex`, for `cite`."""
+    bibtex: ClassVar[str] = ""
+    """BibTeX of papers that papers.bib does not have. A subclass does not inherit it."""
     formula: ClassVar[tuple[str, ...]] = ()
     """What it computes, in LaTeX, a formula each."""
     extrapolates: ClassVar[str] = ""
@@ -281,7 +283,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
         super().__init_subclass__(**options)
         _store_sites(cls)
         if not _is_torchs(cls):
-            for trait, default in {"name": "", "title": "", "constant": False}.items():
+            for trait, default in {"name": "", "title": "", "bibtex": "", "constant": False}.items():
                 setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -479,7 +481,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def gates(self, x: Tensor, layer: int = 0) -> Tensor | Sequence[Tensor] | None:
         """Numbers for each token, (batch, heads, seq, width), from the input of the layer's projections, x (batch, seq, dim):
         each token's from its part of x alone. The model caches them as it does keys, and `attention` gives those of all keys
-        to the hooks that act there, as `positions.gate(name)`; `positions.of_queries` are those of the queries."""
+        to the hooks that act there, by `posenc.positions.order.gate_of`; `of_queries` there are those of the queries."""
         return None
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:

@@ -154,9 +154,7 @@ class Attention(nn.Module):
     def heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.config.width)).transpose(1, 2)
 
-    def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, here: Pass, layer: int, **options: Any
-    ) -> Tensor:
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, here: Pass, layer: int, **options: Any) -> Tensor:
         dropout_p = self.config.dropout if self.training else 0.0
         y = attention(q, k, v, here, layer=layer, dropout_p=dropout_p, backend=self.backend, **options)
         return self.out(y.transpose(1, 2).flatten(-2))
@@ -325,7 +323,8 @@ class Transformer(TransformerBase):
         """What the head reads, (batch, seq, dim), of the same arguments."""
         self._check_tokens(tokens)
         if positions is None:
-            positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
+            count = tokens.shape[1]
+            positions = cache.positions(count) if cache else Positions.arange(count, device=tokens.device)
         if cache is not None and positions.sharding is not None:
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
         memory = self._seen_from(positions, memory)

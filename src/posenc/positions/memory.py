@@ -16,7 +16,11 @@ World = tuple[int, int, int]
 def world() -> World:
     """Which modes make of operations what they like: dispatch modes such as FakeTensorMode, transforms of torch.func,
     forward-mode differentiation. What is made under some is nothing under others."""
-    return torch._C._len_torch_dispatch_stack(), torch._C._functorch.maybe_current_level() or 0, forward_ad._current_level
+    return (
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._functorch.maybe_current_level() or 0,
+        forward_ad._current_level,
+    )
 
 
 class Memory(dict[Hashable, Any]):
