@@ -22,7 +22,7 @@ README = {
     "in which every training learns it": "test_readme_numbers.py::test_stick_breaking_and_what_more_training_does",
     "Check any function against the paper": PLAIN,
     "Your model code stays the same for every encoding": "docs/test_guide_model.py::test_the_guides_model_trains_and_decodes_under_every_encoding",
-    "Every encoding is tested against a float64 reference of its formula": "conformance/test_matrix.py::test_every_encoding_has_a_row_of_marks_that_are_true",
+    "Every encoding is tested against a float64 reference of its formula": "test_conformance.py::test_every_encoding_conforms",
     "plain transformers loads to the same logits": "pretrained/test_export.py::test_every_static_schedule_comes_back_from_plain_transformers",
     "The same call handles padding": "test_conformance.py::test_every_encoding_conforms",
     "train a decoder that every inference server runs": "test_readme_numbers.py::test_rope_where_every_server_has_to_run_it",
@@ -36,7 +36,7 @@ README = {
     "| bias by distance |": "test_front_page.py::test_every_cell_of_the_comparison_links_to_its_evidence",
     "| padding, packing, KV caches |": "test_front_page.py::test_every_cell_of_the_comparison_links_to_its_evidence",
     "| conformance, passed / tested | all, against loops": "test_front_page.py::test_the_readme_counts_what_the_package_has",
-    "All of them, with pictures, options, papers and tests": "test_front_page.py::test_the_page_of_encodings_names_every_one",
+    "All of them, with pictures, options, papers and tests": PLAIN,
     "have nearly the same order at 7.5 M": "test_readme_numbers.py::test_the_limits",
 }
 SECURITY = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import posenc
 from posenc import InputError, Positions
 from posenc.positions.ids import unplaced_index
-from posenc.positions.patches import of_images
+from posenc.positions.patches import coordinates_of, of_images
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -122,9 +122,9 @@ def test_places_among_the_tokens_before_the_patches():
 
 def test_an_image_is_the_first_frame_of_a_video():
     image, video = Positions.grid(2, 3, prefix=1), Positions.grid(2, 3, frames=1, prefix=1)
-    assert torch.equal(image.coordinates(3, "MRotary")[0], video.q)
+    assert torch.equal(coordinates_of(image, 3, "MRotary")[0], video.q)
     with pytest.raises(InputError, match=r"takes 2 coordinates per token \(or one\), these positions have 3"):
-        video.coordinates(2, "AxialRotary")
+        coordinates_of(video, 2, "AxialRotary")
 
 
 def test_moved_tokens_are_of_no_known_image():

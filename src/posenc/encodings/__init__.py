@@ -122,10 +122,11 @@ if _TYPE_CHECKING:  # type checkers do not find a class by its definition; one t
     ]
 else:
     from posenc.encodings.absolute import Absolute
+    from posenc.encodings.deberta import EnhancedMaskDecoder
     from posenc.encodings.distance import DistanceBias
     from posenc.encodings.mapped import Mapped
 
-    _CLASSES = {cls.__name__: cls for cls in (*ENCODINGS.values(), Absolute, DistanceBias, Mapped)}
+    _CLASSES = {x.__name__: x for x in (*ENCODINGS.values(), Absolute, DistanceBias, EnhancedMaskDecoder, Mapped)}
     globals().update(_CLASSES)
     __all__ = [*_CLASSES, "ENCODINGS", "create", "from_spec"]
 # fmt: on

@@ -16,7 +16,7 @@ from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv
 from posenc.errors import InputError, check_numbers, check_positive, check_word
 from posenc.functional import Layout, check_even, rotary
 from posenc.positions import Positions
-from posenc.positions.order import convolved, gate_of, running_sums
+from posenc.positions.order import convolved, running_sums
 
 
 @dataclass(eq=False, repr=False)
@@ -54,7 +54,7 @@ class AccumulatedRotary(Encoding):
 
     def steps(self, positions: Positions, layer: int) -> Tensor:
         """The angle by which each token turns each pair: (batch, kv_heads, num_keys, pairs), in radians."""
-        return gate_of(positions, self.known_as, self.kv_heads, self.pairs)
+        return positions.gate(self.known_as, self.kv_heads, self.pairs)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
@@ -148,7 +148,7 @@ class SelectiveRotary(AccumulatedRotary):
         return torch.cat((waves, gate.mT[..., None]), -1)
 
     def steps(self, positions: Positions, layer: int) -> Tensor:
-        gates = gate_of(positions, self.known_as, self.kv_heads, self.pairs + self.gate)
+        gates = positions.gate(self.known_as, self.kv_heads, self.pairs + self.gate)
         waves = convolved(gates[..., : self.pairs], self.kernel[self.own_layer(layer)].to(gates), positions).double()
         if self.gate:
             waves = waves * gates[..., self.pairs :]
@@ -236,5 +236,5 @@ class CARoPE(AccumulatedRotary):
         return (1 / (1 + softplus(logits))).mT[..., None]
 
     def steps(self, positions: Positions, layer: int) -> Tensor:
-        base = gate_of(positions, self.known_as, self.kv_heads, 1).double()
+        base = positions.gate(self.known_as, self.kv_heads, 1).double()
         return base ** torch.arange(1, self.pairs + 1, device=base.device)

@@ -13,7 +13,6 @@ from posenc.encoding import Encoding
 from posenc.encodings.shared import check_heads, check_input, normal_parameter
 from posenc.errors import InputError, check_numbers
 from posenc.positions import Positions
-from posenc.positions.order import gate_of
 
 
 @dataclass(eq=False, repr=False)
@@ -68,4 +67,4 @@ class FoX(Encoding):
         check_heads(self, q, self.num_heads)
         if positions.sees_future:
             raise InputError("FoX forgets from a key up to its query: pass causal positions (causal=True)")
-        return RunningSum(gate_of(positions, self.known_as, self.num_heads, 1)[..., 0], positions.with_gates(()))
+        return RunningSum(positions.gate(self.known_as, self.num_heads, 1)[..., 0], positions.with_gates(()))

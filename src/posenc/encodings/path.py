@@ -13,7 +13,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of
 from posenc.errors import check_integers, refuse_in_onnx
 from posenc.positions import Positions
-from posenc.positions.order import convolved, gate_of
+from posenc.positions.order import convolved
 
 
 @dataclass(eq=False, repr=False)
@@ -85,7 +85,7 @@ class PaTH(Encoding):
         check_head_dim(self, q, self.head_dim)
         order = stream(positions, "PaTH")
         heads = kv_heads_of(self.num_heads, self.num_kv_heads)
-        gate = gate_of(positions, self.known_as, heads, self.head_dim + 1)
+        gate = positions.gate(self.known_as, heads, self.head_dim + 1)
         gate = gate.to(torch.promote_types(q.dtype, torch.float32))
         w, beta = gate[..., :-1], 2 * torch.sigmoid(gate[..., -1:])
         if self.filter is not None:

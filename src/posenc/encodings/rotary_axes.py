@@ -15,7 +15,7 @@ from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
-from posenc.positions.patches import of_images
+from posenc.positions.patches import coordinates_of, of_images
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class AxesRotary(Encoding):
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """Coordinates of queries and keys, (batch or 1, n, axes)."""
-        return positions.coordinates(self.axes, type(self).__name__)
+        return coordinates_of(positions, self.axes, type(self).__name__)
 
     def angles(self, coordinates: Tensor, placed: Tensor | None, layer: int) -> Tensor:
         """The angles at (batch or 1, n, axes) coordinates, (batch or 1, heads or 1, n, pairs) in float64; zero for tokens

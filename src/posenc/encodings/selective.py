@@ -17,7 +17,7 @@ from posenc.encodings.shared import check_head_dim, projected_by
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
-from posenc.positions.order import gate_of, order_of, require_among_keys
+from posenc.positions.order import order_of, require_among_keys
 
 TOKENS = 256
 """Tokens whose selections are added up at a time."""
@@ -90,7 +90,7 @@ class SelectiveAttention(Encoding):
         positions.require_counted()
         require_among_keys(positions)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        queries = gate_of(positions, self.known_as, 1, self.head_dim).to(dtype)
+        queries = positions.gate(self.known_as, 1, self.head_dim).to(dtype)
         tokens = positions.shared("tokens as queries", lambda: positions.of_side("k"))
         keys = k[:, :1].to(dtype)
         if self.rope_theta is not None:

@@ -15,7 +15,6 @@ from posenc.encoding import Encoding
 from posenc.encodings.shared import check_head_dim, check_heads, check_input
 from posenc.functional import intercepted, transformed
 from posenc.positions import Positions
-from posenc.positions.order import gate_of
 
 DOUBLINGS = 32
 """By how many powers of 2 decays may differ in a call whose scores are products of decayed queries and keys: both factors stay
@@ -80,7 +79,7 @@ class Wall(Encoding):
         check_heads(self, q, self.num_heads)
         check_head_dim(self, q, self.head_dim)
         order = stream(positions, "Wall")
-        gate = gate_of(positions, self.known_as, self.num_heads, self.head_dim)
+        gate = positions.gate(self.known_as, self.num_heads, self.head_dim)
         return _factored(scale * q, k, gate, order) or Decayed(scale * q, order.of(k), order.of(gate), positions, order)
 
 

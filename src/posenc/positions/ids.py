@@ -71,6 +71,31 @@ def as_mask(name: str, mask: Ids) -> Tensor:
     return mask.to(torch.bool, copy=True)  # the caller may change theirs later
 
 
+def kept(at: Tensor, placed: Tensor | None) -> Tensor:
+    """A copy of positions, (batch or 1, n) or (batch or 1, n, axes), with tokens without a place at 0 on every axis."""
+    if placed is None or at.dim() == 2:
+        return at.clone()  # the caller may change theirs later
+    return torch.where(placed[..., None], at, torch.zeros_like(at))
+
+
+def as_placed(placed: Ids, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Positions of queries and keys on several axes, where some tokens have no place, and which have one, see
+    `Positions.from_ids`."""
+    mask = as_numbers("placed", placed, k.device)
+    mask = as_mask("placed", mask[None] if mask.dim() == 1 else mask)
+    rows = k.shape[0] if k.shape[0] == q.shape[0] else 1
+    if k.dim() != 3 or mask.shape[1] != k.shape[1] or mask.shape[0] not in (1, rows):
+        raise InputError(
+            f"placed of shape {tuple(mask.shape)}: pass (n,) or (batch, n) for all {k.shape[1]} keys, of positions on "
+            "several axes"
+        )
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return q, k, None, None
+    of_q = mask[:, max(k.shape[1] - q.shape[1], 0) :]
+    at = kept(q, of_q)
+    return (at, at, of_q, of_q) if k is q else (at, kept(k, mask), of_q, mask)
+
+
 def as_padding(name: str, mask: Ids) -> Tensor:
     """A (batch, n) mask in which True, or minus infinity beside zeros, is padding, as bool.
 

@@ -22,28 +22,6 @@ class Order(NamedTuple):
     first: Tensor
 
 
-def gate_of(positions: Positions, user: str, heads: int | None = None, width: int | None = None) -> Tensor:
-    """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks. heads, width: those that
-    it made; None: any.
-
-    Raises:
-        InputError: none were given, or of other heads or another width.
-    """
-    if len(positions.gates) != 1:
-        raise InputError(
-            f"{user} takes gates that it makes of a layer's input: pass gates=gates_of({user}, x, layer) to attention, with "
-            "those of cached keys in front"
-        )
-    (gate,) = positions.gates
-    wanted = tuple(of if size is None else size for of, size in zip(gate.shape[1::2], (heads, width), strict=True))
-    if gate.shape[1::2] != wanted:
-        raise InputError(
-            f"gates of shape {tuple(gate.shape)}: {user} makes (batch, {wanted[0]}, num_keys, {wanted[1]}); pass "
-            f"gates=gates_of({user}, x, layer)"
-        )
-    return gate
-
-
 def of_queries(x: Tensor, positions: Positions) -> Tensor:
     """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Positions`: positions, validity, documents and visibility of the tokens of one forward pass, in one object."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import (
     InputError,
-    as_numbers,
     check_flags,
     check_integers,
     check_tokens,
@@ -26,6 +25,7 @@ from posenc.positions.ids import (
     as_indices,
     as_mask,
     as_padding,
+    as_placed,
     as_positions,
     begins,
     check_order,
@@ -33,16 +33,16 @@ from posenc.positions.ids import (
     check_range,
     document_lengths,
     documents_of,
-    first_frame,
     index_in_document,
+    kept,
     patch_coordinates,
     prefix_mask,
     select,
     sizes_of,
     unplaced_index,
 )  # fmt: skip
-from posenc.positions.memory import Memory, again_alone, is_learned, world
-from posenc.positions.visibility import PAIRS, Branch, Cut, Extent, Visibility, VisibleBlocks, taken
+from posenc.positions.memory import Memory
+from posenc.positions.visibility import PAIRS, Branch, Cut, Extent, Visibility, taken
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -96,12 +96,6 @@ class Positions(Visibility):
     extents: dict[str, Extent | None] = field(init=False)
     ungated: "Positions | None" = field(default=None, init=False)
     """The positions without gates"""
-    _memory: ref[Memory] | None = field(default=None, init=False)
-
-    origin = None
-    """In a pass: the positions that it was made of"""
-    _part = None
-    """In a pass: these positions, if they are derived from its own"""
 
     def __post_init__(self, known: Mapping[str, Extent | None] | None) -> None:
         known, extents = known or {}, {}
@@ -204,14 +198,17 @@ class Positions(Visibility):
             documents = begins(k, torch.le).cumsum(1)
         elif packed is None and k.dim() == 2:
             checks.append("falls")
+        q_placed = k_placed = None
+        if placed is not None:
+            q, k, q_placed, k_placed = as_placed(placed, q, k)
         order, last = torch.arange(k.shape[1], device=k.device)[None], k.shape[1] - 1
         q_order = order if k is q else torch.arange(first, last + 1, device=q.device)[None]
         made = cls(
             q=q, k=k, q_order=q_order, k_order=order, q_document=documents[:, first:] if packed else None,
-            k_document=documents if packed else None, unchecked=tuple(checks),
+            k_document=documents if packed else None, q_placed=q_placed, k_placed=k_placed, unchecked=tuple(checks),
             known={"q_order": Extent(first, last, True), "k_order": Extent(0, last, True)},
         )  # fmt: skip
-        return (made if placed is None else _placed(made, placed)).with_causal(causal)
+        return made.with_causal(causal)
 
     @classmethod
     def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
@@ -539,34 +536,43 @@ class Positions(Visibility):
                 )
         if made := self._everywhere(lambda all: all.with_blocks(size, table)):
             return made
-        numbers = [
-            at if tokens is None else at * tokens
-            for at, tokens in zip(self.from_first(), (self.q_valid, self.valid), strict=True)
-        ]
-        table = table if table is None or table.dim() == 3 else table[None]
-        of_q, of_k = (index.clamp(min=0) // size for index in numbers)
-        blocks = VisibleBlocks(None if table is None else table.to(self.q.device), of_q, of_k)
-        blocks.check(size, self.batch)
-        return self.derived(blocks=(*self.blocks, blocks))
+        return self.derived(blocks=(*self.blocks, self.in_blocks(size, table)))
 
     def with_gates(self, gates: tuple[Tensor, ...]) -> "Positions":
         """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
         encoding (batch, heads, num_keys, width), of all keys."""
         if not self.gates and not gates:
             return self
-        ungated = self.ungated or (self._with(gates=()) if self.gates else self)
+        ungated = self.ungated or self.derived(gates=())._remembering(self)
         if not gates:
             return ungated
-        gated = ungated._with(gates=gates)
+        gated = ungated.derived(gates=gates)._remembering(ungated)
         object.__setattr__(gated, "ungated", ungated)
         if ungated.memory is not None:  # for one layer, so not in that of the pass
             own = Memory(False)
             vars(gated).update(_memory=ref(own), _part=None, _own=own)
         return gated
 
-    def _with(self, **changes: Any) -> "Positions":
-        made = self.derived(**changes)
-        return made if self._memory is None else made._remembering(self)
+    def gate(self, user: str, heads: int | None = None, width: int | None = None) -> Tensor:
+        """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks. heads, width: those that
+        it made; None: any.
+
+        Raises:
+            InputError: none were given, or of other heads or another width.
+        """
+        if len(self.gates) != 1:
+            raise InputError(
+                f"{user} takes gates that it makes of a layer's input: pass gates=gates_of({user}, x, layer) to attention, with "
+                "those of cached keys in front"
+            )
+        (gate,) = self.gates
+        wanted = tuple(of if size is None else size for of, size in zip(gate.shape[1::2], (heads, width), strict=True))
+        if gate.shape[1::2] != wanted:
+            raise InputError(
+                f"gates of shape {tuple(gate.shape)}: {user} makes (batch, {wanted[0]}, num_keys, {wanted[1]}); pass "
+                f"gates=gates_of({user}, x, layer)"
+            )
+        return gate
 
     def at(self, branch: Branch | None) -> "Positions":
         """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
@@ -723,29 +729,6 @@ class Positions(Visibility):
         """Whether positions are of a floating dtype."""
         return self.q.is_floating_point() or self.k.is_floating_point()
 
-    def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
-        """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis;
-        an image, where three are asked for, is the first frame of a video.
-
-        Raises:
-            InputError: another number of axes.
-        """
-        check_integers(1, 16, axes=axes)
-        if self.axes == 1 and self.q.dim() == 2:
-            q = self.q[..., None].expand(-1, -1, axes)
-            return q, q if self.k is self.q else self.k[..., None].expand(-1, -1, axes)
-        if (self.axes, axes) == (2, 3):
-            q = first_frame(self.q)
-            return q, q if self.k is self.q else first_frame(self.k)
-        if axes == 1:
-            self.require_one_axis(user)
-        if self.axes != axes:
-            raise InputError(
-                f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}: pass positions of {axes}, "
-                f"such as Positions.from_ids of shape (batch, n, {axes})"
-            )
-        return self.q, self.k
-
     def lengths(self) -> Tensor:
         """Tokens in each query's own document (or row), (batch or 1, num_queries).
 
@@ -790,60 +773,6 @@ class Positions(Visibility):
         most = None if self.branch is None else self.branch.most
         return counts if most is None else counts.clamp(max=most)
 
-    # ---------------------------------------------------------------- ask: what follows from them, made once
-
-    def in_pass(self, memory: Memory | None) -> "Positions":
-        """A copy whose values the layers of one forward pass share by a memory, as long as somebody owns it."""
-        if memory is None:
-            return self
-        made = object.__new__(Positions)
-        vars(made).update(vars(self), _memory=ref(memory), origin=self)
-        return made
-
-    @property
-    def memory(self) -> Memory | None:
-        """What the layers of a pass share by key, to read and to add to. None: outside of a pass, where a graph is traced, and
-        under modes that the pass was not made in."""
-        memory = None if self._memory is None or torch.compiler.is_compiling() else self._memory()
-        return memory if memory is not None and memory.world == world() else None
-
-    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A value that depends on these positions and the key alone: once a pass, and without gradient."""
-        memory = self.memory
-        if memory is None:
-            return make()
-        key = self._part, key
-        if key not in memory:
-            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                value: Any = make()
-            if type(value) is Positions and value._memory is None:
-                value._remembering(self)
-            memory[key] = value
-        return memory[key]
-
-    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The same of a value that a gradient may reach: once a pass with, and once without gradients."""
-        memory = self.memory
-        if memory is None:
-            return make()
-        key = self._part, key, torch.is_grad_enabled()
-        if key in memory:
-            value = memory[key]
-            return make() if again_alone() and is_learned(value) else value
-        if again_alone():
-            return make()
-        with memory.apart():
-            memory[key] = value = make()
-        return value
-
-    def _remembering(self, like: "Positions") -> "Positions":
-        object.__setattr__(self, "_memory", like._memory)
-        object.__setattr__(self, "_part", self)
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_memory": None, "_part": None, "_own": None, "origin": None}  # copies are data alone
-
 
 FIELDS = tuple(each.name for each in fields(Positions) if each.init)
 for _class in (Positions, Visibility):  # see `Positions.derived`
@@ -853,28 +782,3 @@ for _class in (Positions, Visibility):  # see `Positions.derived`
 def _line(count: int, *names: str) -> dict[str, Extent]:
     """What is known of tensors 0 .. count - 1."""
     return dict.fromkeys(names, Extent(0, count - 1, True))
-
-
-def kept(at: Tensor, placed: Tensor | None) -> Tensor:
-    """A copy of positions, (batch or 1, n) or (batch or 1, n, axes), with tokens without a place at 0 on every axis."""
-    if placed is None or at.dim() == 2:
-        return at.clone()  # the caller may change theirs later
-    return torch.where(placed[..., None], at, torch.zeros_like(at))
-
-
-def _placed(positions: Positions, placed: Ids) -> Positions:
-    """Positions on several axes, where some tokens have no place, see `Positions.from_ids`."""
-    mask = as_numbers("placed", placed, positions.k.device)
-    mask = as_mask("placed", mask[None] if mask.dim() == 1 else mask)
-    rows = positions.k.shape[0] if positions.k.shape[0] == positions.q.shape[0] else 1
-    if positions.k.dim() != 3 or mask.shape[1] != positions.num_keys or mask.shape[0] not in (1, rows):
-        raise InputError(
-            f"placed of shape {tuple(mask.shape)}: pass (n,) or (batch, n) for all {positions.num_keys} keys, of positions on "
-            "several axes"
-        )
-    if not torch.compiler.is_compiling() and bool(mask.all()):
-        return positions
-    of_q = mask[:, max(positions.num_keys - positions.num_queries, 0) :]
-    q, same = kept(positions.q, of_q), positions.k is positions.q
-    k = q if same else kept(positions.k, mask)
-    return positions.derived(q=q, k=k, q_placed=of_q, k_placed=of_q if same else mask)

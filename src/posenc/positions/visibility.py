@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys a query sees: `Visibility`, the one value that says it, and regions by distance, blocks, hidden tokens."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.errors import InputError
 from posenc.functional import intercepted, transformed
 from posenc.positions.ids import check_range, index_in_document, numbered
+from posenc.positions.shared import Shared
 
 T = TypeVar("T")
 
@@ -210,7 +211,7 @@ def taken(x: T, cut: Cut) -> T:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Visibility:
+class Visibility(Shared):
     """Which keys each query sees. Everything that restricts it is a field here, and whatever is derived from positions takes
     all fields along, see `Positions.derived` and `Positions.select`."""
 
@@ -248,10 +249,6 @@ class Visibility:
     run by ones. None: rows differ, there is a prefix, or it is not known without waiting for a device."""
     span: tuple[int, int] | None = field(default=None, init=False)
     """(shortest, longest) distance that a query may have from a key. None: not known, or far more than there are tokens."""
-
-    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What depends on this and the key alone: see `Positions.shared`."""
-        return make()
 
     @property
     def num_queries(self) -> int:
@@ -414,6 +411,18 @@ class Visibility:
             q_document, k_document = torch.zeros_like(q), torch.zeros_like(k)
         counts = count_between(q, k, q_document, k_document, valid, (before, after))
         return counts if self.q_valid is None else counts * self.q_valid
+
+    def in_blocks(self, size: int, table: Tensor | None) -> VisibleBlocks:
+        """The blocks of `Positions.with_blocks`."""
+        numbers = [
+            at if tokens is None else at * tokens
+            for at, tokens in zip(self.from_first(), (self.q_valid, self.valid), strict=True)
+        ]
+        table = table if table is None or table.dim() == 3 else table[None]
+        of_q, of_k = (index.clamp(min=0) // size for index in numbers)
+        blocks = VisibleBlocks(None if table is None else table.to(of_q.device), of_q, of_k)
+        blocks.check(size, self.batch)
+        return blocks
 
     def from_first(self) -> tuple[Tensor, Tensor]:
         """How far each query and each key is, by order, from the first token of its row or document, (batch or 1, n)."""
