@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Positions`: positions, validity, documents and visibility of the tokens of one forward pass, in one object."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from math import prod
@@ -215,19 +216,20 @@ class Positions(Visibility):
         """Left or right padding, from a (batch, num_keys) mask of ones (token) and zeros (padding).
 
         The first real token of each row is at position 0; padding sees nothing. With a cache, `num_queries` says how
-        many of the last columns are the queries of this call. Of a mask in which True hides, `from_padding`.
+        many of the last columns are the queries of this call. Of a mask in which True hides, `from_padding`: a row without a
+        token, which such a mask often has, is warned of.
 
         Raises:
-            InputError: the mask is not 2-D zeros and ones, a row has no token, or num_queries does not fit in it.
+            InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
         """
         valid = as_mask("attention_mask", attention_mask)
         check_flags(causal=causal)
         ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
         if not torch.compiler.is_compiling() and not bool(valid.any(1).all()):
-            row = int((~valid.any(1)).nonzero()[0])
-            raise InputError(
-                f"row {row} of attention_mask has no token",
-                "ones are tokens; of a mask in which True is padding, as PyTorch's key_padding_mask, use Positions.from_padding",
+            warnings.warn(
+                f"posenc: row {int((~valid.any(1)).nonzero()[0])} of the mask has no token, and its outputs are zeros: ones are "
+                "tokens; of a mask in which True is padding, as PyTorch's key_padding_mask, use Positions.from_padding",
+                stacklevel=2,
             )
         return cls.of_tokens(ids, num_queries, causal, valid, extent=Extent(0, last))
 
