@@ -4,6 +4,7 @@
 LEFT: dict[str, str] = {
     "accept": "verify drafts as examples/draft_tree.py does, and crop the cache",
     "compile_rotary": "call torch.compile(posenc.functional.rotary)",
+    "frequencies.diff": "call posenc.analysis.diff",
     "multimodal": "call posenc.pretrained.multimodal",
     "ring": "shard the positions, and keys are gathered",
     "solver": "leave it out: FLOATER has rk4 alone, and more substeps are nearer to the exact flow",

@@ -14,7 +14,7 @@ from posenc.cache import KVCache
 from posenc.distributed import LAYOUTS, exchange, gather, shard
 from posenc.distributed.shards import calls_of
 from posenc.encoding import Encoding
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 H, D = 4, 8

@@ -8,8 +8,8 @@ from torchdiffeq import odeint
 import posenc
 from posenc import FLOATER, Positions
 from posenc.encodings import floater
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import codes as oracles
-from posenc.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(11, dim=12, num_layers=2, num_heads=3)
 GROUPED = TransformerConfig(11, dim=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=5)

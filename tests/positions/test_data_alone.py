@@ -12,7 +12,7 @@ import torch
 
 import posenc
 from posenc import Positions, attention
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 from test_hidden import Case
 
 

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 import posenc
 from posenc import InputError, KVCache, Positions, attention
 from posenc.distributed.shards import calls_of
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions.visibility import Branch, Region
-from posenc.transformer import Transformer, TransformerConfig
 
 N, SIZE = 8, 3
 TABLE = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1]]).bool()

@@ -8,7 +8,7 @@ import posenc
 from posenc import InputError, Positions, attention, explain, linear_attention
 from posenc.cache import KVCache
 from posenc.distributed.shards import calls_of
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 PREFIXES = {
     "plain": (Positions.prefix_lm(3, 7), lambda i, j: max(i, 2) >= j),

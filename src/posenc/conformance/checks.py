@@ -35,8 +35,8 @@ from posenc.distributed.shards import calls_of
 from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_logits_stay_near`."""

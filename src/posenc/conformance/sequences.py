@@ -17,8 +17,8 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.encoding import Encoding
 from posenc.errors import InputError
+from posenc.lab.transformer import Block
 from posenc.positions import Positions
-from posenc.transformer import Block
 
 
 def _hide(index: int) -> Callable[[Positions], Positions]:
