@@ -16,7 +16,7 @@ from posenc.encodings.registry import ENCODINGS
 from posenc.errors import InputError, check_arguments, check_sizes, is_integer, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr
+from posenc.spec import EncodingSpec, Spec, check_options
 
 __all__ = ["ENCODINGS", "create", "from_spec"]
 
@@ -228,6 +228,8 @@ def lookup(name: object, *, may_import: bool) -> type[Encoding]:
         base, _, option = name.partition(":")
         if base in ENCODINGS:
             raise InputError(f"option {option} of {base}: write {option}=value")
+        from posenc.lab.user_code import load_object, printing_to_stderr
+
         with printing_to_stderr():
             cls = load_object(name, may_import=may_import)
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):
