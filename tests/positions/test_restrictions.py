@@ -188,3 +188,5 @@ def test_what_is_known_is_read_from_the_ids():
     assert (far.start, far.span) == (None, None)
     back = Positions.arange(6, causal=True).take([1, 0, 2, 3, 4, 5])
     assert (back.start, back.diagonal) == (None, None)
+    padded = Positions.from_mask([[0, 1, 1], [1, 1, 1]], 2).derived(valid=None, q_valid=None)
+    assert (padded.start, padded.diagonal, padded.span) == (None, 1, (-2, 2)), "its rows do not run from one number"

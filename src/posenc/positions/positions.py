@@ -446,9 +446,7 @@ class Positions(Visibility):
             made[k_name] = made[q_name] if k is q and of_q is of_k else taken(k, of_k)
             for name, x, cut in ((q_name, q, of_q), (k_name, k, of_k)):
                 if extent := self.extents.get(name):
-                    known[name] = (
-                        extent.cut(cut, x.shape[1]) if isinstance(cut, slice) else extent._replace(runs=not cut)
-                    )
+                    known[name] = extent.cut(cut, x.shape[1])
         made["blocks"] = tuple(each._replace(q=taken(each.q, of_q), k=taken(each.k, of_k)) for each in self.blocks)
         return self.derived(**made, **{"known": known} | changes)
 

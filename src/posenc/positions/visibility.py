@@ -169,6 +169,10 @@ class Branch:
     turns: bool = False
 
 
+Cut = slice | Callable[[Tensor], Tensor] | None
+"""Which tokens of (batch or 1, n, ...) tensors are taken; None: all."""
+
+
 class Extent(NamedTuple):
     """What is known of a tensor of integers, (batch or 1, n): all lie in low .. high; runs: every row is low, low + 1, .. high."""
 
@@ -176,10 +180,14 @@ class Extent(NamedTuple):
     high: int
     runs: bool = False
 
-    def cut(self, part: slice, count: int) -> "Extent":
-        """That of some of the `count` numbers of each row."""
+    def cut(self, part: Cut, count: int) -> "Extent":
+        """That of the part of the `count` numbers of each row."""
+        if part is None or not self.runs:
+            return self
+        if not isinstance(part, slice):
+            return self._replace(runs=False)
         first, end, _ = part.indices(count)
-        return Extent(self.low + first, self.low + end - 1, True) if self.runs else self
+        return Extent(self.low + first, self.low + end - 1, True)
 
     @classmethod
     def of(cls, x: Tensor) -> "Extent | None":
@@ -191,9 +199,6 @@ class Extent(NamedTuple):
         low, high = (int(limit) for limit in x.aminmax())
         return cls(low, high, high - low == x.shape[1] - 1 and bool((x.diff(dim=1) == 1).all()))
 
-
-Cut = slice | Callable[[Tensor], Tensor] | None
-"""Which tokens of (batch or 1, n, ...) tensors are taken; None: all."""
 
 PAIRS = (
     ("q", "k"), ("q_order", "k_order"), ("q_valid", "valid"), ("q_document", "k_document"), ("q_placed", "k_placed"),
