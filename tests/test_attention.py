@@ -9,10 +9,10 @@ import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
 from posenc.encoding import gates_of
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import biases, content
 from posenc.testing.oracles.attention import attend
 from posenc.testing.oracles.rotations import rotary
-from posenc.transformer import Transformer, TransformerConfig
 from references.calls import distances
 
 BACKENDS = ["reference", "sdpa"]

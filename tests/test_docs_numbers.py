@@ -357,7 +357,7 @@ def attention():
 
 
 def vision_grid():
-    yield "The positions equal those of transformers 5.23 in every family listed"  # tests/positions/test_multimodal.py
+    yield "The positions equal those of transformers 5.23 in every family listed"  # tests/pretrained/test_multimodal.py
 
 
 VISION = read("vision_resolution.json")

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 import posenc
 from posenc import InputError, NoPE, Positions, functional
 from posenc.cache import KVCache
-from posenc.transformer import Memory, Transformer, TransformerConfig
+from posenc.lab.transformer import Memory, Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(13, dim=16, num_layers=2, num_heads=2, mlp_ratio=1.5, norm="layer", dropout=0.0)
 HIDDEN = 16

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import Binary, Integer, Learned, NoPE, Normalized, PerLayer, Positions, Rotary, Sinusoidal, Sum
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles.codes import sinusoidal
-from posenc.transformer import Transformer, TransformerConfig
 
 SHAPE = {"dim": 16, "num_heads": 2, "max_positions": 32, "causal": True}
 

@@ -258,12 +258,6 @@ def test_the_readme_counts_what_the_package_has(text):
     assert re.findall(r"(\d+) / (\d+)", row) == [(str(tested[name][1]), str(tested[name][0])) for name in names]
 
 
-def test_the_page_of_encodings_names_every_one():
-    assert (ROOT / "docs/index.md").read_text(encoding="utf-8").startswith(f"# posenc\n\n{len(ENCODINGS) // 10 * 10}+ ")
-    page = (ROOT / "benchmarks/encodings.md").read_text(encoding="utf-8").split("\n## ")[0]
-    assert sorted(re.findall(r"^\| `(\w+)` \| `\w+` \|", page, re.MULTILINE)) == sorted(ENCODINGS)
-
-
 @EDITIONS
 def test_the_readme_is_short(text):
     assert len(text.splitlines()) <= 110

@@ -1,7 +1,5 @@
 """`posenc.functional.rotary`: every path against loops in float64, its gradients, memory, tables, the compiled form."""
 
-import warnings
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +11,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from posenc import InputError, Positions, Rotary, functional
 from posenc.functional import (
     TINY,
-    compile_rotary,
     contiguous_tables,
     formula,
     frequency_curve,
@@ -31,15 +28,6 @@ def small_blocks(monkeypatch):
     """Kernels even for small inputs, in many blocks."""
     monkeypatch.setattr(functional, "TINY", 0)
     monkeypatch.setattr(functional, "BLOCK_BYTES", 512)
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    monkeypatch.setattr(functional, "COMPILED_FROM", 0)
-    monkeypatch.setattr(functional, "TINY", 0)
-    assert compile_rotary()
-    yield
-    assert not compile_rotary(False)
 
 
 def tables(n: int, pairs: int, dtype: torch.dtype = torch.float64, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -408,37 +396,3 @@ def test_compiled_gradients(layout, learned):
         torch.autograd.grad((turn(x, cos, sin, layout=layout) * weight).sum(), inputs) for turn in (compiled, rotary)
     )
     assert_close(actual, wanted)
-
-
-@pytest.mark.slow
-@LAYOUTS
-@pytest.mark.usefixtures("compiled")
-def test_the_opt_in_is_the_eager_form_whatever_the_length(layout):
-    graphs = {}
-    for n in (2, 7, 64, 300):
-        for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
-            x = stored("heads inside", 1, 3, n, 10).to(dtype).requires_grad_()
-            tables_ = tables(n, 4, torch.float32)
-            weight = torch.randn(1, 3, n, 10).to(dtype)
-            actual = rotary(x, *tables_, layout=layout, start=1)
-            assert_close(actual, formula(x, *tables_, layout, 1), rtol=bound, atol=bound)
-            assert actual.stride() == x.stride()
-            gradient = torch.autograd.grad(actual, x, weight)[0]
-            assert_close(gradient, formula(weight, tables_[0], -tables_[1], layout, 1), rtol=bound, atol=bound)
-        graphs[n] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs[7] == graphs[300], "no length makes another graph"
-    assert layout == "interleaved" or graphs[7] > 0
-
-
-def test_without_a_compiler_it_says_so_and_stays_eager(monkeypatch):
-    def fails(*arguments):
-        raise RuntimeError("no C++ compiler found\nlong trace")
-
-    monkeypatch.setattr(functional, "_COMPILED", functional._Compiled())
-    monkeypatch.setitem(functional._COMPILED.__dict__, "_run", fails)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert not compile_rotary()
-    assert "no C++ compiler found" in str(caught[0].message)
-    x, (cos, sin) = torch.randn(2, 3, 9000, 8), tables(9000, 4, torch.float32)
-    assert_close(rotary(x, cos, sin), formula(x, cos, sin, "half", 0))

@@ -20,7 +20,7 @@ from posenc.conformance.fixtures import EncodingUnderTest
 from posenc.conformance.suite import run_check
 from posenc.distributed import LAYOUTS, exchange, shard
 from posenc.encoding import gates_of
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 from references.calls import EXACT
 
 DIM, HEADS, KV, WIDTH, N = 16, 4, 2, 4, 9

@@ -17,9 +17,9 @@ import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
 from posenc.bias import Dense, Values
 from posenc.encoding import Size
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.position_maps import PositionMap
 from posenc.positions.visibility import Branch, Region
-from posenc.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
 TOKENS = torch.arange(6)[None]

@@ -32,9 +32,9 @@ from posenc.encodings.floater import FLOATER
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.text import Settings
 from posenc.lab.train import train
+from posenc.lab.transformer import Transformer
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.positions import Positions
-from posenc.transformer import Transformer
 
 FILE = Path(__file__).with_name("trained.npz")
 EXPLORER = Path(str(files("posenc.report"))) / "explorer" / "trained.js"

@@ -20,6 +20,8 @@ if _TYPE_CHECKING:
     from posenc.encodings.catalogue import cite
     from posenc.lab.evals.chosen import extend
     from posenc.lab.evals.study import evaluate
+    from posenc.lab.transformer import Transformer, TransformerConfig
+    from posenc.lab.vision_transformer import VisionConfig, VisionTransformer
     from posenc.pretrained import hf
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
@@ -31,8 +33,6 @@ if _TYPE_CHECKING:
     from posenc.pretrained.nbce import nbce_generate
     from posenc.pretrained.vision.resize import resize
     from posenc.report import plots
-    from posenc.transformer import Transformer, TransformerConfig
-    from posenc.vision import VisionConfig, VisionTransformer
 
     __version__: str
 
@@ -45,10 +45,10 @@ __all__ = [
 __all__ += encodings.__all__
 
 _LAZY = {
-    "Transformer": "posenc.transformer",
-    "TransformerConfig": "posenc.transformer",
-    "VisionConfig": "posenc.vision",
-    "VisionTransformer": "posenc.vision",
+    "Transformer": "posenc.lab.transformer",
+    "TransformerConfig": "posenc.lab.transformer",
+    "VisionConfig": "posenc.lab.vision_transformer",
+    "VisionTransformer": "posenc.lab.vision_transformer",
     "cite": "posenc.encodings.catalogue",
     "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",

@@ -2,10 +2,8 @@
 """Pure tensor functions: the formulas of the encodings, without modules or state."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
 import torch
@@ -22,12 +20,11 @@ from posenc.errors import (
     check_tensor,
     check_value,
     check_word,
-    first_line,
     unknown,
 )
 
 __all__ = [
-    "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "compile_rotary", "deberta_bucket",
+    "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "deberta_bucket",
     "frequency_curve", "layout_permutation", "rotary", "shift_matrix", "sinusoidal", "sinusoidal_from", "t5_bucket",
     "turning",
 ]  # fmt: skip
@@ -253,16 +250,13 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
 
 # Rotating is bound by memory, so what counts is how often the tensor is passed over. Interleaved pairs are complex numbers:
 # one multiplication, one pass. Split pairs take three operations, run on blocks of tokens that stay in the cache between
-# them, and one if compiled. The backward pass is the same rotation by the opposite angle and needs the tables alone.
+# them. The backward pass is the same rotation by the opposite angle and needs the tables alone.
 
 BLOCK_BYTES = 2**20
 """Of a block of tokens, per thread: with its result it fits a core's second-level cache."""
 
 TINY = 2**13
 """Elements up to which the number of calls is what costs."""
-
-COMPILED_FROM = 2**16
-"""Elements from which a compiled kernel makes up for the 25 us that calling it costs."""
 
 
 def rotary(
@@ -505,8 +499,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inp
         return formula(x, cos, sin, layout, start)
     if not _covers(x, cos):
         x = x.expand(*torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]), -1)
-    if not inplace and _COMPILED.serves(x, layout):
-        return _COMPILED(x, cos, sin, layout, start)
     pairs = cos.shape[-1]
     if inplace:
         cos, sin = unaliased(cos, x), unaliased(sin, x)
@@ -584,65 +576,6 @@ def _precise(x: Tensor, cos: Tensor) -> torch.dtype:
 def _heads_inside(table: Tensor) -> Tensor:
     """A (..., heads, seq, pairs) or (seq, pairs) table for x of (batch, seq, heads, head_dim)."""
     return table.unsqueeze(-2) if table.dim() < 3 else table.transpose(-2, -3)
-
-
-class _Compiled:
-    """`formula`, compiled: a graph for each kind of call, whatever its sizes."""
-
-    def __init__(self) -> None:
-        self.enabled = False
-        self._kinds: set[tuple[object, ...]] = set()
-
-    @cached_property
-    def _run(self) -> Callable[..., Tensor]:
-        return torch.compile(formula, dynamic=True, fullgraph=True)
-
-    def serves(self, x: Tensor, layout: Layout) -> bool:
-        """Large split pairs on the CPU; interleaved ones are slower compiled than as complex numbers."""
-        large = x.shape[-2] > 1 and x.numel() >= COMPILED_FROM
-        return self.enabled and layout == "half" and large and x.device.type == "cpu"
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
-        def shape(t: Tensor) -> tuple[object, ...]:
-            order = sorted(range(t.dim()), key=t.stride)
-            return (t.dtype, tuple(n == 1 for n in t.shape), tuple(order))
-
-        kind = (layout, start, shape(x), shape(cos), shape(sin))
-        with torch.no_grad():
-            if kind in self._kinds:
-                return self._run(x.detach(), cos, sin, layout, start)
-            with torch._dynamo.config.patch(recompile_limit=len(self._kinds) + 64):
-                rotated = self._run(x.detach(), cos, sin, layout, start)
-            self._kinds.add(kind)
-            return rotated
-
-
-_COMPILED = _Compiled()
-
-
-def compile_rotary(enable: bool = True) -> bool:
-    """Use kernels made by torch.compile for rotations on the CPU, in this process; False undoes it.
-
-    For eager code; a model under torch.compile has them anyway. Forward and backward run near the speed of a copy.
-    The price is paid here and at the first call of each kind (dtype, layout, order in memory): the first takes about ten
-    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace are not affected.
-
-    Returns whether it is active: without a working compiler, a warning names what is missing, and nothing changes.
-    """
-    _COMPILED.enabled = False
-    if enable:
-        x, table = torch.zeros(1, 2, 2, 4), torch.zeros(2, 2)
-        try:
-            _COMPILED(x, table, table, "half", 0)
-        except Exception as error:
-            warnings.warn(
-                f"compile_rotary: torch.compile does not work here ({first_line(error)}); rotations stay eager. On Linux it "
-                "needs a C++ compiler, e.g. apt-get install g++",
-                stacklevel=2,
-            )
-            return False
-        _COMPILED.enabled = True
-    return _COMPILED.enabled
 
 
 def layout_permutation(rotary_dim: int, *, source: Layout, target: Layout) -> Tensor:

@@ -133,9 +133,7 @@ def test_a_model_of_transformers_is_read_itself():
 
 def test_a_tokenizer_may_be_a_function():
     encoding = posenc.create("learned", dim=16, num_heads=2, max_positions=20)
-    model = posenc.transformer.Transformer(
-        posenc.transformer.TransformerConfig(64, dim=16, num_layers=1, num_heads=2), encoding
-    )
+    model = posenc.Transformer(posenc.TransformerConfig(64, dim=16, num_layers=1, num_heads=2), encoding)
 
     def read(text):
         words = text.split()[:400]

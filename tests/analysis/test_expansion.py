@@ -22,7 +22,7 @@ from posenc.analysis.expansion import (
 )
 from posenc.analysis.model import random_model, vector_model
 from posenc.errors import InputError
-from posenc.transformer import Transformer
+from posenc.lab.transformer import Transformer
 from references import minilm
 
 N, DIM = 5, 6

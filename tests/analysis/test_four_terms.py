@@ -13,8 +13,8 @@ from posenc.analysis import four_terms
 from posenc.analysis.model import tables
 from posenc.analysis.score_terms import first_layer
 from posenc.errors import InputError
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles.rotations import frequencies as ladder
-from posenc.transformer import Transformer, TransformerConfig
 from references import minilm
 
 TOKENS = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import torch
 import posenc
 from posenc import analysis
 from posenc.analysis import plots
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure

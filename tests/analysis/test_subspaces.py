@@ -9,7 +9,7 @@ from posenc.analysis import add_or_concat, random_dots, subspaces
 from posenc.analysis.model import tables
 from posenc.analysis.subspaces import dot_density
 from posenc.errors import InputError
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 from references import minilm
 
 

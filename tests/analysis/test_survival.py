@@ -12,7 +12,7 @@ from posenc import Encoding
 from posenc.analysis import survival, trained_model
 from posenc.analysis.survival import CUT, INTACT, SHUFFLED, UNTRAINED, WRITTEN, _Probe, _Ridge, _walked
 from posenc.errors import InputError
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 TOKENS = torch.randint(50, (24, 16), generator=torch.Generator().manual_seed(0))
 

@@ -15,7 +15,7 @@ from posenc.analysis import equivariance
 from posenc.analysis.model import HOST, VectorModel, random_model, vector_model
 from posenc.analysis.symmetry import ROUNDING, SHIFT
 from posenc.errors import InputError
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 BERT = transformers.BertConfig(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

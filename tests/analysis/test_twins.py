@@ -11,7 +11,7 @@ from posenc.analysis import equivariance, trained_model, twins
 from posenc.analysis.model import random_model
 from posenc.analysis.symmetry import ROUNDING
 from posenc.errors import InputError
-from posenc.transformer import TransformerConfig
+from posenc.lab.transformer import TransformerConfig
 from references import minilm
 
 SEES_NO_ORDER = {

@@ -27,9 +27,9 @@ from posenc import (
 from posenc.attention import elu_plus_one
 from posenc.bias import KeyValues
 from posenc.cache import KVCache
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import attention as oracles
 from posenc.testing.oracles import rotations
-from posenc.transformer import Transformer, TransformerConfig
 from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, distances, qkv, random
 
 ARGUMENTS = {

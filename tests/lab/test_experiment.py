@@ -12,9 +12,9 @@ from posenc.lab.compare import EXPERIMENTS, Comparison, compare
 from posenc.lab.engines import InProcess
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import Criterion, Experiment, Scores
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
 from posenc.report.compare import page, show
-from posenc.transformer import Transformer, TransformerConfig
 
 LETTERS, SKIPPED = 8, -100
 

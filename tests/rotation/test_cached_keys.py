@@ -30,7 +30,7 @@ from posenc import (
 from posenc.bias import Relative
 from posenc.cache import KVCache
 from posenc.encodings import ENCODINGS
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(17, dim=48, num_layers=3, num_heads=4, num_kv_heads=2)
 YARN = {"name": "yarn", "factor": 8.0, "original_max_positions": 64}

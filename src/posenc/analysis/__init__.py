@@ -14,6 +14,7 @@ from posenc.analysis.bounds import (
     smallest_base,
 )
 from posenc.analysis.codes import Codes, codes_of
+from posenc.analysis.difference import diff
 from posenc.analysis.digits import counter, digits
 from posenc.analysis.expansion import expansion
 from posenc.analysis.finding import Finding
@@ -29,7 +30,7 @@ from posenc.analysis.symmetry import equivariance, twins
 
 __all__ = [
     "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",
-    "bias", "bounded", "codes_of", "counter", "curves", "decay_integral", "deterministic", "digits", "equivariance",
+    "bias", "bounded", "codes_of", "counter", "curves", "decay_integral", "deterministic", "diff", "digits", "equivariance",
     "expansion", "first_zero", "four_terms", "kernel", "longest_length", "phase_error", "properties", "random_dots",
     "rope_bound", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
     "survival", "trained_model", "twins", "unique", "vector_model",

@@ -23,12 +23,12 @@ from posenc.encodings import Mapped, create
 from posenc.encodings.shared import key_angles
 from posenc.errors import InputError, check_integers, first_line, located
 from posenc.functional import Layout, turning
+from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
 from posenc.pretrained.models import decoder_of, model_structure, unwrap
-from posenc.transformer import Transformer
 
 CHUNK = 8192
 """Positions computed at once."""

@@ -21,9 +21,9 @@ from posenc.encodings.absolute import Absolute
 from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError
+from posenc.lab.transformer import Attention, Block, Transformer, TransformerConfig
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
-from posenc.transformer import Attention, Block, Transformer, TransformerConfig
 
 BYTES = 256
 """The vocabulary of a model that reads bytes."""

@@ -19,10 +19,10 @@ from posenc.analysis.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.scores import by_distance
 from posenc.encoding import Pass
 from posenc.errors import InputError, check_word
+from posenc.lab.transformer import Attention, Transformer
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
-from posenc.transformer import Attention, Transformer
 
 PARTS = ("content", "position")
 TERMS = tuple(f"{query}-{key}" for query in PARTS for key in PARTS)

@@ -26,9 +26,9 @@ from posenc.analysis.model import check_single_text, check_tokens
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate
+from posenc.lab.transformer import Block, Transformer
 from posenc.positions import Positions
 from posenc.pretrained.models import unwrap
-from posenc.transformer import Block, Transformer
 
 if TYPE_CHECKING:
     from posenc.analysis.target import Target

@@ -29,8 +29,8 @@ from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_sizes, unknown
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 """Whose rounding is known, by name."""

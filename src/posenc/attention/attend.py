@@ -24,6 +24,7 @@ from posenc.attention.call import (
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
+from posenc.distributed.shards import calls_of
 from posenc.encoding import Effects, Encoding, Pass, Rotation, checked_gates, require_fit
 from posenc.errors import InputError, unknown
 from posenc.functional import exactly
@@ -175,6 +176,7 @@ class _Kept:
 
 def _attended(call: Call, backend: str) -> Tensor:
     """The output of a call among keys that are all here."""
+    exchange.refuse_ring()
     positions, memory = call.positions, None
     if positions is not None:
         if call.causal is not None:
@@ -289,7 +291,7 @@ def explain(
 
 
 def _of_shard(call: Call, gather: bool) -> list[Call]:
-    """The calls that a shard takes among all keys, see `Positions.shard_calls`. gather: keys from all processes; False: as many of this
+    """The calls that a shard takes among all keys, see `calls_of`. gather: keys from all processes; False: as many of this
     one's own."""
     (q, k, v), positions = call[:3], call.positions
     assert positions is not None
@@ -309,7 +311,7 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
         k, v = exchange.gather_keys(k, v, positions)
     else:
         k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
-    calls = positions.shared(("calls", causal), partial(positions.shard_calls, causal))
+    calls = positions.shared(("calls", causal), partial(calls_of, positions, causal))
     parts = []
     for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : at.num_keys] for x in (k, v, *gates))

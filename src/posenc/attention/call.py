@@ -184,11 +184,7 @@ def _with_values_turned_back(problem: Problem, effects: Effects) -> Problem:
     positions, value = problem.positions, problem.sink_value
     effects = effects.at(positions)
     if value is not None:
-        here = replace(
-            positions, k=positions.q, k_order=positions.q_order, k_document=positions.q_document, valid=None, prefix=None,
-            full_keys=None,
-        )  # fmt: skip
-        value = effects.at(here).values_rotated(value)
+        value = effects.at(positions.of_side("q")).values_rotated(value)
     return replace(problem, sink_value=value, turn_back=effects.turned_back)
 
 

@@ -24,7 +24,7 @@ from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term,
 from posenc.errors import InputError, check_devices
 from posenc.functional import batched, no_second_derivatives
 from posenc.positions import Positions
-from posenc.positions.segments import Rectangle, Segments, segments
+from posenc.positions.segments import Rectangle, Segments, distances_of, segments
 from posenc.positions.visibility import EVERYTHING, Region
 
 # private: where a release of PyTorch has them no more, the same equation is computed by its public operations
@@ -92,7 +92,7 @@ class Lowered(NamedTuple):
 def lower(problem: Problem) -> Lowered:
     """The terms of a problem without an `obstacle`."""
     positions, precise = problem.positions, torch.promote_types(problem.q.dtype, torch.float32)
-    visible, distances = segments(positions), positions.distances()
+    visible, distances = segments(positions), distances_of(positions)
     assert visible is not None
     terms: list[Term] = [term.reduced(distances, problem.q.device) for term in problem.bias]
     vectors = [term for term in terms if term.kind == VectorTerm.kind]

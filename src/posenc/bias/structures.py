@@ -33,7 +33,7 @@ from posenc.bias.terms import (
 from posenc.errors import InputError, shown
 from posenc.positions import Positions
 from posenc.positions.order import running_sums
-from posenc.positions.segments import segments
+from posenc.positions.segments import distances_of, segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
@@ -70,7 +70,7 @@ class Score:
     num_keys: int
     batch: int
     by_distance: ClassVar[bool] = False
-    """Whether `reduced` needs distances: the term is one of `positions.distances()`, and has an attribute `positions`."""
+    """Whether `reduced` needs distances: the term is one of `distances_of(positions)`, and has an attribute `positions`."""
     linear: ClassVar[bool] = False
     """Whether `reduced` takes memory that grows with the sequence, not its square, without distances."""
     dense_if_short: ClassVar[bool] = True
@@ -206,7 +206,7 @@ class Relative(_ByDistance):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
-        distances = self.positions.distances()
+        distances = distances_of(self.positions)
         assert distances is not None
         return self._at(distances.to(device))
 
@@ -371,7 +371,7 @@ def rows_between(
     index: OfDistance, table: Tensor, positions: Positions, first: int, end: int, keys: slice = ALL_KEYS
 ) -> Tensor:
     """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys)."""
-    distances = positions.distances() if positions.start is not None else None
+    distances = distances_of(positions) if positions.start is not None else None
     if distances is None:
         return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
     return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None, first:end, keys]

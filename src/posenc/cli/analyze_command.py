@@ -68,9 +68,9 @@ class Analyze(WithOutput):
     def run(self) -> int:
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
+        from posenc.lab.user_code import printing_to_stderr
         from posenc.report.analyze import files, results
         from posenc.report.terminal import Display
-        from posenc.spec import printing_to_stderr
 
         needs("matplotlib", "lab")
         check_limits(self, **LIMITS)
@@ -110,8 +110,8 @@ class Analyze(WithOutput):
         """The encoding's name, the object or the model, and a model's tokenizer."""
         from posenc.encodings import ENCODINGS
         from posenc.encodings.patterns import PATTERNS
+        from posenc.lab.user_code import load_object
         from posenc.pretrained.packaged import PACKAGED
-        from posenc.spec import load_object
 
         subject = self.subject
         path, (_, colon, attribute) = Path(subject), subject.rpartition(":")

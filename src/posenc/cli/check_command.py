@@ -31,7 +31,7 @@ class Check(WithOutput):
 
         import posenc
         from posenc.conformance import check
-        from posenc.spec import printing_to_stderr
+        from posenc.lab.user_code import printing_to_stderr
 
         def make(config: Any) -> posenc.Encoding:
             return posenc.create(

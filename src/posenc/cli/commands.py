@@ -24,7 +24,7 @@ from posenc.cli.extend_command import Extend
 from posenc.cli.list_command import Cite, List
 from posenc.cli.predict_command import Predict
 from posenc.errors import TRACEBACK, InputError, located, users_line
-from posenc.stopping import terminable
+from posenc.pretrained.stopping import terminable
 from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
 from posenc_cli.arguments import Mistake
 

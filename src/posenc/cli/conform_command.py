@@ -63,7 +63,7 @@ class Conform(WithOutput):
     def run(self) -> int:
         from posenc.conformance.diagnosis import conform
         from posenc.conformance.kinds import get_kind
-        from posenc.spec import load_function, printing_to_stderr
+        from posenc.lab.user_code import load_function, printing_to_stderr
 
         get_kind(self.kind)
         if self.badge is not None:

@@ -9,7 +9,7 @@ from posenc.errors import counted
 from posenc_cli.arguments import How, aligned, room
 
 if TYPE_CHECKING:
-    from posenc.frequencies import Difference
+    from posenc.analysis.difference import Difference
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Diff(WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.frequencies import diff
+        from posenc.analysis.difference import diff
         from posenc.lab.files import Folder
 
         check_limits(self, head_dim=(2, 2**14), length=(1, 2**40))
@@ -57,7 +57,7 @@ class Diff(WithOutput):
 
 def text(difference: "Difference") -> str:
     """The table of pairs, and sentences."""
-    from posenc.frequencies.difference import COLUMNS
+    from posenc.analysis.difference import COLUMNS
 
     d = difference
     rows = [COLUMNS, *d.rows()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from posenc.cli.common import WithModel, WithOutput
 from posenc.errors import InputError
-from posenc.scratch import replacing
+from posenc.pretrained.scratch import replacing
 from posenc.spec import literal, parse_sum
 from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How, room

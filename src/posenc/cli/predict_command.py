@@ -39,9 +39,9 @@ class Predict(Command):
 
     def run(self) -> int:
         from posenc.lab.text import Settings
+        from posenc.lab.transformer import Transformer
         from posenc.report.predict import MOST_BYTES, page, trained
         from posenc.report.terminal import Display
-        from posenc.transformer import Transformer
 
         check_limits(self, length=(8, MOST_BYTES // 2), steps=(1, 10**6), seed=(0, 2**31))
         where, begun = target(self.out, FILE), time.perf_counter()

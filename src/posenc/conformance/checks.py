@@ -31,11 +31,12 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
+from posenc.distributed.shards import calls_of
 from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_logits_stay_near`."""
@@ -494,7 +495,7 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
             coded, attended = encoding.embed(x, p), attend(encoding, inputs, p, backend="reference")
             local, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
             equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
-            calls = local.shard_calls(config.causal)
+            calls = calls_of(local, config.causal)
             parts = shard(q, local, 2).split([call.num_queries for call in calls], 2)
             problems = [
                 _problem(

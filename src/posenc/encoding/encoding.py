@@ -71,7 +71,9 @@ class Encoding(Sliced):
     family: ClassVar[str] = ""
     """The key of `posenc.encodings.catalogue.FAMILIES` where people look for it, if that does not follow from its hooks."""
     papers: ClassVar[tuple[str, ...]] = ()
-    """Keys into papers.bib, for `cite`."""
+    """Keys into papers.bib and `bibtex`, for `cite`."""
+    bibtex: ClassVar[str] = ""
+    """BibTeX of papers that papers.bib does not have. A subclass does not inherit it."""
     formula: ClassVar[tuple[str, ...]] = ()
     """What it computes, in LaTeX, a formula each."""
     extrapolates: ClassVar[str] = ""
@@ -139,7 +141,7 @@ class Encoding(Sliced):
         cls.own_sites, cls.site_set = tuple(site for site in SITES if site in own), frozenset(own)
         cls.num_gates, cls.is_map = int("gates" in own), cls.branches is not Encoding.branches
         if not is_torchs(cls):
-            for trait, default in {"name": "", "title": "", "constant": False}.items():
+            for trait, default in {"name": "", "title": "", "bibtex": "", "constant": False}.items():
                 setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -178,7 +180,7 @@ class Encoding(Sliced):
     def gates(self, x: Tensor, layer: int = 0) -> Tensor | Sequence[Tensor] | None:
         """Numbers for each token, (batch, heads, seq, width), from the input of the layer's projections, x (batch, seq, dim):
         each token's from its part of x alone. The model caches them as it does keys, and `attention` gives those of all keys
-        to the hooks that act there, as `positions.gate(name)`; `positions.of_queries` are those of the queries."""
+        to the hooks that act there, as `positions.gate(name)`; `posenc.positions.order.of_queries` gives those of the queries."""
         return None
 
     # ---------------------------------------------------------------- further hooks: of queries and keys

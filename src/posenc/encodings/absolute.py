@@ -15,6 +15,7 @@ from posenc.encodings.shared import Affine, check_beyond, make_orthogonal, norma
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
+from posenc.positions.patches import coordinates_of
 
 MERGES = ("add", "multiply", "product", "concat")
 
@@ -183,7 +184,7 @@ class GridSinusoidal(Absolute):
         return self.remember(positions, "codes", lambda: self._codes(positions))
 
     def _codes(self, positions: Positions) -> Tensor:
-        at, _ = positions.coordinates(self.axes, type(self).__name__)
+        at, _ = coordinates_of(positions, self.axes, type(self).__name__)
         if self.x_first:
             at = at.flip(-1)
         angles = at.to(self.frequencies)[..., None] * self.frequencies

@@ -15,6 +15,7 @@ from posenc.errors import InputError, check_word, refuse_in_onnx
 from posenc.functional import Layout
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+from posenc.positions.patches import coordinates_of
 
 
 @dataclass(eq=False, repr=False)
@@ -120,19 +121,19 @@ class LieRE(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        of_q, of_k = positions.coordinates(self.axes, type(self).__name__)
+        of_q, of_k = coordinates_of(positions, self.axes, type(self).__name__)
         turning = self.turning(of_q, layer)
         same = positions.q is positions.k
         return self.turn(q, turning), self.turn(k, turning if same else self.turning(of_k, layer))
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        coordinates = positions.coordinates(self.axes, type(self).__name__)[0]
+        coordinates = coordinates_of(positions, self.axes, type(self).__name__)[0]
         return self.turn(q, self.turning(coordinates, layer))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        coordinates = positions.coordinates(self.axes, type(self).__name__)[1]
+        coordinates = coordinates_of(positions, self.axes, type(self).__name__)[1]
         return self.turn(k, self.turning(coordinates, layer))
 
 

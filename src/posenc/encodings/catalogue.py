@@ -5,8 +5,9 @@ from importlib.resources import files
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings.create_encoding import ENCODINGS, create, create_map, lookup
+from posenc.encodings.create_encoding import create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
+from posenc.encodings.registry import ENCODINGS
 from posenc.errors import summary
 from posenc_cli.listing import bibtex
 
@@ -85,9 +86,9 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
 
 
 def entries() -> dict[str, str]:
-    """Every BibTeX entry of papers.bib by key."""
+    """Every BibTeX entry by key: of papers.bib, and of classes that have their own."""
     text = files("posenc.encodings").joinpath("papers.bib").read_text(encoding="utf-8")
-    return bibtex(text)
+    return bibtex("\n".join((text, *(cls.bibtex for cls in ENCODINGS.values()))))
 
 
 def rows() -> list[dict[str, Any]]:

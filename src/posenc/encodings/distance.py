@@ -18,12 +18,20 @@ from posenc.errors import InputError, as_numbers, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+from posenc.positions.patches import marked
+from posenc.positions.segments import distances_of
 
 STEEPEST = 1e20
 """The largest slope: its bias of any distance is a number of float32."""
 
 
-class _DistanceBias(Encoding):
+class DistanceBias(Encoding):
+    """The base of a bias of the distance alone: a subclass says which, in `of_distance`.
+
+    A subclass is a dataclass with a field `num_heads`; learned parameters are made in `setup`, for `num_layers` layers where it
+    has that field. Distances may be fractional, and negative ones are those of keys after the query.
+    """
+
     family = "bias"
     shift_invariant = True
     bias_reads_keys = False
@@ -79,7 +87,7 @@ def warn_of_half(encoding: Bucketed, table: Tensor, positions: Positions) -> Non
 
 
 @dataclass(eq=False, repr=False)
-class T5(_DistanceBias):
+class T5(DistanceBias):
     """T5's learned bias per head and bucket of distances; scores are not divided by the square root of head_dim.
 
     num_heads: heads of the model. bidirectional: separate buckets for keys after the query; None: where positions are not
@@ -119,7 +127,7 @@ class T5(_DistanceBias):
         self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, positions: Positions | None = None
     ) -> Tensor:
         """positions: those of the call, which are causal or not, where bidirectional is None; None: they are causal."""
-        if positions is None or distance is not positions.distances():
+        if positions is None or distance is not distances_of(positions):
             buckets = bucket_of(self, distance, positions is None or positions.causal)
         else:
             make = partial(bucket_of, self, distance, positions.causal)
@@ -141,7 +149,7 @@ class T5(_DistanceBias):
 
 
 @dataclass(eq=False, repr=False)
-class ALiBi(_DistanceBias):
+class ALiBi(DistanceBias):
     """Attention with linear biases: -slope_h * |distance|, nothing learned.
 
     num_heads: any number of heads; the slopes are `functional.alibi_slopes`. bias_max: the last head's slope is 2^-bias_max
@@ -267,11 +275,11 @@ class GridALiBi(ALiBi):
             both_placed = i[..., -1] * j[..., -1]
             return self.of_distance(head, distance * both_placed.to(dtype), layer, dtype)
 
-        return Positional(of_positions, self.num_heads, positions.marked())
+        return Positional(of_positions, self.num_heads, marked(positions))
 
 
 @dataclass(eq=False, repr=False)
-class KERPLE(_DistanceBias):
+class KERPLE(DistanceBias):
     """Learned decay with the distance: -p log(1 + a |distance|), or -a |distance|^p, with p and a per head.
 
     num_heads: heads of the model. num_layers: layers with separate p and a (the authors: all of them); 1: shared by all.
@@ -321,7 +329,7 @@ class KERPLE(_DistanceBias):
 
 
 @dataclass(eq=False, repr=False)
-class Sandwich(_DistanceBias):
+class Sandwich(DistanceBias):
     """Products of sinusoidal codes, p_i . p_j = sum_c cos(distance base^(-2c/dim_bar)), flatter from head to head.
 
     num_heads: heads of the model; head h divides the sum by 8 (h + 1) / num_heads. dim_bar: width of the codes,
@@ -361,7 +369,7 @@ class Sandwich(_DistanceBias):
 
 
 @dataclass(eq=False, repr=False)
-class Sines(_DistanceBias):
+class Sines(DistanceBias):
     """p(i - j) with p(t) = (sin, cos)(pi t / train_length): each head adds a learned combination of the two numbers.
 
     num_heads: heads of the model. train_length: L_max, the longest sequence. init_std: of the 2 weights per head.

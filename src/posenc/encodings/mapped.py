@@ -3,7 +3,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -118,4 +117,4 @@ def _moved(positions: Positions, branch: Branch) -> Positions:
         return positions.at(None)
     q = positions.q if branch.q is None else branch.q(positions.q)
     k = positions.k if branch.k is None else branch.k(positions.k)
-    return replace(positions, q=q, k=k, branch=None, sharding=None).with_known(diagonal=positions.diagonal)
+    return positions.derived(q=q, k=k, branch=None, of_keys=None, sharding=None, images=None)

@@ -15,6 +15,7 @@ from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
+from posenc.positions.patches import coordinates_of, of_images
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class AxesRotary(Encoding):
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """Coordinates of queries and keys, (batch or 1, n, axes)."""
-        return positions.coordinates(self.axes, type(self).__name__)
+        return coordinates_of(positions, self.axes, type(self).__name__)
 
     def angles(self, coordinates: Tensor, placed: Tensor | None, layer: int) -> Tensor:
         """The angles at (batch or 1, n, axes) coordinates, (batch or 1, heads or 1, n, pairs) in float64; zero for tokens
@@ -272,7 +273,7 @@ class AxialRotary(AxesRotary):
             return (q, k) if self.start == 0 else (q + self.start, k + self.start)
         if positions.images is not None:
             alone = (1,) * (self.axes - len(positions.images[0]))  # an image is a video of one frame
-            q_size, k_size = positions.of_images([alone + size for size in positions.images])
+            q_size, k_size = of_images(positions, [alone + size for size in positions.images])
             return _centred(q, q_size), _centred(k, k_size)
         if positions.sharding is None:
             remedy = "pass the full sequence, or centred=False"
@@ -308,7 +309,7 @@ class MRotary(AxesRotary):
     schedule: as in `Rotary` (rope_theta is Qwen2-VL's). interleaved: axes take turns, t h w t h w .. (Qwen3-VL)
     instead of blocks t, h, w (Qwen2-VL). time_last: h and w take turns on the fastest pairs, t has the slowest
     (VideoRoPE). sections: pairs of each axis (t, h, w); None scales the models' own 16, 24, 24 of 64 (blocks,
-    time_last) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in `Positions.multimodal` or
+    time_last) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in `posenc.pretrained.multimodal` or
     `Positions.grid(height, width, frames)`.
     Raises InputError for sections that do not fit. Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
     """

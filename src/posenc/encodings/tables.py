@@ -15,6 +15,7 @@ from posenc.encodings.shared import bicubic, check_beyond, normal_parameter, rem
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import unplaced_index
+from posenc.positions.patches import of_images
 
 
 @dataclass(eq=False, repr=False)
@@ -204,7 +205,7 @@ class GridTable(Absolute):
         for other in dict.fromkeys(images):  # one table for each size, one after another
             tables[other] = first, self.at_size(*other)
             first += math.prod(other)
-        known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
+        known, _ = of_images(positions, [(width, tables[height, width][0]) for height, width in images])
         ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
         return embedding(ids, torch.cat([table for _, table in tables.values()]))
 

@@ -14,7 +14,7 @@ from posenc.encodings.shared import ContentBias, HeadProjection, check_head_dim,
 from posenc.errors import check_integers
 from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
-from posenc.positions.segments import segments
+from posenc.positions.segments import distances_of, segments
 
 MOST_CODES = 2**26
 """Numbers in the codes of distances on either side, which then take 1 GiB in float64."""
@@ -122,7 +122,7 @@ class TransformerXL(ContentBias):
         self, positions: Positions, layer: int, dtype: torch.dtype
     ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """W_R R_t for every distance t there is, (num_heads, distances, dim), and the row of each distance."""
-        distances = positions.distances()
+        distances = distances_of(positions)
         assert distances is not None
         assert positions.span is not None
         shortest, longest = positions.span

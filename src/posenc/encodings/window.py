@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+from posenc.positions.patches import marked, of_images
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 PAIRS = 2**20
@@ -190,7 +191,7 @@ class WindowTable(_PatchBias):
     def of_several(self, sizes: Sequence[tuple[int, ...]], grid: Positions) -> tuple[OfOffset, Positions]:
         """(query place, key place) -> row of `entries`, where images have several sizes; places are (y, x, .., size's number)."""
         assert grid.images is not None
-        numbers, _ = grid.of_images([sizes.index(size) for size in grid.images])
+        numbers, _ = of_images(grid, [sizes.index(size) for size in grid.images])
         starts = [0, *accumulate((2 * height - 1) * (2 * width - 1) for height, width in sizes)]
         of_size = torch.tensor(
             [(*size, start) for size, start in zip(sizes, starts, strict=False)], device=grid.q.device
@@ -203,7 +204,7 @@ class WindowTable(_PatchBias):
         places = torch.cat(
             (grid.q.expand(numbers.shape[0], -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1
         )
-        return row, replace(grid, q=places).with_known(diagonal=grid.diagonal)
+        return row, grid.derived(q=places)
 
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
@@ -247,7 +248,7 @@ class ClassWindowTable(WindowTable):
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         first = sum((2 * height - 1) * (2 * width - 1) for height, width in sizes)
-        grid = grid.marked()
+        grid = marked(grid)
         row: OfOffset = lambda i, j: _row(i - j, *sizes[0])  # noqa: E731
         if len(sizes) > 1:
             row, grid = self.of_several(sizes, grid)

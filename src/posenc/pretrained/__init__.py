@@ -12,6 +12,7 @@
     ape_generate(model, tokenizer, contexts, question)             ape.py        and in one cache
     head_scales(model, ids) -> scales for extend's ms_poe          ms_poe.py     and head_scores for band_scale, bands.py
     posenc.resize(model, image_size) -> Resizing                   vision/       another image size
+    multimodal(tokens, rule) -> Positions                          multimodal_positions.py   text with images and videos
     posenc.hf.register()                                           hf.py         transformers' models with any encoding
     posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
     loss_by_position(model, ids) -> losses                         inference.py  and verify.py, before and after
@@ -26,6 +27,7 @@ Importing these needs torch alone; using them needs transformers.
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.load import load
 from posenc.pretrained.models import ModelStructure, model_structure
+from posenc.pretrained.multimodal_positions import multimodal
 from posenc.pretrained.nbce import nbce_generate, nbce_steps
 
-__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "nbce_generate", "nbce_steps"]
+__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "multimodal", "nbce_generate", "nbce_steps"]

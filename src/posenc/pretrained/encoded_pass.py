@@ -119,11 +119,11 @@ def _moved(positions: Positions, ids: Tensor) -> Positions:
     if valid is not None and q_valid is not None:
         ahead = torch.where(q_valid, ahead, -FAR).amax(1, keepdim=True).clamp(min=-positions.num_keys)
         q, k = torch.where(q_valid, positions.q + ahead, 0), torch.where(valid, positions.k + ahead, 0)
-        return replace(positions, q=q, k=k).with_known(diagonal=positions.diagonal)
+        return positions.derived(q=q, k=k)
     ahead = ahead[:, :1]
     if not torch.compiler.is_compiling() and not bool(ahead.any()):
         return positions
-    return replace(positions, q=positions.q + ahead, k=positions.k + ahead).with_known(diagonal=positions.diagonal)
+    return positions.derived(q=positions.q + ahead, k=positions.k + ahead)
 
 
 def attend(call: AttentionCall) -> Tensor:

@@ -33,9 +33,9 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.pretrained.models import ModelStructure, model_structure, unwrap
+from posenc.pretrained.scratch import replacing, sweep
 from posenc.pretrained.state import disagreement, read, write
-from posenc.scratch import replacing, sweep
-from posenc.stopping import stoppable
+from posenc.pretrained.stopping import stoppable
 
 HALF_TOLERANCE = 0.02
 """Of a behaviour where weights are in bfloat16 or float16, see `posenc.pretrained.state.TOLERANCE`."""

@@ -22,7 +22,7 @@ from posenc.pretrained.attach import Attachment, RotaryModule
 from posenc.pretrained.changes import Change, ChangeReport
 from posenc.pretrained.finetune import StateFile, identity, token_rows
 from posenc.pretrained.inference import check_tokens, modes_restored
-from posenc.stopping import stoppable
+from posenc.pretrained.stopping import stoppable
 from posenc.tasks import create
 
 STEPS = {"gradient": 60, "evolution": 12}

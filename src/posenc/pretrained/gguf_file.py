@@ -20,7 +20,7 @@ from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.gguf_architectures import ARCHITECTURES, Architecture, llama_cpp_keys
 from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
-from posenc.scratch import replacing, sweep
+from posenc.pretrained.scratch import replacing, sweep
 
 __all__ = ["GgufExport", "to_gguf"]
 

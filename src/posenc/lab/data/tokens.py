@@ -18,7 +18,7 @@ import torch
 from posenc.errors import InputError, first_line
 from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
-from posenc.scratch import scratch
+from posenc.pretrained.scratch import scratch
 
 BYTES, LARGEST = 256, 1_000_000
 """The ids of bytes, and more ids than any tokenizer in use has."""

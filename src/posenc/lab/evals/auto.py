@@ -56,7 +56,7 @@ from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.learned_table import TableExtension, has_learned_table
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import model_structure, record_of, unwrap
-from posenc.scratch import scratch
+from posenc.pretrained.scratch import scratch
 from posenc.tasks import Sample, create
 from posenc.tasks.running_text import pydoc
 from posenc_cli.arguments import aligned

@@ -16,11 +16,11 @@ from posenc.lab.evaluate import score
 from posenc.lab.experiment import Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
+from posenc.lab.transformer import TransformerBase
 from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
 from posenc.lab.vision.scenes import CELLS
+from posenc.lab.vision_transformer import VisionConfig, VisionTransformer
 from posenc.positions import Positions
-from posenc.transformer import TransformerBase
-from posenc.vision import VisionConfig, VisionTransformer
 
 ACCURACY, SHUFFLED_LOSS, SHUFFLED_ACCURACY = "accuracy", "shuffled_loss", "shuffled_accuracy"
 """What is measured beside the loss; the last two with the patches shuffled, at the size of training."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small Transformer, which takes any encoding: a decoder, an encoder, or a decoder that attends to an encoder.
 
-Blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
+Blocks of attention and a gated MLP, one encoding for all of them. `posenc.lab.vision_transformer` puts the same blocks on images.
 """
 
 from collections.abc import Callable
