@@ -38,8 +38,8 @@ from posenc.lab.store import Store
 from posenc.lab.study import identity, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
+from posenc.pretrained.stopping import terminable
 from posenc.report.terminal import Display
-from posenc.stopping import terminable
 
 sys.path.append(str(Path(__file__).parent))
 from replication import EXPERIMENTS as COMMITTED

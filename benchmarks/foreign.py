@@ -23,6 +23,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Positions, attention
 from posenc.bias import Modifier
+from posenc.pretrained import multimodal
 from posenc.testing.oracles import rotations as oracles
 from posenc.testing.oracles.attention import mix
 
@@ -717,7 +718,7 @@ def transformers_rope_index() -> Iterator[Case]:
                     attention_mask=torch.ones_like(ids),
                 )
                 options = {} if rule == "qwen3_vl" else {"count_frames": False}
-                ours = Positions.multimodal(
+                ours = multimodal(
                     ids, rule, image_grid_thw=tables[0], video_grid_thw=tables[1], image_token_id=1, video_token_id=2,
                     spatial_merge_size=2, **options,
                 )  # fmt: skip

@@ -40,7 +40,7 @@ from posenc.lab.data.corpora import copied
 from posenc.lab.machine import describe, flushed_denormals, keep_freed_memory
 from posenc.lab.muon import Muon
 from posenc.lab.train import read_from_tokens
-from posenc.transformer import Attention
+from posenc.lab.transformer import Attention
 
 HERE = Path(__file__).parent / "law"
 CELLS, REGISTRATION = HERE / "cells", HERE / "registration.json"

@@ -31,7 +31,7 @@ from posenc.lab.machine import describe
 from posenc.lab.study import versions
 from posenc.lab.text import Settings
 from posenc.lab.train import build, train
-from posenc.transformer import TransformerBase
+from posenc.lab.transformer import TransformerBase
 
 NUMBERS = Path(__file__).with_suffix(".json")
 TIMED, TOKENS, REPEATS = (128, 512, 2048), 2048, 3
@@ -51,7 +51,7 @@ class States:
 
 
 class GRU(nn.Module):
-    """torch.nn.GRU with its matrices apart, called as `posenc.transformer.Attention` is. Its cache is the state."""
+    """torch.nn.GRU with its matrices apart, called as `posenc.lab.transformer.Attention` is. Its cache is the state."""
 
     query = key = None  # an encoding that shared the projections of attention would find none
 

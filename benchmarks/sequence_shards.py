@@ -18,8 +18,8 @@ from torch.multiprocessing.spawn import spawn
 from posenc.conformance.fixtures import DECODER, ENCODER, VOCAB, EncodingUnderTest, named
 from posenc.distributed import LAYOUTS, shard
 from posenc.encodings import ENCODINGS
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 WORLD_SIZES = (2, 4)
 LENGTH = 16

@@ -121,8 +121,7 @@ def forward(name: str, encoding: posenc.Encoding, tokens: int, batch: int, train
             x.sum().backward()
 
     def ours() -> None:
-        positions = posenc.Positions.arange(tokens, causal=True)
-        run(lambda q, k, v: posenc.attention(q, k, v, encoding, positions))
+        run(encoding.at(posenc.Positions.arange(tokens, causal=True)).attention)
 
     with torch.set_grad_enabled(trains):
         return ratio(ours, lambda: run(plain(name, tokens, parameters)), rounds)[0]
@@ -136,9 +135,9 @@ def step(text: str, rounds: int) -> float:
     caches = [torch.randn(2, 1, HEADS, CACHED, STEP_DIM).unbind() for _ in range(LAYERS)]
 
     def ours() -> None:
-        positions = posenc.Positions.arange(1, offset=CACHED - 1, causal=True)
+        here = encoding.at(posenc.Positions.arange(1, offset=CACHED - 1, causal=True))
         for layer, (k, v) in enumerate(caches):
-            posenc.attention(q, k, v, encoding, positions, layer=layer, keys_rotated=True)
+            here.attention(q, k, v, layer=layer, keys_rotated=True)
 
     def theirs() -> None:
         for k, v in caches:
@@ -159,9 +158,9 @@ def cached(text: str, count: int, rounds: int) -> float:
     stored = [torch.randn(2, 1, HEADS, count + 1, STEP_DIM).unbind() for _ in range(LAYERS)]
 
     def ours() -> None:
-        positions = posenc.Positions.arange(1, offset=count, causal=True)
+        here = encoding.at(posenc.Positions.arange(1, offset=count, causal=True))
         for layer in range(LAYERS):
-            posenc.attention(q, k, v, encoding, positions, layer=layer, cache=cache)
+            here.attention(q, k, v, layer=layer, cache=cache)
 
     def theirs() -> None:
         angles = count * inv_freq
@@ -180,9 +179,9 @@ def cached(text: str, count: int, rounds: int) -> float:
             scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
     with torch.no_grad():
-        positions = cache.positions(count)
+        here = cache.at(encoding, count)
         for layer in range(LAYERS):
-            posenc.attention(*prompt, encoding, positions, layer=layer, cache=cache)
+            here.attention(*prompt, layer=layer, cache=cache)
         return ratio(ours, theirs, rounds)[0]
 
 

@@ -26,10 +26,11 @@ class DiffusionTransformer(nn.Module):
         self.mlp = nn.ModuleList(perceptron() for _ in range(layers))
 
     def forward(self, x: Tensor, share: Tensor, positions: Positions) -> Tensor:
+        here = self.encoding.at(positions)
         for modulation, qkv, mlp in zip(self.modulation, self.qkv, self.mlp, strict=True):
             scale, shift, weight, scale2, shift2, weight2 = modulation(share).chunk(6, -1)
             q, k, v = self.split(qkv(self.norm(x) * (1 + scale) + shift)).permute(2, 0, 3, 1, 4)
-            x = x + weight * posenc.attention(q, k, v, self.encoding, positions).transpose(1, 2).flatten(2)
+            x = x + weight * here.attention(q, k, v).transpose(1, 2).flatten(2)
             x = x + weight2 * mlp(self.norm(x) * (1 + scale2) + shift2)
         return self.last(self.norm(x))
 

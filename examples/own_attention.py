@@ -20,9 +20,10 @@ class Attention(nn.Module):
         self.encoding = posenc.create(encoding, dim=dim, num_heads=num_heads, max_positions=512, causal=True)
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        x = self.encoding.embed(x, positions)
+        here = self.encoding.at(positions)  # in a model of several layers: once, and given to them
+        x = here.embed(x)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        y = posenc.attention(q, k, v, self.encoding, positions)
+        y = here.attention(q, k, v)
         return self.out(y.transpose(1, 2).flatten(-2))
 
 

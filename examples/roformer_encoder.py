@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import posenc
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 VOCAB, MOTIF, REPEATS = 24, 6, 4
 MASK = VOCAB  # one more token

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import posenc
 from posenc.distributed import shard
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 
 def main() -> float:

@@ -9,10 +9,10 @@ import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
 from posenc.encoding import gates_of
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import biases, content
 from posenc.testing.oracles.attention import attend
 from posenc.testing.oracles.rotations import rotary
-from posenc.transformer import Transformer, TransformerConfig
 from references.calls import distances
 
 BACKENDS = ["reference", "sdpa"]
@@ -248,32 +248,22 @@ def test_dropout_drops_and_scale_overrides():
 def test_what_explain_says_is_what_happens():
     q, k, v = (x.float() for x in tensors(64, 64))
     plain = explain(q, k, v, Rotary(D), causal=True)
-    assert (plain.backend, plain.extra_bytes) == ("sdpa", 2 * q.numel() * 4), "queries and keys, rotated"
-    assert explain(q, k, v, causal=True).extra_bytes == 0
+    assert (plain.backend, plain.faster) == ("sdpa", "")
     strided = explain(q, k, v, ALiBi(H), causal=True, backend="sdpa")
-    assert strided.extra_bytes < B * H * 64 * 64 * 4
     assert "strided view" in str(strided)
-    learned = explain(q, k, v, T5(H), causal=True)
-    with torch.no_grad():
-        assert explain(q, k, v, T5(H), causal=True).extra_bytes < learned.extra_bytes, "gradients take room"
     packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]), backend="sdpa")
     assert "strided view" in packed.reason
     pieces = explain(q, k, v, ALiBi(H), Positions.packed(document_ids=torch.tensor([0, 1] * 32)), backend="sdpa")
     assert "not made of rectangles: a dense float mask" in pieces.reason
-    assert pieces.extra_bytes == 2 * H * 64 * 64 * 4, "the bias, and the bias with what is hidden"
     spread = Positions.from_ids(3 * torch.arange(3000))
     many = explain(*[torch.zeros(1, H, 3000, D)] * 3, ALiBi(H), spread)
-    assert "not contiguous: a dense mask for 700 queries at a time" in many.reason
-    assert many.extra_bytes < 3000 * 3000 * H * 4, "one matrix of scores"
+    assert "not contiguous: a dense mask, for some queries at a time" in many.reason
     assert many.faster == "contiguous positions"
-    assert "MiB" in str(many)
     assert explain(q, k, v, backend="reference").backend == "reference"
 
 
-def test_memory_is_estimated_where_the_fused_path_is_left():
+def test_values_of_another_width_and_dropout_are_computed():
     q, k, v = (x.float() for x in tensors(64, 64, width=3))
-    narrow = explain(q, k, v, causal=True)
-    assert 0 < narrow.extra_bytes < B * H * 64 * 64 * 4
     assert "a tile at a time" in explain(q, k, v, dropout_p=0.1).reason
     wide = tensors(5, 5, width=20)
     assert torch.allclose(attention(*wide, ALiBi(H)), attention(*wide, ALiBi(H), backend="reference"), atol=1e-12)

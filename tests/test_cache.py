@@ -129,68 +129,6 @@ def test_beams_of_a_padded_prompt():
     assert cache.positions().q.tolist() == [[4], [3]]
 
 
-PARENTS = [-1, 0, 0, 1, -1, 2, 4]
-
-
-@pytest.mark.parametrize(("trains", "parents"), [(False, PARENTS), (True, [PARENTS, [-1, -1, 0, 1, -1, 2, 4]])])
-@pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize("text", ["rope", "alibi", "rope+alibi", "learned", "rope@self_extend:window=4:group=2"])
-def test_a_verified_path_of_a_tree_is_the_text(text, padding, trains, parents):
-    """After accept, the cache is that of the path alone: later tokens have the outputs of the full pass."""
-    encoding, path, past = made(text), [0, 2, 5], 3 + padding
-    given = tokens(n=past + len(PARENTS))
-    mask = torch.ones(2, past, dtype=torch.long)
-    mask[0, :padding] = 0
-    cache = KVCache()
-    line = [*range(past), *(past + draft for draft in path)]
-    text_alone = (*(x[:, :, line] for x in given[:3]), given[3][:, line])
-    with torch.set_grad_enabled(trains):
-        start = Positions.from_mask(mask, causal=True) if padding else cache.positions(past)
-        attend(encoding, part(given, 0, past), start, cache)
-        attend(encoding, part(given, past, past + 7), cache.positions(7).with_tree(parents), cache)
-        with pytest.raises(InputError, match=r"cache\.accept\(path\) first"):
-            cache.positions()
-        cache.accept(path)
-        assert len(cache) == past + 3
-        new = tokens(n=past + 5)
-        out = attend(encoding, part(new, past + 3, past + 5), cache.positions(2), cache)
-    both = tuple(torch.cat((a, b[..., past + 3 : past + 5, :]), -2) for a, b in zip(text_alone, new, strict=True))
-    more = torch.cat((mask, torch.ones(2, 5, dtype=torch.long)), 1)
-    full = attend(encoding, both, Positions.from_mask(more, causal=True))
-    assert_close(out, full[:, :, past + 3 :], rtol=0, atol=1e-10)
-
-
-def test_a_tree_of_which_nothing_is_accepted_leaves_the_cache():
-    encoding, given, cache = made("rope"), tokens(), KVCache()
-    with torch.no_grad():
-        attend(encoding, part(given, 0, 5), cache.positions(5), cache)
-        attend(encoding, part(given, 5, 12), cache.positions(7).with_tree(PARENTS), cache)
-        cache.crop(5)
-        out = attend(encoding, part(given, 5, 12), cache.positions(7), cache)
-    assert_close(out, attend(encoding, given, Positions.arange(12, causal=True))[:, :, 5:], rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [([1], "no path"), ([0, 4], "no path"), ([2, 0], "no path"), ([7], r"path\[0\]=7"), ([0.5], "pass an integer")],
-)
-def test_what_is_no_path_is_refused(path, message):
-    encoding, given, cache = made("rope"), tokens(), KVCache()
-    attend(encoding, part(given, 0, 5), cache.positions(5), cache)
-    with pytest.raises(InputError, match="the last call had no tree"):
-        cache.accept([0])
-    attend(encoding, part(given, 5, 12), cache.positions(7).with_tree(PARENTS), cache)
-    with pytest.raises(InputError, match=message):
-        cache.accept(path)
-    assert len(cache) == 12
-    ragged = KVCache()
-    attend(encoding, part(given, 0, 5), Positions.arange(5, offset=torch.tensor([0, 0]), causal=True), ragged)
-    p = Positions.arange(7, offset=torch.tensor([5, 3]), causal=True).with_tree(PARENTS)
-    attend(encoding, part(given, 5, 12), p, ragged)
-    with pytest.raises(InputError, match="caches of several lengths"):
-        ragged.accept([0])
-
-
 def test_a_cache_of_inference_mode_goes_on_outside_of_it():
     encoding, given = made("rope"), tokens()
     full = attend(encoding, given, Positions.arange(N, causal=True))

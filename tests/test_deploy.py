@@ -13,6 +13,7 @@ import torch
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.encoding import gates_of
+from posenc.pretrained import multimodal
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -204,11 +205,7 @@ def test_what_cannot_be_exported_says_so():
         (lambda x: Positions.packed([4, 5]), r"^packed: lengths .*; pass document_ids=$"),
         (lambda x: Positions.packed(x), r"^packed: lengths .*; pass document_ids=$"),
         (lambda x: Positions.packed(cu_seqlens=x), r"^packed: lengths .*; pass document_ids=$"),
-        (
-            lambda x: Positions.arange(9, causal=True).with_tree([-1, *range(8)]),
-            r"^with_tree: .*; make .* outside of it$",
-        ),
-        (lambda x: Positions.multimodal([1, (2, 4)]), r"^multimodal: .*Positions\.from_ids\(ids\)$"),
+        (lambda x: multimodal([1, (2, 4)]), r"^multimodal: .*Positions\.from_ids\(ids\)$"),
     ],
 )
 def test_positions_of_values_that_a_program_cannot_read_are_refused_in_one_line(positions, message):
@@ -222,11 +219,11 @@ def test_positions_of_values_that_a_program_cannot_read_are_refused_in_one_line(
 
 
 def test_positions_made_outside_are_in_the_program():
-    tree, ids = Positions.arange(5, causal=True).with_tree([-1, 0, 0, 1, -1]), torch.tensor([0, 0, 0, 1, 1])
+    blocks, ids = Positions.arange(5, causal=True).with_blocks(2), torch.tensor([0, 0, 0, 1, 1])
 
     class Knows(torch.nn.Module):
         def forward(self, q, ids):
-            first = attention(q, q, q, posenc.ALiBi(2), tree)
+            first = attention(q, q, q, posenc.ALiBi(2), blocks)
             return attention(first, q, q, None, Positions.packed(document_ids=ids, causal=True))
 
     q = torch.randn(1, 2, 5, 8)

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 import posenc
 from posenc import InputError, NoPE, Positions, functional
 from posenc.cache import KVCache
-from posenc.transformer import Memory, Transformer, TransformerConfig
+from posenc.lab.transformer import Memory, Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(13, dim=16, num_layers=2, num_heads=2, mlp_ratio=1.5, norm="layer", dropout=0.0)
 HIDDEN = 16
@@ -65,10 +65,10 @@ def test_a_block_is_pytorchs_layer(norm_first):
     ).eval()
     copy_block(model.blocks[0], layer)
     x = torch.randn(3, 7, 16)
-    ours = model.blocks[0](x, model.encoding, Positions.arange(7), 0, None)
+    ours = model.blocks[0](x, model.encoding.at(Positions.arange(7)), 0, None)
     assert torch.allclose(ours, layer(x), atol=1e-12)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
-    causal = model.blocks[0](x, model.encoding, Positions.arange(7, causal=True), 0, None)
+    causal = model.blocks[0](x, model.encoding.at(Positions.arange(7, causal=True)), 0, None)
     assert torch.allclose(causal, layer(x, src_mask=mask), atol=1e-12)
 
 
@@ -206,7 +206,8 @@ def test_what_a_cross_encoding_computes():
         block = decoder.blocks[0].cross_attention
         places, others = torch.tensor([4.0, 5.0, 9.0]), torch.tensor([0.0, 2.0, 3.0, 7.0, 8.0])
         memory = decoder.memory(keys, Positions.from_ids(others))
-        got = block.read(q, replace(memory, positions=Positions.cross(Positions.from_ids(places), memory.positions)), 0)
+        here = memory.encoding.at(Positions.cross(Positions.from_ids(places), memory.positions))
+        got = block.read(q, memory, here, 0)
         outs = []
         for head in range(2):
             part = slice(8 * head, 8 * head + 8)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import Binary, Integer, Learned, NoPE, Normalized, PerLayer, Positions, Rotary, Sinusoidal, Sum
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles.codes import sinusoidal
-from posenc.transformer import Transformer, TransformerConfig
 
 SHAPE = {"dim": 16, "num_heads": 2, "max_positions": 32, "causal": True}
 
@@ -229,13 +229,13 @@ def test_every_encoding_is_listed_and_its_papers_exist():
 def test_layers_take_turns_by_name():
     encoding = posenc.create("shaw/shaw/none", head_dim=8, num_heads=2, num_layers=5)
     assert isinstance(encoding, PerLayer)
-    shaw = encoding.at(0)[0]
-    assert encoding.at(1) == (shaw, 1)
-    assert encoding.at(2)[0].name == "none"
-    assert encoding.at(4) == (shaw, 3)
+    shaw = encoding.acting_in(0).part
+    assert encoding.acting_in(1)[:2] == (shaw, 1)
+    assert encoding.acting_in(2).part.name == "none"
+    assert encoding.acting_in(4)[:2] == (shaw, 3)
     assert shaw.num_layers == 4, "as many tables as it has layers"
     mixed = posenc.create("rope+alibi/t5", head_dim=8, num_heads=2)
-    assert [type(part).__name__ for part in mixed.at(0)[0]] == ["Rotary", "ALiBi"]
+    assert [type(part).__name__ for part in mixed.acting_in(0).part] == ["Rotary", "ALiBi"]
     assert posenc.from_spec(mixed.spec()).spec() == mixed.spec()
     with pytest.raises(posenc.InputError, match="write them into the text"):
         posenc.create("rope/none", head_dim=8, rope_theta=5.0)
@@ -265,7 +265,7 @@ def test_each_layer_of_a_turn_gets_its_own_projections():
     )
     model(torch.zeros(1, 3, dtype=torch.long))
     layers = [block.attention for block in model.blocks]
-    assert model.encoding.at(1)[0].projections == [(layers[i].query, layers[i].key) for i in (1, 3)]
+    assert model.encoding.acting_in(1).part.projections == [(layers[i].query, layers[i].key) for i in (1, 3)]
     assert not any("projections" in name for name, _ in model.named_parameters())
 
 

@@ -3,7 +3,6 @@ modes that see every operation."""
 
 import contextlib
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -205,13 +204,13 @@ def test_a_layer_that_the_model_does_not_have_is_refused(text):
             call(-1)
     again = posenc.from_spec(encoding.spec())
     with pytest.raises(InputError, match="layer=3: "):
-        again.at(3)[0].own_layer(again.at(3)[1])
+        again.acting_in(3).part.own_layer(again.acting_in(3).number)
 
 
 @pytest.mark.parametrize("text", ["rope_nope:every=4", "rope/rope/rope/none"])
 def test_turns_of_a_model_of_any_depth(text):
     encoding = of_layers(text, None)
-    assert [encoding.at(layer)[0].known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
+    assert [encoding.acting_in(layer).part.known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
     with pytest.raises(InputError, match="num_layers=0: must be at least 1"):
         posenc.PerLayer(posenc.NoPE(), num_layers=0)
 
@@ -331,7 +330,7 @@ def test_some_of_the_keys_are_where_they_were(name):
         inputs = [x.double() for x in case.inputs(some)]
         for backend in ("auto", "sdpa", "reference"):
             with contextlib.suppress(InputError):
-                got, want = (case.results(inputs, p, backend=backend) for p in (some, replace(some)))
+                got, want = (case.results(inputs, p, backend=backend) for p in (some, some.derived()))
                 served += 1
                 for a, b in zip(got, want, strict=True):
                     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)

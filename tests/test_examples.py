@@ -52,6 +52,14 @@ def test_images_of_several_sizes_in_a_diffusion_transformer():
     assert example("diffusion_transformer").main() < 1e-5
 
 
+def test_a_tree_of_drafts_is_each_of_its_paths():
+    assert example("draft_tree").main() < 1e-5
+
+
+def test_a_static_cache_in_an_exported_program():
+    assert example("static_cache").main() < 1e-5
+
+
 def test_a_forget_gate_runs_in_attention_and_in_a_model(capsys):
     example("forget_gate").main()
     assert capsys.readouterr().out.split("\n")[:2] == ["torch.Size([2, 8, 100, 64])", "torch.Size([1, 5])"]

@@ -1,7 +1,5 @@
 """`posenc.functional.rotary`: every path against loops in float64, its gradients, memory, tables, the compiled form."""
 
-import warnings
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,12 +11,11 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from posenc import InputError, Positions, Rotary, functional
 from posenc.functional import (
     TINY,
-    compile_rotary,
     contiguous_tables,
     formula,
     frequency_curve,
     rotary,
-    turn_together,
+    turn_token,
     widened,
 )
 from posenc.testing.oracles.rotations import angles, turned
@@ -31,15 +28,6 @@ def small_blocks(monkeypatch):
     """Kernels even for small inputs, in many blocks."""
     monkeypatch.setattr(functional, "TINY", 0)
     monkeypatch.setattr(functional, "BLOCK_BYTES", 512)
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    monkeypatch.setattr(functional, "COMPILED_FROM", 0)
-    monkeypatch.setattr(functional, "TINY", 0)
-    assert compile_rotary()
-    yield
-    assert not compile_rotary(False)
 
 
 def tables(n: int, pairs: int, dtype: torch.dtype = torch.float64, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -165,9 +153,9 @@ def test_one_token_of_queries_and_keys_at_once(layout, dtype):
         tables(50, 4, torch.float32),
     )
     cos, sin = cos[None, None, 40:41], sin[None, None, 40:41]
-    actual = turn_together(q, k, *widened(cos, sin, layout), layout)
+    actual = [turn_token(x, *widened(cos, sin, layout), layout) for x in (q, k)]
     wanted = rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
-    assert_close(actual, wanted)
+    assert_close(tuple(actual), wanted)
     assert [x.dtype for x in actual] == [dtype, dtype]
     rope = Rotary(8, layout=layout)
     assert_close(rope.rotate(q, k, Positions.from_ids([[40]])), wanted)
@@ -254,7 +242,7 @@ def test_empty_inputs(layout, shape, inplace):
     x, (cos, sin) = torch.zeros(shape), tables(shape[2], 4, torch.float32)
     assert rotary(x, cos, sin, layout=layout, inplace=inplace).shape == shape
     if shape[2] == 1:
-        assert [y.shape for y in turn_together(x, x, *widened(cos, sin, layout), layout)] == [shape, shape]
+        assert turn_token(x, *widened(cos, sin, layout), layout).shape == shape
     nothing = cos[:, :0]
     assert torch.equal(rotary(x, nothing, nothing, layout=layout, inplace=inplace), x)
 
@@ -408,37 +396,3 @@ def test_compiled_gradients(layout, learned):
         torch.autograd.grad((turn(x, cos, sin, layout=layout) * weight).sum(), inputs) for turn in (compiled, rotary)
     )
     assert_close(actual, wanted)
-
-
-@pytest.mark.slow
-@LAYOUTS
-@pytest.mark.usefixtures("compiled")
-def test_the_opt_in_is_the_eager_form_whatever_the_length(layout):
-    graphs = {}
-    for n in (2, 7, 64, 300):
-        for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
-            x = stored("heads inside", 1, 3, n, 10).to(dtype).requires_grad_()
-            tables_ = tables(n, 4, torch.float32)
-            weight = torch.randn(1, 3, n, 10).to(dtype)
-            actual = rotary(x, *tables_, layout=layout, start=1)
-            assert_close(actual, formula(x, *tables_, layout, 1), rtol=bound, atol=bound)
-            assert actual.stride() == x.stride()
-            gradient = torch.autograd.grad(actual, x, weight)[0]
-            assert_close(gradient, formula(weight, tables_[0], -tables_[1], layout, 1), rtol=bound, atol=bound)
-        graphs[n] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs[7] == graphs[300], "no length makes another graph"
-    assert layout == "interleaved" or graphs[7] > 0
-
-
-def test_without_a_compiler_it_says_so_and_stays_eager(monkeypatch):
-    def fails(*arguments):
-        raise RuntimeError("no C++ compiler found\nlong trace")
-
-    monkeypatch.setattr(functional, "_COMPILED", functional._Compiled())
-    monkeypatch.setitem(functional._COMPILED.__dict__, "_run", fails)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert not compile_rotary()
-    assert "no C++ compiler found" in str(caught[0].message)
-    x, (cos, sin) = torch.randn(2, 3, 9000, 8), tables(9000, 4, torch.float32)
-    assert_close(rotary(x, cos, sin), formula(x, cos, sin, "half", 0))

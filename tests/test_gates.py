@@ -20,7 +20,7 @@ from posenc.conformance.fixtures import EncodingUnderTest
 from posenc.conformance.suite import run_check
 from posenc.distributed import LAYOUTS, exchange, shard
 from posenc.encoding import gates_of
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 from references.calls import EXACT
 
 DIM, HEADS, KV, WIDTH, N = 16, 4, 2, 4, 9
@@ -290,7 +290,7 @@ def test_what_the_hook_returns(function, found):
         model(torch.arange(6)[None])
 
 
-GATED = [name for name, cls in posenc.ENCODINGS.items() if "gates" in cls.sites()]
+GATED = [name for name, cls in posenc.ENCODINGS.items() if "gates" in cls.own_sites]
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -351,7 +351,7 @@ def test_analysis_draws_a_text():
     assert (finding.unrelated[:, 1:] < 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name, cls in posenc.ENCODINGS.items() if "gates" in cls.sites()])
+@pytest.mark.parametrize("name", [name for name, cls in posenc.ENCODINGS.items() if "gates" in cls.own_sites])
 def test_gates_are_of_the_queries_tokens(name):
     """Of other tokens than the keys there are none: they are refused, whichever of the two sides is longer."""
     encoding = posenc.create(name, dim=DIM, num_heads=HEADS, num_kv_heads=KV)

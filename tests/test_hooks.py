@@ -16,9 +16,10 @@ import torch._dynamo.testing
 import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
 from posenc.bias import Dense, Values
+from posenc.encoding import Size
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.position_maps import PositionMap
 from posenc.positions.visibility import Branch, Region
-from posenc.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
 TOKENS = torch.arange(6)[None]
@@ -210,19 +211,12 @@ def test_specs_nest_and_refuse_what_json_does_not_have():
         from_spec({"name": "rope"})
 
 
-class Overriding(posenc.Sum):
-    def bias(self, q, k, positions, layer=0):
-        return posenc.bias.Factored(q.new_ones(1, 1, q.shape[2], 1), (k * k).sum(-1, keepdim=True))
-
-
-def test_a_sum_that_overrides_a_hook_has_its_site():
-    encoding = Overriding(posenc.Rotary(8), posenc.NoPE())
-    assert encoding.sites() == ("rotate", "bias")
-    assert encoding.bias_reads_keys
-    q, k, v = given()
-    p = Positions.arange(6, causal=True)
-    with pytest.raises(InputError, match="keys_rotated=True: the bias of Overriding reads the keys"):
-        attention(q, encoding.rotate_keys(k, p), v, encoding, p, keys_rotated=True)
+@pytest.mark.parametrize("composite", [posenc.Sum, posenc.PerLayer])
+def test_what_is_made_of_parts_has_no_hooks_besides_theirs(composite):
+    with pytest.raises(
+        InputError, match=r"Overriding is made of its parts and cannot override scale: write an Encoding"
+    ):
+        type("Overriding", (composite,), {"scale": lambda self, head_dim: 5.0})
 
 
 def test_a_users_map_is_copied_and_pickled():
@@ -243,7 +237,8 @@ class Declared(Encoding):
     """Its arguments are fields."""
 
     shift_invariant = True
-    num_heads: int
+    num_heads: Size
+    width: float = 1.0
     steepness: float = 2.0
     inner: Encoding | None = None
     slopes: torch.Tensor = field(init=False)
@@ -258,17 +253,17 @@ class Declared(Encoding):
 
 def test_fields_are_arguments():
     encoding = Declared(2, inner=posenc.Rotary(8))
-    assert str(inspect.signature(Declared)).startswith("(num_heads: int, steepness: float = 2.0")
-    assert list(Declared.arguments()) == ["num_heads", "steepness", "inner"]
+    assert str(inspect.signature(Declared)).startswith("(num_heads: ")
+    assert list(Declared.arguments()) == ["num_heads", "width", "steepness", "inner"]
     assert [name for name, _ in encoding.named_parameters()] == ["gain"]
     assert encoding.bfloat16().slopes.tolist() == [2.0, 2.0]
     assert not encoding.causal_only
-    assert Declared(2, 3.0).causal_only
+    assert Declared(2, 0.5, 3.0).causal_only, "a field's name decides nothing: width is a float"
     again = from_spec(json.loads(json.dumps(encoding.spec())), classes={"Declared": Declared})
     assert again.spec() == encoding.spec() == copy.deepcopy(encoding).spec()
     for call, message in (
         (lambda: Declared(0), "num_heads=0: must be at least 1"),
-        (lambda: Declared(2, float("nan")), "steepness=nan: .*finite"),
+        (lambda: Declared(2, steepness=float("nan")), "steepness=nan: .*finite"),
         (lambda: posenc.create(f"{__file__}:Declared:steep=1", num_heads=2), "did you mean 'steepness'"),
     ):
         with pytest.raises(InputError, match=message):
@@ -345,30 +340,10 @@ def test_pairs_and_terms_may_come_in_any_container():
     assert torch.allclose(attention(q, k, v, Contained()), attention(2 * q, k, v))
 
 
-def test_a_hook_that_is_set_on_a_class_later_is_a_site(monkeypatch):
-    class Late(posenc.NoPE):
-        pass
-
-    class Later(Late):
-        pass
-
-    assert Late.sites() == Later().sites() == ()
-    monkeypatch.setattr(Late, "bias", lambda self, q, k, positions, layer=0: None, raising=False)
-    assert Late.sites() == Later().sites() == ("bias",)
-    monkeypatch.undo()
-    assert Late.sites() == Later().sites() == ()
-
-
-def test_a_hook_that_is_set_on_an_object_acts_alone_and_in_a_sum():
-    q, k, v = given()
-    p = Positions.arange(6, causal=True)
-    for encoding in (posenc.NoPE(), posenc.NoPE() + posenc.Rotary(8), posenc.PerLayer(posenc.NoPE())):
-        before = attention(q, k, v, encoding, p)
-        encoding.rotate_values = lambda v, positions, layer=0: 2 * v
-        torch.testing.assert_close(attention(q, k, v, encoding, p), 2 * before)
-        assert "rotate_values" in encoding.sites()
-        del encoding.rotate_values
-        torch.testing.assert_close(attention(q, k, v, encoding, p), before)
+def test_a_hook_is_not_set_on_an_object():
+    for encoding in (posenc.NoPE(), posenc.NoPE() + posenc.Rotary(8)):
+        with pytest.raises(InputError, match="rotate_values: hooks are methods of a class"):
+            encoding.rotate_values = lambda v, positions, layer=0: 2 * v
 
 
 @pytest.mark.parametrize("text", ["rope", "rope+alibi", "rope@rerope:window=3"])

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import posenc
 from posenc import Positions, encodings, frequencies, functional, position_maps, tasks
-from posenc.attention import SDPA
+from posenc.attention.call import SDPA
 from posenc.errors import SYNONYMS, InputError, meaning
 from posenc.frequencies.schedules import stretch
 from posenc.lab.compare import EXPERIMENTS

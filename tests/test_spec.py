@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import posenc
 from posenc import InputError
 from posenc.encodings.create_encoding import lookup
-from posenc.spec import EncodingSpec, Spec, literal, load_object, parse, parse_single, parse_sum, split_list
+from posenc.lab.user_code import load_object
+from posenc.spec import EncodingSpec, Spec, literal, parse, parse_single, parse_sum, split_list
 
 names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
 values = st.from_regex(r"[a-z0-9.|\\-]{1,6}(,[0-9.]{1,4}){0,3}|1e\+5|C:", fullmatch=True).filter(
@@ -161,7 +162,7 @@ def test_classes_of_files_and_modules_are_names(tmp_path, monkeypatch):
 
 
 def test_plain_names_import_nothing(monkeypatch):
-    monkeypatch.setattr(posenc.encodings.create_encoding, "load_object", None)
+    monkeypatch.setattr(posenc.lab.user_code, "load_object", None)
     posenc.create("rope@rerope:window=4+alibi/none", head_dim=8, num_heads=2)
     assert "RoFormer" in posenc.cite("rope")
 

@@ -17,7 +17,7 @@ from posenc.cache import KVCache
 from posenc.conformance.fixtures import CHECKED_AS, DECODER, EncodingUnderTest, attend, named, tokens
 from posenc.encodings import ENCODINGS, create
 from posenc.functional import Layout, rotary
-from posenc.transformer import TransformerConfig
+from posenc.lab.transformer import TransformerConfig
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 """Of the relative error; with the two dtypes' rounding it was below a third of this on CPUs."""

@@ -21,9 +21,9 @@ from posenc.encodings.absolute import Absolute
 from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError
+from posenc.lab.transformer import Attention, Block, Transformer, TransformerConfig
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
-from posenc.transformer import Attention, Block, Transformer, TransformerConfig
 
 BYTES = 256
 """The vocabulary of a model that reads bytes."""
@@ -147,14 +147,14 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Vector
         return encoding.embed(x, positions_at(x, at), 0)
 
     def run(x: Tensor, at: Tensor) -> Tensor:
-        positions = positions_at(x, at)
+        here = encoding.at(positions_at(x, at))
         encoding.share([(block.attention.query, block.attention.key) for block in blocks])
         for layer, block in enumerate(blocks):
-            x = encoding.embed(x, positions, layer) if layer else x
-            x = block(x, encoding, positions, layer, None)
+            x = here.embed(x, layer) if layer else x
+            x = block(x, here, layer, None)
         return model.norm(x)
 
-    first, _ = encoding.at(0)
+    first = encoding.acting_in(0).part
     codes = None
     if isinstance(first, Absolute) and first.merge == "add":
         codes = Codes(first.name, lambda at: first.codes(Positions.from_ids(at))[0], limit=first.max_positions)
@@ -260,7 +260,7 @@ def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
 def check_adds(encoding: Encoding, dim: int) -> None:
     """Raise InputError for an encoding whose first layer does anything but add (or concatenate) a code to its input, of
     width dim, saying how position enters instead."""
-    encoding, layer = encoding.at(0)
+    encoding, layer = encoding.acting_in(0)[:2]
     name, sites = encoding.known_as, encoding.sites()
     others = [site for site in sites if site not in ("embed", "augment")]
     if others:

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from guide_code.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.finding import INK, PALETTE, Axes, Finding, bar_names, image, legend_above, plot
 from posenc.analysis.scores import by_distance
-from posenc.encoding import Encoding
+from posenc.encoding import Pass
 from posenc.errors import InputError, check_word
+from posenc.lab.transformer import Attention, Transformer
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
-from posenc.transformer import Attention, Transformer
 
 PARTS = ("content", "position")
 TERMS = tuple(f"{query}-{key}" for query in PARTS for key in PARTS)
@@ -192,11 +192,11 @@ class _Recorder:
             total: Tensor = embed(x, positions, layer)
             return total if "position" in self.parts else total - embed(torch.zeros_like(x), positions, layer)
 
-        def forward(x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Any) -> Tensor:
+        def forward(x: Tensor, here: Pass, layer: int, cache: Any) -> Tensor:
             width = attention.config.width
             projections = attention.query, attention.key, attention.value
             q, k, v = (projection(x).unflatten(-1, (-1, width)).transpose(1, 2) for projection in projections)
-            attended = self.attend(q, k, v, encoding.scale_of(layer, width), positions.mask())
+            attended = self.attend(q, k, v, here.encoding.scale_of(layer, width), here.positions.mask())
             return attention.out(attended.transpose(1, 2).flatten(-2))
 
         model.encoding.embed = switched  # type: ignore[method-assign]

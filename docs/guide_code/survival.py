@@ -24,9 +24,9 @@ from posenc.analysis.finding import (
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate
+from posenc.lab.transformer import Block, Transformer
 from posenc.positions import Positions
 from posenc.pretrained.models import unwrap
-from posenc.transformer import Block, Transformer
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
@@ -226,16 +226,17 @@ def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
     positions = encoding.augment(Positions.arange(tokens.shape[1]).with_causal(config.causal), len(tokens))
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     encoding.share([(block.attention.query, block.attention.key) for block in blocks])
+    here = encoding.at(positions)
     streams: dict[str, list[Tensor]] = {INTACT: [], WRITTEN: [], CUT: []}
     for kind in (INTACT, CUT):
         x = model.embedding(tokens) * config.dim**0.5
         for layer, block in enumerate(blocks):
-            x = encoding.embed(x, positions, layer)
+            x = here.embed(x, layer)
             if layer == 0:
                 streams[kind].append(x)
             before, residual = x, kind == INTACT
             attention = block.attention_norm, block.attention
-            x = block.add(x, *attention, encoding, positions, layer, None, residual=residual)
+            x = block.add(x, *attention, here, layer, None, residual=residual)
             x = block.add(x, block.mlp_norm, block.mlp, residual=residual)
             streams[kind].append(x)
             if kind == INTACT:

@@ -14,7 +14,7 @@ from guide_code.model import BYTES, HOST, WORD, VectorModel, random_model, split
 from posenc.analysis.finding import PALETTE, SOFT, Axes, Finding, bar_names, legend_above, plot
 from posenc.encodings import NoPE
 from posenc.errors import InputError, check_integers, check_sizes
-from posenc.transformer import Transformer
+from posenc.lab.transformer import Transformer
 
 ROUNDING = 1e-9
 """Differences below this, of representations of size one in float64, are rounding: hundreds of sums of terms of 1e-16."""

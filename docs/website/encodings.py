@@ -169,7 +169,7 @@ def _linked(text: str) -> str:
 
 
 def _cost(name: str) -> str:
-    """What it learns and caches, and the memory of attention with it, in a model of some size, as a list."""
+    """What it learns and caches, and how its attention is computed, in a model of some size, as a list."""
     cls, images = ENCODINGS[name], has_grid(name)
     shape, found = _shape(name), explained(name)
     encoding, deeper = (posenc.create(NEEDED.get(name, name), num_layers=layers, **shape) for layers in (1, 2))
@@ -178,15 +178,12 @@ def _cost(name: str) -> str:
         f"{x:,} {words}" for x, words in ((2 * numbers - more, "shared"), (more - numbers, "in each layer")) if x
     ]
     encoding.share([(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))])
-    gates = gates_of(encoding, torch.zeros(1, COUNT, 512)) if "gates" in cls.sites() else ()
+    gates = gates_of(encoding, torch.zeros(1, COUNT, 512)) if "gates" in cls.own_sites else ()
     cached = sum(gate.shape[1] * gate.shape[3] for gate in gates)
-    memory = (
-        f"{found.extra_bytes / 2**20:.1f} MiB beside queries, keys, values and output" if found.extra_bytes else "none"
-    )
     lines = [
         ("learned numbers", " and ".join(learned) or "none"),
         ("numbers cached for each token and layer, beside keys and values", str(cached or "none")),
-        ("memory of attention, forward", f"{memory} ({plain(found.reason)})"),
+        ("how attention is computed", plain(found.reason)),
     ]
     size = "an image of 14 x 14 patches" if images else f"a text of {COUNT} tokens"
     head = (

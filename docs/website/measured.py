@@ -256,7 +256,9 @@ def parity(name: str) -> str:
     lines = MATRIX.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|  |"))
     checks = [cell.strip() for cell in lines[start].strip("| ").split("|")]
-    row = next(line for line in lines[start:] if line.startswith(f"| `{name}` |"))
+    row = next((line for line in lines[start:] if line.startswith(f"| `{name}` |")), None)
+    if row is None:
+        return "Not measured yet."
     marks = [cell.strip() for cell in row.strip("| ").split("|")][1:]
     verdicts = []
     for mark, words in MARKS.items():

@@ -20,7 +20,7 @@ from posenc.analysis import bias, codes_of, plots, rotation, scores
 from posenc.analysis.codes import SHAPE, Codes
 from posenc.analysis.finding import PALETTE, SOFT, STYLE, Picture, image, plot
 from posenc.analysis.scores import Bias
-from posenc.attention import prepare
+from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, gates_of
@@ -122,7 +122,7 @@ def figures(shown: Iterable[Picture]) -> str:
 def pictures(name: str) -> list[Picture]:
     """One or two pictures of an encoding, the most telling first."""
     cls = ENCODINGS[name]
-    sites, subject, found = cls.sites(), trained(name) or name, measured(name)
+    sites, subject, found = cls.own_sites, trained(name) or name, measured(name)
     if found:
         return _measured(name, found)
     if "augment" in sites:
@@ -231,7 +231,7 @@ def has_grid(name: str) -> bool:
 
 def of_input(name: str) -> bool:
     """Whether its picture depends on what the tokens say, which is drawn."""
-    return "gates" in ENCODINGS[name].sites()
+    return "gates" in ENCODINGS[name].own_sites
 
 
 def _of_distance(subject: str | Encoding) -> list[Picture]:
@@ -429,7 +429,7 @@ def _selected(name: str) -> Tensor:
     drawn = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 48, SHAPE["head_dim"], generator=drawn, dtype=torch.float64)
     positions = posenc.Positions.arange(48, causal=True)
-    problem = prepare(q, k, k, create(name, **SHAPE), positions, None, None, None, 0.0, 0, gates=q)
+    problem = prepare(Call(q, k, k, create(name, **SHAPE), positions, gates=q))
     added = dense_sum(problem.bias, q.device)
     assert added is not None
     return added[0, 0].masked_fill(~positions.mask(0, 48)[0, 0], torch.nan)
@@ -474,10 +474,10 @@ def around(name: str) -> Tensor:
     for content in torch.randn(32, width, dtype=torch.float64):
         x = encoding.embed(content.expand(1, count, width), positions)
         q = x[:, None].expand(1, heads, count, width)
-        problem = prepare(q, q, q, encoding, positions, None, None, None, 0.0, 0)
+        problem = prepare(Call(q, q, q, encoding, positions))
         middle = side // 2 * (side + 1)
         score = Reference().scores(problem, 0, count, dense_sum(problem.bias, x.device))[0, :, middle]
-        plain = prepare(q, q, q, create("none"), positions, None, None, None, 0.0, 0).scale * content.square().sum()
+        plain = prepare(Call(q, q, q, create("none"), positions)).scale * content.square().sum()
         found.append((score - plain).mean(0))
     return torch.stack(found).mean(0).reshape(side, side)
 

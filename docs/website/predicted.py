@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional as F
 
 from posenc.lab.text import Settings
+from posenc.lab.transformer import Transformer
 from posenc.report import predict
-from posenc.transformer import Transformer
 
 FILE = Path(__file__).with_name("predicted.npz")
 NAMES = ("rope", "alibi", "none", "sinusoidal")

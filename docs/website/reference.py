@@ -48,7 +48,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     },
     "posenc.functional": (
         "Formulas as functions",
-        ("rotary", "compile_rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
+        ("rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
          "layout_permutation", "alibi_slopes", "t5_bucket", "deberta_bucket"),
     ),
     "posenc.frequencies": ("Functions of frequency schedules", ()),

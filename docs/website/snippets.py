@@ -20,7 +20,7 @@ NEEDED = {"temperature": "temperature:beta=1.2", "randomized": "randomized:max_l
 def snippet(name: str) -> str:
     """The encoding made, and one pass through `posenc.attention` with all of its sites."""
     cls = ENCODINGS[name]
-    sites, known = cls.sites(), set(cls.arguments())
+    sites, known = cls.own_sites, set(cls.arguments())
     sizes = [size for size, arguments in SIZES.items() if known & set(arguments)]
     if "grid" in sizes:
         sizes = [size for size in sizes if size != "max_positions"]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from posenc.analysis.scores import by_distance
-from posenc.attention import prepare
+from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
 from posenc.encoding import Encoding, gates_of
@@ -34,7 +34,6 @@ from posenc.lab.experiment import Run
 from posenc.lab.text import Settings
 from posenc.lab.train import train
 from posenc.positions import Positions
-from posenc.transformer import Transformer
 
 FILE = Path(__file__).with_name("trained.npz")
 VISION = Path(__file__).parents[2] / "examples" / "small_vit.py"
@@ -114,7 +113,7 @@ def added(model: Transformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
     encoding = model.encoding
     x, positions = caught(model, tokens)
     q, k = queries_and_keys(model, x)
-    problem = prepare(q, k, k, encoding, positions, None, None, None, 0.0, 0, gates=gates_of(encoding, x, 0))
+    problem = prepare(Call(q, k, k, encoding, positions, gates=gates_of(encoding, x, 0)))
     problem = replace(problem, modifiers=[each for each in problem.modifiers if not isinstance(each, Weights)])
     scores = Reference().scores(problem, 0, q.shape[2], dense_sum(problem.bias, x.device))
     return scores - encoding.scale_of(0, q.shape[-1]) * q @ k.mT, positions.mask()

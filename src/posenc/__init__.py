@@ -8,7 +8,7 @@ from typing import Any as _Any
 from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain, linear_attention
 from posenc.cache import KVCache
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.encoding import Encoding, Pass, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -20,6 +20,8 @@ if _TYPE_CHECKING:
     from posenc.encodings.catalogue import cite
     from posenc.lab.evals.choose import choose
     from posenc.lab.evals.study import evaluate
+    from posenc.lab.transformer import Transformer, TransformerConfig
+    from posenc.lab.vision_transformer import VisionConfig, VisionTransformer
     from posenc.pretrained import hf
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
@@ -29,13 +31,11 @@ if _TYPE_CHECKING:
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
     from posenc.report import plots
-    from posenc.transformer import Transformer, TransformerConfig
-    from posenc.vision import VisionConfig, VisionTransformer
 
     __version__: str
 
 __all__ = [
-    "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
+    "Encoding", "Explanation", "InputError", "KVCache", "Pass", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
     "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
     "re_rotate", "restore", "to_hf",
@@ -43,10 +43,10 @@ __all__ = [
 __all__ += encodings.__all__
 
 _LAZY = {
-    "Transformer": "posenc.transformer",
-    "TransformerConfig": "posenc.transformer",
-    "VisionConfig": "posenc.vision",
-    "VisionTransformer": "posenc.vision",
+    "Transformer": "posenc.lab.transformer",
+    "TransformerConfig": "posenc.lab.transformer",
+    "VisionConfig": "posenc.lab.vision_transformer",
+    "VisionTransformer": "posenc.lab.vision_transformer",
     "choose": "posenc.lab.evals.choose",
     "cite": "posenc.encodings.catalogue",
     "convert_layout": "posenc.pretrained.convert",

@@ -3,22 +3,20 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, checked_gates, require_fit
+from posenc.encoding import Encoding, Pass, checked_gates, require_fit
 from posenc.errors import InputError, check_flags, check_integers, check_sizes
-from posenc.functional import transformed
 from posenc.positions import Positions
+from posenc.positions.memory import in_backward
 from posenc.positions.visibility import Hidden
 
 ROOM = 64
 """Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
-ALL_KEYS = slice(None)
 
 
 class _Layer(NamedTuple):
@@ -62,7 +60,9 @@ class KVCache:
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
-        return min((layer.tokens for layer in self._layers.values()), default=0)
+        if not self._layers:
+            return 0
+        return min([layer.tokens for layer in self._layers.values()])  # of a generator a compiler makes no graph
 
     def __repr__(self) -> str:
         return f"KVCache({len(self)} tokens, {len(self._layers)} layers)"
@@ -78,7 +78,8 @@ class KVCache:
         return self._layers[layer].filled(len(self))
 
     def positions(self, num_queries: int = 1) -> Positions:
-        """Causal positions of the next tokens of each row: those after the cache, where a row's padding does not count.
+        """Causal positions of the next tokens of each row: those after the cache, where a row's padding does not count, under the
+        window and after the prefix of the tokens that it was filled with.
 
         Raises:
             InputError: the tokens in the cache are not one text a row, counted from 0: pass Positions of your own.
@@ -87,18 +88,19 @@ class KVCache:
         last, count = self._last, len(self)
         if last is None or count == 0:
             return Positions.arange(num_queries, causal=True)
-        if _counts_tokens(last):
-            if last.valid is None:
-                return Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
-            valid = last.valid[:, :count]
-            mask = torch.cat((valid, valid.new_ones(valid.shape[0], num_queries)), 1)
-            return Positions.from_mask(mask, num_queries, causal=True)
-        if last.is_tree:
-            raise InputError("cache.positions(): the last call was a tree of drafts: call cache.accept(path) first")
-        raise InputError(
-            "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
-            "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
-        )
+        return _next(last, count, num_queries)
+
+    def at(self, encoding: Encoding | None, num_queries: int = 1) -> Pass:
+        """The next forward pass of a generation: the encoding at `positions(num_queries)`.
+
+        Raises:
+            InputError: what `positions` refuses.
+        """
+        return Pass(encoding, self.positions(num_queries))
+
+    def detach(self) -> None:
+        """Let no gradient go back through the tokens that are in the cache, as between the segments of a text."""
+        self._layers = {n: x._replace(tensors=tuple(y.detach() for y in x.tensors)) for n, x in self._layers.items()}
 
     def crop(self, length: int) -> None:
         """Leave the first tokens alone.
@@ -109,56 +111,7 @@ class KVCache:
         check_integers(0, length=length)
         if length > len(self):
             raise InputError(f"the cache has {len(self)} tokens", length=length)
-        if self._last is not None and self._last.is_tree and length <= self._last.num_keys - self._last.num_queries:
-            self.accept(())
         self._layers = {n: layer._replace(tokens=length) for n, layer in self._layers.items()} if length else {}
-
-    def accept(self, path: Sequence[int]) -> None:
-        """Leave of the drafts of the last call, a tree (`Positions.with_tree`), those of a path, which then follow the cache.
-
-        path: the numbers of the drafts in the call, the first a child of the cache, each other a child of the one before, in
-        every row of the batch; empty: none are left.
-
-        Raises:
-            InputError: the last call had no tree, or caches of several lengths, or the drafts are no path.
-        """
-        tree, path = self._last, list(path)
-        if tree is None or not tree.is_tree:
-            raise InputError(
-                "cache.accept(): the last call had no tree of drafts: pass positions.with_tree(parents) to it"
-            )
-        if tree.q_order.shape[0] > 1:
-            raise InputError(
-                "cache.accept(): rows have caches of several lengths, and paths would be at other slots in each: take the "
-                "keys of the path yourself (cache.layer), or verify each row alone"
-            )
-        check_integers(0, tree.num_queries - 1, **{f"path[{at}]": draft for at, draft in enumerate(path)})
-        table = tree.blocks[-1].table
-        assert table is not None
-        seen = table[:, path, 1:]  # by each accepted draft
-        line = torch.zeros_like(seen)
-        for at in range(len(path)):
-            line[:, at:, path[at]] = True
-        if not torch.equal(seen, line):
-            raise InputError(
-                "no path of the tree in every row", "pass a child of the cache, then each draft's child", path=path
-            )
-        past = tree.num_keys - tree.num_queries
-        slots, end = torch.tensor([past + draft for draft in path], dtype=torch.long), past + len(path)
-        for number, layer in self._layers.items():
-            tensors = layer.tensors
-            if torch.is_grad_enabled():
-                tensors = tuple(torch.cat((x[:, :, :past], x[:, :, slots.to(x.device)]), 2) for x in tensors)
-            else:
-                for x in tensors:
-                    x[:, :, past:end] = x[:, :, slots.to(x.device)]
-            self._layers[number] = _Layer(tensors, end, layer.rotated)
-        before = torch.ones(1, past, device=tree.q.device) if tree.valid is None else tree.valid[:, :past].float()
-        if bool((tree.q[:, 0] == before.sum(1).to(tree.q)).all()):  # a text that is counted from 0, see `positions`
-            both = torch.cat((before, before.new_ones(before.shape[0], len(path))), 1)
-            self._last = (
-                Positions.from_mask(both) if tree.valid is not None else Positions.arange(end, device=before.device)
-            )
 
     def reorder(self, rows: Tensor) -> None:
         """Make row i what row rows[i] was, as a beam search does; there may be more or fewer rows than before.
@@ -173,8 +126,12 @@ class KVCache:
             for n, layer in self._layers.items()
         }
         last = self._last
-        if last is not None and last.valid is not None and last.valid.shape[0] > 1 and _counts_tokens(last):
-            self._last = Positions.from_mask(last.valid[rows.to(last.valid.device)], last.num_queries)
+        if last is not None and last.batch > 1:
+
+            def pick(x: Tensor) -> Tensor:
+                return x if x.shape[0] == 1 else x.index_select(0, rows.to(x.device))
+
+            self._last = last.select(pick, pick, known=last.extents)
 
     # ---------------------------------------------------------------- as `attention` uses it
 
@@ -195,13 +152,15 @@ class KVCache:
         if rotated and encoding is not None:
             k, v, rotated = _rotated(k, v, encoding, new, layer, before is not None or self.rotated is True)
         k, v, *of_all = self._stored(layer, (k, v, *given), positions, rotated)
-        self._last, self._last_layer = positions, layer
+        self._last, self._last_layer = positions.origin or positions, layer
         return k, v, tuple(of_all), rotated
 
     def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
         """Raises:
         InputError: an encoding that differs from the one that rotated the keys in the cache."""
-        if positions is self._last and layer == self._last_layer and len(self._layers) == 1:
+        if in_backward():
+            return
+        if (positions.origin or positions) is self._last and layer == self._last_layer and len(self._layers) == 1:
             warnings.warn(
                 f"KVCache: layer={layer} again for the same positions, and no other layer so far: its keys are overwritten; "
                 "pass layer= in each layer of a model",
@@ -251,6 +210,8 @@ class KVCache:
         ragged = positions.q_order.shape[0] > 1
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             stored = old.filled(before)
+            if before == 0:  # of what is overwritten no graph is left
+                stored = tuple(x.detach() for x in stored)
             tensors = tuple(
                 _scattered(x, y, positions) if ragged else torch.cat((x, y), 2)
                 for x, y in zip(stored, new, strict=True)
@@ -262,13 +223,15 @@ class KVCache:
                     x.scatter_(2, _slots(more, positions), more)
                 else:
                     x[:, :, before:tokens] = more
-        self._layers[layer] = made = _Layer(tensors, tokens, rotated)
+        made = _Layer(tensors, tokens, rotated)
+        if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
+            self._layers[layer] = made
         return made.filled(tokens)
 
 
 def _rotation(encoding: Encoding | None, layer: int) -> str:
     """What rotates a layer's keys or values, for people; "" where an argument is not known."""
-    part = None if encoding is None else encoding.at(layer)[0]
+    part = None if encoding is None else encoding.acting_in(layer).part
     if part is None or not {"rotate", "rotate_values"} & set(part.sites()):
         return "no rotation"
     try:
@@ -282,54 +245,58 @@ def _rotated(
     k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
-    part, _ = encoding.at(layer)
-    sites = part.sites()
+    part, _, _, sites, *_ = encoding.acting_in(layer)
     if "rotate" not in sites and "rotate_values" not in sites:
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
-    # what the first layer was found to do, the others do without its validation
-    plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
-    memory = part.memory(new) if plain else None
-    key = "turn", k.shape, k.dtype, k.device
-    turn = None if memory is None else memory.get(key)
-    if turn is not None:
-        return turn(k, ALL_KEYS).to(k.dtype), v, True
     effects = encoding.effects(new, layer)
+    key = "rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled()
+    rotation = None if new.memory is None else new.memory.get(key)
+    if rotation is None and "rotate" in sites:
+        rotation = effects.rotation(None, k)
+        if new.memory is not None and rotation is not None:  # for the other layers of the pass
+            new.memory[key] = rotation
     try:
-        rotated = effects.keys_rotated(k), effects.values_rotated(v), True
+        k = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
+        return k, effects.values_rotated(v), True
     except InputError:
         if must:
             raise
         return k, v, False
-    if memory is not None and part.turns_and_adds:
-        memory[key] = effects.key_rotation(k)
-    return rotated
 
 
-def _counts_tokens(positions: Positions) -> bool:
-    """Whether queries are one text a row, counted from its first token on."""
-    if positions.k_document is not None or positions.blocks or positions.sharding is not None:
-        return False
-    if positions.valid is None:
-        return positions.start == (positions.num_keys - positions.num_queries, 0)
-    counted = Positions.from_mask(positions.valid, positions.num_queries)
-    at = [p.q if p.q_valid is None else p.q * p.q_valid for p in (positions, counted)]
-    return at[0].shape == at[1].shape and torch.equal(*at)
+def _next(last: Positions, count: int, num_queries: int) -> Positions:
+    """The positions of the tokens after the first `count` of a cache, whose last call was at `last`: whatever restricts that goes
+    along."""
+    mask, new = last.valid, last.k_order.new_ones(1, num_queries, dtype=torch.bool)
+    if mask is None:
+        counts = last.start == (last.num_keys - last.num_queries, 0)
+        made = Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
+    else:
+        counted = Positions.from_mask(mask, last.num_queries)
+        at = [p.q if p.q_valid is None else p.q * p.q_valid for p in (last, counted)]
+        counts = at[0].shape == at[1].shape and torch.equal(*at)
+        mask = torch.cat((mask[:, :count], new.expand(mask.shape[0], -1)), 1)
+        made = Positions.from_mask(mask, num_queries, causal=True)
+    if not counts or last.k_document is not None or last.blocks or last.sharding is not None:
+        raise InputError(
+            "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
+            "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
+        )
+    prefix = last.prefix
+    if prefix is not None:
+        prefix = torch.cat((prefix[:, :count], torch.zeros_like(new).expand(prefix.shape[0], -1)), 1)
+    where = ("q", "k", "q_order", "k_order", "valid", "q_valid")
+    return last.derived(
+        **{name: getattr(made, name) for name in where}, known=made.extents, causal=True, prefix=prefix, branch=None,
+        of_keys=None, gates=(), images=None, q_placed=None, k_placed=None,
+    )  # fmt: skip
 
 
 def _new_keys(positions: Positions) -> Positions:
     """The tokens of this call alone, as keys."""
-    start = None if positions.start is None else (positions.start[0], positions.start[0])
-    return replace(
-        positions,
-        k=positions.q,
-        k_order=positions.q_order,
-        valid=None,
-        k_document=positions.q_document,
-        prefix=None,
-        blocks=(),
-    ).with_known(start=start)
+    return positions.of_side("q")
 
 
 def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:

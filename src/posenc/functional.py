@@ -2,16 +2,13 @@
 """Pure tensor functions: the formulas of the encodings, without modules or state."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import pad
 
 from posenc.errors import (
     InputError,
@@ -23,12 +20,11 @@ from posenc.errors import (
     check_tensor,
     check_value,
     check_word,
-    first_line,
     unknown,
 )
 
 __all__ = [
-    "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "compile_rotary", "deberta_bucket",
+    "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "deberta_bucket",
     "frequency_curve", "layout_permutation", "rotary", "shift_matrix", "sinusoidal", "sinusoidal_from", "t5_bucket",
     "turning",
 ]  # fmt: skip
@@ -254,16 +250,13 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
 
 # Rotating is bound by memory, so what counts is how often the tensor is passed over. Interleaved pairs are complex numbers:
 # one multiplication, one pass. Split pairs take three operations, run on blocks of tokens that stay in the cache between
-# them, and one if compiled. The backward pass is the same rotation by the opposite angle and needs the tables alone.
+# them. The backward pass is the same rotation by the opposite angle and needs the tables alone.
 
 BLOCK_BYTES = 2**20
 """Of a block of tokens, per thread: with its result it fits a core's second-level cache."""
 
 TINY = 2**13
 """Elements up to which the number of calls is what costs."""
-
-COMPILED_FROM = 2**16
-"""Elements from which a compiled kernel makes up for the 25 us that calling it costs."""
 
 
 def rotary(
@@ -367,24 +360,12 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     return rotated.transpose(-2, -3) if order else rotated
 
 
-def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
+def turns_token(x: Tensor) -> bool:
     """Whether `turn_token` applies to heads whose channels all rotate: one token, with nothing to
     differentiate."""
-    if q.shape[2] != 1 or torch.compiler.is_compiling():
+    if x.shape[2] != 1 or torch.compiler.is_compiling():
         return False
-    differentiable = q.requires_grad or (k is not None and k.requires_grad)
-    return (
-        q.numel() + (0 if k is None else k.numel()) <= 2 * TINY
-        and not (differentiable and torch.is_grad_enabled())
-        and not transformed()
-    )
-
-
-def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys (batch, heads, 1, head_dim) of one token together, since the calls dominate for tiny tensors.
-    cos and sin are those of `widened`."""
-    turned = turn_token(torch.cat((q, k), 1), cos, sin, layout)
-    return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
+    return x.numel() <= TINY and not (x.requires_grad and torch.is_grad_enabled()) and not transformed()
 
 
 def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -402,39 +383,6 @@ def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     if layout == "half":
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-
-
-RunRotation = Callable[[Tensor, slice], Tensor]
-"""(keys of a run, which run of all keys it is) -> these keys rotated, float32 or better. The result may be the argument."""
-
-
-def unturned(x: Tensor, run: slice) -> Tensor:
-    """The rotation of keys that are left as they are."""
-    return x
-
-
-def run_tables(cos: Tensor, sin: Tensor, layout: Layout, start: int, width: int) -> tuple[Tensor, ...]:
-    """The tables of `rotary`, (batch or 1, 1, n, pairs), as `turn_run` takes them for tokens `width` wide."""
-    if layout == "interleaved":
-        return (torch.complex(cos, sin),)
-    wide = torch.cat((cos, cos), -1)
-    return wide if width == wide.shape[-1] else pad(wide, (start, width - start - wide.shape[-1]), value=1.0), sin
-
-
-def turn_run(x: Tensor, run: slice, tables: tuple[Tensor, ...], start: int) -> Tensor:
-    """`rotary` of a run of the tables' tokens, (batch, heads, length of the run, width), in the tables' precision: nothing is
-    validated, and what can be computed beforehand has been."""
-    if len(tables) == 1:
-        factor = tables[0][:, :, run]
-        out = x.to(factor.real.dtype, copy=True, memory_format=torch.contiguous_format)
-        _as_complex(out[..., start : start + 2 * factor.shape[-1]]).mul_(factor)
-        return out
-    cos, sin = (table[:, :, run] for table in tables)
-    middle, end, x = start + sin.shape[-1], start + 2 * sin.shape[-1], x.to(sin.dtype)
-    out = x * cos
-    out[..., start:middle].addcmul_(x[..., middle:end], sin, value=-1)
-    out[..., middle:end].addcmul_(x[..., start:middle], sin)
-    return out
 
 
 class _Rotation(torch.autograd.Function):
@@ -551,8 +499,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inp
         return formula(x, cos, sin, layout, start)
     if not _covers(x, cos):
         x = x.expand(*torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]), -1)
-    if not inplace and _COMPILED.serves(x, layout):
-        return _COMPILED(x, cos, sin, layout, start)
     pairs = cos.shape[-1]
     if inplace:
         cos, sin = unaliased(cos, x), unaliased(sin, x)
@@ -632,65 +578,6 @@ def _heads_inside(table: Tensor) -> Tensor:
     return table.unsqueeze(-2) if table.dim() < 3 else table.transpose(-2, -3)
 
 
-class _Compiled:
-    """`formula`, compiled: a graph for each kind of call, whatever its sizes."""
-
-    def __init__(self) -> None:
-        self.enabled = False
-        self._kinds: set[tuple[object, ...]] = set()
-
-    @cached_property
-    def _run(self) -> Callable[..., Tensor]:
-        return torch.compile(formula, dynamic=True, fullgraph=True)
-
-    def serves(self, x: Tensor, layout: Layout) -> bool:
-        """Large split pairs on the CPU; interleaved ones are slower compiled than as complex numbers."""
-        large = x.shape[-2] > 1 and x.numel() >= COMPILED_FROM
-        return self.enabled and layout == "half" and large and x.device.type == "cpu"
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
-        def shape(t: Tensor) -> tuple[object, ...]:
-            order = sorted(range(t.dim()), key=t.stride)
-            return (t.dtype, tuple(n == 1 for n in t.shape), tuple(order))
-
-        kind = (layout, start, shape(x), shape(cos), shape(sin))
-        with torch.no_grad():
-            if kind in self._kinds:
-                return self._run(x.detach(), cos, sin, layout, start)
-            with torch._dynamo.config.patch(recompile_limit=len(self._kinds) + 64):
-                rotated = self._run(x.detach(), cos, sin, layout, start)
-            self._kinds.add(kind)
-            return rotated
-
-
-_COMPILED = _Compiled()
-
-
-def compile_rotary(enable: bool = True) -> bool:
-    """Use kernels made by torch.compile for rotations on the CPU, in this process; False undoes it.
-
-    For eager code; a model under torch.compile has them anyway. Forward and backward run near the speed of a copy.
-    The price is paid here and at the first call of each kind (dtype, layout, order in memory): the first takes about ten
-    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace are not affected.
-
-    Returns whether it is active: without a working compiler, a warning names what is missing, and nothing changes.
-    """
-    _COMPILED.enabled = False
-    if enable:
-        x, table = torch.zeros(1, 2, 2, 4), torch.zeros(2, 2)
-        try:
-            _COMPILED(x, table, table, "half", 0)
-        except Exception as error:
-            warnings.warn(
-                f"compile_rotary: torch.compile does not work here ({first_line(error)}); rotations stay eager. On Linux it "
-                "needs a C++ compiler, e.g. apt-get install g++",
-                stacklevel=2,
-            )
-            return False
-        _COMPILED.enabled = True
-    return _COMPILED.enabled
-
-
 def layout_permutation(rotary_dim: int, *, source: Layout, target: Layout) -> Tensor:
     """Index of each of the rotary_dim channels in another layout: x[..., permutation] is x in the target layout.
 
@@ -718,6 +605,7 @@ FINE = 256
 
 def angles_at(ids: Tensor, inv_freq: Tensor) -> Tensor:
     """(batch or 1, n) positions times (pairs,) frequencies -> (batch or 1, 1, n, pairs), as exact as the frequencies."""
+    inv_freq = inv_freq.to(ids.device) if ids.is_meta else inv_freq  # whose values the table has, and no meta tensor
     return ids.to(inv_freq)[:, None, :, None] * inv_freq
 
 
@@ -731,7 +619,7 @@ def cos_sin(
     """
     if first is not None and not isinstance(amplitude, Tensor) and not torch.compiler.is_compiling():
         count = ids.shape[1]
-        if count >= 2 * FINE and dtype == torch.float32:
+        if count >= 2 * FINE and dtype == torch.float32 and not ids.is_meta:
             cos, sin = contiguous_tables(first, count, inv_freq, amplitude)
             return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
     angles = angles_at(ids, inv_freq)

@@ -55,8 +55,8 @@ def cited(encodings: str, table: Mapping[str, Any]) -> str | None:
     if not all(name in table["cite"] for name in names):
         return None
     text = (Path(__file__).parents[1] / "posenc/encodings/papers.bib").read_text(encoding="utf-8")
-    known = bibtex(text)
-    return "\n\n".join(known[key] for key in dict.fromkeys(key for name in names for key in table["cite"][name]))
+    known, keys = bibtex(text), dict.fromkeys(key for name in names for key in table["cite"][name])
+    return "\n\n".join(known[key] for key in keys) if keys.keys() <= known.keys() else None
 
 
 def bibtex(text: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """What the fused operator does not take: blocks of queries under a dense mask, and single queries."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -45,7 +43,7 @@ class Window(Product):
 
 def prefix():
     p = Positions.arange(N, causal=True)
-    return replace(p, q_order=p.q_order.clamp(min=9))
+    return p.derived(q_order=p.q_order.clamp(min=9))
 
 
 LAYOUTS = {
@@ -123,9 +121,7 @@ def test_a_single_query_is_the_reference(name, kv_heads):
         lambda: Positions.from_mask([[0] * 5 + [1] * 19], 1, causal=True),
     ):
         compared(made, make, 1, kv_heads)
-        plan = explain(*inputs(1, kv_heads), made, make())
-        assert plan.backend == "sdpa"
-        assert plan.extra_bytes < 10 * B * H * N * 8 + 5 * B * H * N * D * 8, "no more than copies of keys and values"
+        assert explain(*inputs(1, kv_heads), made, make()).backend == "sdpa"
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "reference"])
@@ -155,7 +151,8 @@ def test_contiguous_sides_of_cross_attention_are_fused(name, queries, start):
     made = create(name, num_heads=H, head_dim=D, dim=H * D, max_positions=64).double()
     q0, k0 = start
     loose = Positions.cross(*(Positions.from_ids(torch.arange(a, a + n)) for a, n in ((q0, queries), (k0, N))))
-    p = replace(loose).with_known(start=start, span=(q0 - (k0 + N - 1), q0 + queries - 1 - k0))
+    p = loose.derived()
+    assert p.start == start
     plan = explain(*inputs(queries), made, p)
     assert plan.backend == "sdpa"
     assert "mask" not in plan.reason

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, Encoding, InputError, Positions, create, explain
-from posenc.attention import attention, prepare
+from posenc.attention import Call, attention, prepare
 from posenc.backends import fused, sdpa
 from posenc.backends.fused import attend, lower, obstacle
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, terms
@@ -106,7 +106,7 @@ def both(layout, kinds, kv_heads, sink=None, dtype=torch.float64):
     for backend in ("sdpa", "reference"):
         p = make()
         if backend == "sdpa":
-            assert obstacle(prepare(*leaves, encoding, p, None, None, logits, 0.0, 0)) is None, "it is the operator"
+            assert obstacle(prepare(Call(*leaves, encoding, p, sink=logits))) is None, "it is the operator"
         q, k, v = (x.to(dtype) for x in leaves)
         out = attention(q, k, v, encoding, p, sink=logits, backend=backend)
         g = torch.Generator().manual_seed(2)
@@ -323,7 +323,7 @@ def visited(one: fused.Call) -> int:
 
 
 def call_of(encoding, p, *leaves):
-    problem = prepare(*leaves, encoding, p, None, None, None, 0.0, 0)
+    problem = prepare(Call(*leaves, encoding, p))
     assert obstacle(problem) is None
     lowered = lower(problem)
     vector = [terms.VectorTerm(lowered.tensors[0])]
@@ -394,7 +394,7 @@ def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
 @pytest.mark.parametrize("kinds", ["none", "relative query key factored values"])
 def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs(5, 5, H))
-    problem = prepare(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
+    problem = prepare(Call(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True)))
     assert obstacle(problem) is None
     lowered = lower(problem)
     tensors = [x.detach().requires_grad_(x.requires_grad) for x in lowered.tensors]

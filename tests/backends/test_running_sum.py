@@ -12,8 +12,6 @@ from torch.nn.functional import logsigmoid
 
 import posenc
 from posenc import Encoding, InputError, Positions, Rotary, attention, explain
-from posenc.attention import prepare
-from posenc.backends import flex
 from posenc.bias import RunningSum
 from posenc.conformance import check
 from test_attention import LAYOUTS, B, D, H, tensors
@@ -140,10 +138,7 @@ def test_what_explain_says():
     encoding, p = Forgetting(H, 2, D), Positions.arange(600, causal=True)
     with torch.no_grad():
         explained = explain(q, k, v, encoding, p)
-        problem = prepare(q, k, v, encoding, p, None, None, None, 0.0, 0)
-        looked_up = sum(flex._extra_bytes(term, problem) for term in problem.others)
     assert "dense" not in explained.reason
-    assert looked_up < 10 * B * H * 600 * 8
 
 
 def test_gates_of_other_tokens_are_refused():

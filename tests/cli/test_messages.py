@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc import cli, frequencies
+from posenc import cli
 from posenc.cli.command import with_flags
 from posenc.errors import InputError, counted
 from test_error_fields import raised_texts
@@ -98,7 +98,7 @@ def test_diff_counts_one_in_the_singular(schedules, head_dim, length, capsys):
     assert cli.main(["analyze", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
     out = capsys.readouterr().out.replace(f"of {head_dim // 2} pairs", "").replace("all 1 pairs", "")
     assert not ONE.search(out), out
-    assert frequencies.diff(*schedules, head_dim, 1e4, factor=64, length=length).length == length
+    assert posenc.analysis.diff(*schedules, head_dim, 1e4, factor=64, length=length).length == length
 
 
 # ---------------------------------------------------------------- files

@@ -18,6 +18,7 @@ from posenc.conformance.checks import FAST, SLOW
 from posenc.conformance.fixtures import EncodingUnderTest, NotApplicable, named
 from posenc.conformance.suite import run_check
 from posenc.encoding import Encoding
+from posenc.positions.patches import coordinates_of
 from posenc.positions.visibility import Branch, Region
 
 
@@ -437,7 +438,7 @@ class Turns(Encoding):
     shift_invariant = property(lambda self: self.claims)
 
     def rotate(self, q, k, positions, layer=0):
-        ids = positions.coordinates(2, "Turns")
+        ids = coordinates_of(positions, 2, "Turns")
         turns = [torch.matrix_exp(torch.einsum("bna,aij->bnij", x.double() / 5, self.skew)) for x in ids]
         return tuple((x[..., None, :] @ t[:, None].to(x.dtype))[..., 0, :] for x, t in zip((q, k), turns, strict=True))
 

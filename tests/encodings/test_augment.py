@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import CAPE, SHAPE, PoSE, Positions, Randomized, Rotary, Sinusoidal
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 LAYOUTS = {

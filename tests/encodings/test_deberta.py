@@ -13,9 +13,9 @@ from torch.testing import assert_close
 import posenc
 from posenc import DeBERTa, DeBERTaV2, EnhancedMaskDecoder, Positions
 from posenc.functional import deberta_bucket
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import biases, content
 from posenc.testing.oracles.attention import attend
-from posenc.transformer import Transformer, TransformerConfig
 from references.calls import distances, qkv
 
 deberta, deberta_v2 = (import_module(f"transformers.models.{n}.modeling_{n}") for n in ("deberta", "deberta_v2"))

@@ -10,7 +10,7 @@ import posenc
 from posenc import InputError, Positions, from_spec
 from posenc.cache import KVCache
 from posenc.conformance.fixtures import DECODER, VOCAB, tokens
-from posenc.transformer import Transformer
+from posenc.lab.transformer import Transformer
 
 SHAPE = {"dim": DECODER.dim, "num_heads": 4, "head_dim": DECODER.width, "num_kv_heads": 2, "num_layers": 2}
 DIRECTED = [name for name in posenc.ENCODINGS if "bidirectional" in posenc.ENCODINGS[name].arguments()]

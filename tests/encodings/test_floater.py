@@ -1,7 +1,5 @@
 """FLOATER's flow against its formula, torchdiffeq and the sinusoid that it can become."""
 
-import sys
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -10,8 +8,8 @@ from torchdiffeq import odeint
 import posenc
 from posenc import FLOATER, Positions
 from posenc.encodings import floater
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import codes as oracles
-from posenc.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(11, dim=12, num_layers=2, num_heads=3)
 GROUPED = TransformerConfig(11, dim=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=5)
@@ -106,9 +104,9 @@ def test_sinusoids_are_a_flow():
     bias, column = 3.0 * torch.ones(dim, dtype=torch.float64), torch.zeros(dim, 1, dtype=torch.float64)
     weight1 = torch.cat((torch.eye(dim, dtype=torch.float64), column), 1)
     weight2 = torch.cat((turn / 0.01, column), 1)
-    dynamics = floater.Dynamics(weight1, bias, weight2, -(turn / 0.01) @ bias, 0.01, 5)
+    layers = weight1, bias, weight2, -(turn / 0.01) @ bias
     initial = torch.cat((torch.zeros(1, half), torch.ones(1, half)), 1).double()
-    actual = floater.trajectory(initial, dynamics, 50)[:, 0]
+    actual = floater.solved(initial, layers, torch.arange(51), 0.01, 5)[:, 0]
     want = posenc.functional.sinusoidal(torch.arange(51), dim, layout="concat", dtype=torch.float64)
     # the largest local error of a fourth-order step of angle 1/5 is of (1/5)^5 / 5!, 250 steps are taken
     assert (actual - want).abs().max() < 250 * 0.2**5 / 120
@@ -135,21 +133,6 @@ def test_fractions_lie_on_the_flow():
     assert (solved(encoding, ids.floor().long()) - exact).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("solver", ["dopri5", "dopri8", "bosh3", "midpoint", "scipy_solver"])
-def test_other_solvers_find_the_same_codes_and_gradients(solver):
-    encoding, other = made(substeps=40), made(substeps=40, solver=solver)
-    other.load_state_dict(encoding.state_dict())
-    positions, weight = Positions.from_ids([[0, 3, 7], [9, 1, 1]]), torch.randn(2, 3, 3, 2, 12, dtype=torch.float64)
-    actual = []
-    for each in (encoding, other):
-        codes = each.codes(positions)[0]
-        (codes * weight).sum().backward()
-        actual.append([codes.detach(), *(p.grad for p in each.parameters())])
-    apart = [float((theirs - ours).norm() / ours.norm()) for ours, theirs in zip(*actual, strict=True)]
-    assert apart[0] < 1e-4
-    assert max(apart[1:]) < 5e-3, "gradients differ more: the ReLU's kinks fall inside steps"
-
-
 @pytest.mark.parametrize(
     "ids", [[[0, 1, 5], [2, 2, 70]], [[0.0, 0.5, 2.25], [3.0, 1.75, 4.5]]], ids=["integers", "fractions"]
 )
@@ -157,15 +140,13 @@ def test_gradients_are_those_of_the_steps(ids):
     initial = torch.randn(2, 3, dtype=torch.float64)
     layers = [torch.randn(shape, dtype=torch.float64) * 0.5 for shape in ((3, 4), (3,), (3, 4), (3,))]
     inputs = [x.requires_grad_() for x in (initial, *layers)]
-    assert torch.autograd.gradcheck(
-        lambda *x: floater.flow(*x, torch.tensor(ids), None, 0.05, 2), inputs, fast_mode=True
-    )
+    assert torch.autograd.gradcheck(lambda *x: floater.flow(*x, torch.tensor(ids), 0.05, 2), inputs, fast_mode=True)
 
 
 def test_the_operator_keeps_its_promises_to_the_compiler():
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (3, 4), (3,), (3, 4), (3,))]
     for ids in (torch.tensor([[0, 3]]), torch.tensor([[0.5, 2.0]], dtype=torch.float64)):
-        torch.library.opcheck(floater.flow, (*inputs, ids, None, 0.05, 2))
+        torch.library.opcheck(floater.flow, (*inputs, ids, 0.05, 2))
 
 
 # ---------------------------------------------------------------- where the flow enters
@@ -219,24 +200,13 @@ def test_it_starts_as_the_sinusoidal_model_and_leaves_it(config):
     assert not torch.equal(model(x), plain(x))
 
 
-def count(monkeypatch, name):
-    calls, function = [], getattr(posenc.encodings.floater, name)
-    monkeypatch.setattr(posenc.encodings.floater, name, lambda *args: (calls.append(args), function(*args))[1])
-    return calls
-
-
-def test_one_solution_serves_a_forward_pass_and_one_trajectory_unchanged_parameters(monkeypatch):
-    solutions, trajectories = count(monkeypatch, "flow"), count(monkeypatch, "trajectory")
+def test_one_solution_serves_a_forward_pass(monkeypatch):
+    solutions, function = [], floater.flow
+    monkeypatch.setattr(floater, "flow", lambda *args: (solutions.append(args), function(*args))[1])
     model, x = Transformer(CONFIG, made()).double(), torch.randint(11, (2, 9))
     for passes in (1, 2):
         model(x).sum().backward()
-        assert (len(solutions), len(trajectories)) == (passes, 1)
-    with torch.no_grad():
-        model(x[:, :5])
-        assert len(trajectories) == 1
-        model.generate(x, 3)
-    assert len(trajectories) == 3, "generation goes on from what is known: ten and eleven positions"
-    assert [len(args[3]) for args in trajectories[1:]] == [9, 10]
+        assert len(solutions) == passes
 
 
 def test_changed_parameters_are_noticed_however_they_change():
@@ -286,10 +256,8 @@ def test_calls_of_one_layer_at_a_time_have_separate_gradients():
         (lambda: FLOATER(2, head_dim=4, dim=8, substeps=0), "substeps=0"),
         (lambda: FLOATER(2, head_dim=4, dim=8, init_std=-1.0), "init_std=-1"),
         (lambda: FLOATER(2, head_dim=4, dim=7), "dim=7"),
-        (lambda: FLOATER(2, head_dim=4, dim=8, solver="dopri55"), "unknown solver 'dopri55': did you mean 'dopri5'"),
         (lambda: solved(made(), [-1, 2]), "position -1 is negative"),
         (lambda: solved(made(), [-0.5]), "position -0.5 is negative"),
-        (lambda: solved(made(solver="dopri5"), [-1, 2]), "position -1 is negative"),
         (lambda: made().codes(Positions.grid(2, 2)), "one coordinate per token"),
         (lambda: made().values(Positions.arange(2), layer=2), "layer=2: .*num_layers=2"),
         (lambda: made().rotate(*torch.zeros(2, 1, 4, 2, 4).double(), Positions.arange(2)), "q with 4 heads of width 4"),
@@ -298,12 +266,3 @@ def test_calls_of_one_layer_at_a_time_have_separate_gradients():
 def test_bad_input_is_named(call, message):
     with pytest.raises(posenc.InputError, match=message):
         call()
-
-
-def test_without_torchdiffeq_the_extra_is_named(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchdiffeq")]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    FLOATER(2, head_dim=4, dim=8)
-    with pytest.raises(posenc.InputError, match=r"solver='dopri5'.*pip install 'posenc\[ode\]'"):
-        FLOATER(2, head_dim=4, dim=8, solver="dopri5")

@@ -2,7 +2,6 @@
 are hidden, with tokens without a place, and at another size than it was made for."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -77,7 +76,7 @@ def test_patches_taken_are_as_if_the_others_were_hidden(name, backend, size):
     index = torch.tensor([[7, 2, 5, 0], [1, 6, 3, 4]]) + prefix
     index = torch.cat((torch.arange(prefix).expand(2, -1), index), 1)
     shown = torch.zeros(2, positions.num_keys, dtype=torch.bool).scatter_(1, index, True)
-    hidden = attended(encoding, x, replace(positions, valid=shown, q_valid=shown))
+    hidden = attended(encoding, x, positions.derived(valid=shown, q_valid=shown))
     index_of_channels = index[..., None].expand(-1, -1, x.shape[-1])
     taken = attended(encoding, x.gather(1, index_of_channels), positions.take(index), backend)
     assert_close(taken, hidden.gather(1, index_of_channels), **EXACT)

@@ -12,8 +12,8 @@ from posenc import InputError, Positions, create
 from posenc.encodings.catalogue import entries, pattern_rows
 from posenc.encodings.patterns import PATTERNS, read
 from posenc.lab.compare import Comparison, names
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.report.compare import _described
-from posenc.transformer import Transformer, TransformerConfig
 from references.calls import visited
 from references.commands import run
 

@@ -27,9 +27,9 @@ from posenc import (
 from posenc.attention import elu_plus_one
 from posenc.bias import KeyValues
 from posenc.cache import KVCache
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import attention as oracles
 from posenc.testing.oracles import rotations
-from posenc.transformer import Transformer, TransformerConfig
 from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, distances, qkv, random
 
 ARGUMENTS = {
@@ -236,11 +236,3 @@ def test_linear_attention_turns_values(layout):
     turned = RoVE(8).rotate_values(v, positions).repeat_interleave(2, 1)
     want = RoVE(8).turn_back(total @ turned / weight.masked_fill(weight == 0, torch.inf), positions)
     assert_close(out, want, **EXACT)
-
-
-def test_explain_counts_what_is_turned():
-    positions = Positions.arange(64, causal=True)
-    q, k, v = (torch.randn(1, heads, 64, 8) for heads in (4, 2, 2))
-    plain, turned = (posenc.explain(q, k, v, encoding, positions) for encoding in (None, RoVE(8)))
-    assert turned.backend == plain.backend
-    assert turned.extra_bytes - plain.extra_bytes == 4 * (v.numel() + q.numel())

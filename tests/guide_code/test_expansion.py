@@ -22,7 +22,7 @@ import posenc
 from guide_code import expansion
 from posenc.analysis import codes_of
 from posenc.errors import InputError
-from posenc.transformer import Transformer
+from posenc.lab.transformer import Transformer
 
 N, DIM = 5, 6
 

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import posenc
 from guide_code import four_terms
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles.rotations import frequencies as ladder
-from posenc.transformer import Transformer, TransformerConfig
 
 TOKENS = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

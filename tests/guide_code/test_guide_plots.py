@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure

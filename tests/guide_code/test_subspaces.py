@@ -8,7 +8,7 @@ from guide_code.subspaces import dot_density
 
 import posenc
 from guide_code import add_or_concat, random_dots, subspaces
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 300])

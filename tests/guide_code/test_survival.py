@@ -8,7 +8,7 @@ from guide_code.survival import CUT, INTACT, SHUFFLED, UNTRAINED, WRITTEN, _Prob
 import posenc
 from guide_code import survival, trained_model
 from posenc import Encoding
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 TOKENS = torch.randint(50, (24, 16), generator=torch.Generator().manual_seed(0))
 

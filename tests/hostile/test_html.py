@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from posenc.analysis import diff
 from posenc.analysis.analyze import analyze
 from posenc.analysis.target import target_of
-from posenc.frequencies import diff
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import InProcess

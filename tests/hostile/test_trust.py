@@ -24,16 +24,9 @@ from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
+from posenc.lab.user_code import load_object, names_code, source_of
 from posenc.pretrained.load import adapted
-from posenc.spec import (
-    MOST_CHARACTERS,
-    MOST_LAYERS,
-    MOST_TERMS,
-    load_object,
-    names_code,
-    read_json,
-    source_of,
-)
+from posenc.spec import MOST_CHARACTERS, MOST_LAYERS, MOST_TERMS, read_json
 from references.small_models import small_model
 
 SOURCE = Path(posenc.__file__).parent
@@ -52,7 +45,7 @@ OWN = {
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""
-USERS = {"user_code.py:module_of_file", "user_code.py:_files"}
+USERS = {"lab/user_code.py:module_of_file", "lab/user_code.py:_files"}
 """The code that a user named on the command line or in Python."""
 PROCESSES = {"lab/engines.py:_start"}
 """What one process of a run sends another, in a folder that the user alone can read."""
@@ -133,7 +126,7 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
         "cli/compare_command.py:Compare.planned", "cli/check_command.py:Check._function", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
     }  # fmt: skip
-    assert runs == {"user_code.py:module_of_file"}
+    assert runs == {"lab/user_code.py:module_of_file"}
     assert {
         where for where in pickles if not where.startswith("conformance/checks.py:")
     } == PROCESSES  # those copy objects

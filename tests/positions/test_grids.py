@@ -1,7 +1,5 @@
 """Positions of images: aspect ratios, videos, tokens without a place, patches taken, several images."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 import posenc
 from posenc import InputError, Positions
 from posenc.positions.ids import unplaced_index
+from posenc.positions.patches import coordinates_of, of_images
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -40,7 +39,7 @@ def test_packed_images_are_separate_documents(sizes, prefix):
     blocks = torch.block_diag(*(each.mask()[0, 0].float() for each in alone)).bool()
     assert torch.equal(packed.mask()[0, 0], blocks)
     assert packed.all_visible == (len(sizes) == 1)
-    q_sizes, k_sizes = packed.of_images(packed.images)
+    q_sizes, k_sizes = of_images(packed, packed.images)
     want = [list(size) for size, each in zip(sizes, alone, strict=True) for _ in range(each.num_keys)]
     assert q_sizes.expand(1, packed.num_queries, 2)[0].tolist() == want
     assert torch.equal(q_sizes, k_sizes)
@@ -57,7 +56,7 @@ def test_padded_images_are_separate_rows(sizes, prefix):
         assert mask[:n, :n].all()
         assert not mask[n:].any()
         assert not mask[:, n:].any()
-        known = padded.of_images(padded.images)[0]
+        known = of_images(padded, padded.images)[0]
         assert known[row % len(known), 0].tolist() == list(size)
 
 
@@ -78,8 +77,8 @@ def test_taken_tokens_keep_place_document_and_whom_they_see(data, sizes, prefix,
         assert torch.equal(one.q[0], taken.q[row])
         assert torch.equal(one.mask()[0], taken.mask()[row])
     assert torch.equal(
-        taken.of_images(taken.images)[0].expand(2, index.shape[1], 2),
-        full.of_images(full.images)[0].expand(1, full.num_queries, 2)[0][index],
+        of_images(taken, taken.images)[0].expand(2, index.shape[1], 2),
+        of_images(full, full.images)[0].expand(1, full.num_queries, 2)[0][index],
     )
 
 
@@ -108,7 +107,7 @@ def test_text_taken_apart_is_attended_as_where_the_rest_is_hidden(name, backend)
     full, index = Positions.arange(6, causal=True), torch.tensor([5, 1, 4, 2])
     q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.float64)
     shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, index, True)
-    hidden = replace(full, valid=shown, q_valid=shown)
+    hidden = full.derived(valid=shown, q_valid=shown)
     with torch.no_grad():
         want = posenc.attention(q, k, v, encoding, hidden, backend="reference")[:, :, index]
         actual = posenc.attention(*(x[:, :, index] for x in (q, k, v)), encoding, full.take(index), backend=backend)
@@ -123,9 +122,9 @@ def test_places_among_the_tokens_before_the_patches():
 
 def test_an_image_is_the_first_frame_of_a_video():
     image, video = Positions.grid(2, 3, prefix=1), Positions.grid(2, 3, frames=1, prefix=1)
-    assert torch.equal(image.coordinates(3, "MRotary")[0], video.q)
+    assert torch.equal(coordinates_of(image, 3, "MRotary")[0], video.q)
     with pytest.raises(InputError, match=r"takes 2 coordinates per token \(or one\), these positions have 3"):
-        video.coordinates(2, "AxialRotary")
+        coordinates_of(video, 2, "AxialRotary")
 
 
 def test_moved_tokens_are_of_no_known_image():

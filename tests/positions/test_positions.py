@@ -1,6 +1,5 @@
 import copy
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +11,9 @@ import posenc
 from hostile.test_checkpoints import little_memory
 from posenc import InputError, Positions, Randomized
 from posenc.conformance.fixtures import DECODER, MAX_POSITIONS, EncodingUnderTest, named
+from posenc.distributed.shards import calls_of
+from posenc.positions.memory import Memory
+from posenc.pretrained import multimodal
 
 
 def dense(positions: Positions) -> list[list[list[bool]]]:
@@ -140,7 +142,7 @@ def tensors_of(x, path=""):
             yield from tensors_of(each, f"{path}[{at}]")
     elif type(x).__module__.startswith("posenc.positions"):
         for name, each in vars(x).items():
-            if name not in ("_memo", "_pass_cache", "ungated"):
+            if name not in ("ungated",):
                 yield from tensors_of(each, f"{path}.{name}")
 
 
@@ -153,8 +155,7 @@ def tensors_of(x, path=""):
         Positions.arange(6, causal=True).with_gates((torch.ones(1, 1, 6, 1),)),
         Positions.arange(8, causal=True).with_blocks(2),
         Positions.arange(8, causal=True).shard(0, 2),
-        Positions.arange(8, causal=True).shard(0, 2).shard_calls(True)[0],
-        Positions.arange(4, causal=True).with_tree([-1, 0, 0, 1]),
+        calls_of(Positions.arange(8, causal=True).shard(0, 2), True)[0],
         Positions.grid(2, 3),
         Positions.packed([2, 4], causal=True),
         Positions.from_mask([[0, 1, 1]], causal=True),
@@ -165,7 +166,12 @@ def test_moved_positions_leave_nothing_behind_and_share_what_they_shared(p):
     before, after = dict(tensors_of(p)), dict(tensors_of(p.to("meta")))
     assert before.keys() == after.keys()
     assert [path for path, x in after.items() if not x.is_meta] == []
-    shared = [(a, b) for a, x in before.items() for b, y in before.items() if x is y and "full" not in a + b]
+    shared = [
+        (a, b)
+        for a, x in before.items()
+        for b, y in before.items()
+        if x is y and not {"sharding", "of_keys"} & {*(a + b).replace("[", ".").split(".")}
+    ]
     assert [(a, b) for a, b in shared if after[a] is not after[b]] == []
 
 
@@ -179,12 +185,13 @@ def test_moving_and_sharing():
     p = Positions.from_mask(torch.tensor([[0, 1]]))
     moved = p.to("meta")
     assert {moved.q.device.type, moved.valid.device.type, moved.q_order.device.type} == {"meta"}
-    calls = []
-    assert p.shared("key", lambda: calls.append(1) or "made") == "made"
-    assert p.shared("key", lambda: calls.append(1) or "again") == "made"
+    memory, calls = Memory(True), []
+    shares = p.in_pass(memory)
+    assert shares.shared("key", lambda: calls.append(1) or "made") == "made"
+    assert shares.shared("key", lambda: calls.append(1) or "again") == "made"
     assert calls == [1]
     assert p.with_causal(False) is p
-    assert copy.deepcopy(p)._memo == {}
+    assert copy.deepcopy(shares)._memory is None
     assert torch.equal(pickle.loads(pickle.dumps(p)).mask(), p.mask())
 
 
@@ -335,7 +342,7 @@ def test_positions_that_may_fall():
 
 
 def test_positions_that_a_mask_goes_beside_do_not_count():
-    beside = replace(Positions.arange(4, causal=True), counted=False)
+    beside = Positions.arange(4, causal=True).derived(counted=False)
     for positions in (beside, beside.moved(lambda at, order: at), beside.with_window(2), beside.keys(0, 2)):
         for count in (positions.visible_counts, positions.lengths):
             with pytest.raises(posenc.InputError, match=r"which a 4-D mask hides.*position_ids that start again"):
@@ -392,8 +399,8 @@ MANY = 10**12
         lambda: Positions.grid(2, 2, prefix=MANY),
         lambda: Positions.grids([(2, 2), (10**6, 10**6)]),
         lambda: Positions.grids([(1, 1)] * 4096 + [(256, 256)], padded=True),
-        lambda: Positions.multimodal([3, (10**6, 10**6)]),
-        lambda: Positions.multimodal([MANY]),
+        lambda: multimodal([3, (10**6, 10**6)]),
+        lambda: multimodal([MANY]),
     ],
 )
 def test_more_tokens_than_memory_has_are_refused_before_it_is_taken(make):

@@ -7,7 +7,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import posenc
 from posenc import InputError, Positions, attention, explain, linear_attention
 from posenc.cache import KVCache
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.distributed.shards import calls_of
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 PREFIXES = {
     "plain": (Positions.prefix_lm(3, 7), lambda i, j: max(i, 2) >= j),
@@ -130,7 +131,7 @@ def test_linear_attention_sees_the_prefix(case):
 def test_a_shard_sees_what_its_tokens_see(full, layout, rank):
     shard = full.shard(rank, 2, layout=layout)
     assert torch.equal(shard.mask(), full.mask()[:, :, shard.sharding.indices()])
-    for call, run in zip(shard.shard_calls(True), shard.sharding.runs, strict=True):
+    for call, run in zip(calls_of(shard, True), shard.sharding.runs, strict=True):
         rows = full.mask()[:, :, slice(*run)]
         assert torch.equal(call.mask(), rows[..., : call.num_keys])
         assert not rows[..., call.num_keys :].any()
@@ -176,7 +177,6 @@ def test_explain_says_how_they_are_computed():
         (lambda: Positions.from_mask([[1, 1], [0, 1]]).with_prefix([2, 2]), "prefix_lengths"),
         (lambda: Positions.packed([2, 3]).with_prefix([1]), "document"),
         (lambda: Positions.prefix_lm(3, 2, offset=2), "begin inside the prefix"),
-        (lambda: Positions.arange(4).shard(0, 2).with_prefix(1), "before shard"),
         (lambda: Positions.arange(4).with_window(-1), "before=-1"),
         (lambda: Positions.arange(4).with_window(1, 0.5), "after=0.5"),
         (

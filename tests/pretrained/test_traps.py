@@ -14,7 +14,7 @@ from transformers import (
     initialization,
 )
 
-import posenc
+from posenc.pretrained import multimodal
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.findings import FINDINGS
 from references.small_models import small_model
@@ -264,7 +264,7 @@ def test_rows_and_columns_of_an_image_exchanged(monkeypatch):
     # the remedy: positions by posenc
     types = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 0, 0]])
     ids = torch.where(types > 0, 90, 5)
-    ours = posenc.Positions.multimodal(
+    ours = multimodal(
         ids, rule="qwen2_vl", image_token_id=90, image_grid_thw=[[1, 4, 6]], spatial_merge_size=2
     ).k.permute(2, 0, 1)
     grid = torch.tensor([[1, 4, 6]])

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import Positions
-from posenc.attention import prepare
+from posenc.attention import Call, prepare
 from posenc.backends import fused
 from posenc.encoding import gates_of
 from posenc.testing.oracles import rotations
@@ -139,7 +139,7 @@ def visited(encoding: posenc.Encoding, heads: int, head_dim: int, n: int = 64, l
     """The pairs of queries and keys of a causal text whose scores the CPU's operator computes, by head."""
     q, k, v = (torch.randn(1, heads, n, head_dim) for _ in range(3))
     positions = Positions.arange(n, causal=True)
-    problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, layer)
+    problem = prepare(Call(q, k, v, encoding, positions, layer=layer))
     assert fused.obstacle(problem) is None
     lowered = fused.lower(problem)
     numbers = [1, 0, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]

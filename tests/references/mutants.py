@@ -11,6 +11,7 @@ import posenc
 from posenc import Positions, frequencies
 from posenc import functional as F
 from posenc.conformance.kinds import KINDS
+from posenc.pretrained import multimodal
 from posenc.testing.oracles import biases, places, rotations, schedules
 
 
@@ -190,7 +191,7 @@ def fope(x, positions, base, cosines, sines, padding=None):
 
 
 def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, rule="qwen2_vl", change=lambda ids: ids):
-    ids = Positions.multimodal(
+    ids = multimodal(
         token_types, rule, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
         spatial_merge_size=merge, attention_mask=attention_mask,
     ).q  # fmt: skip

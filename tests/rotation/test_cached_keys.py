@@ -30,7 +30,7 @@ from posenc import (
 from posenc.bias import Relative
 from posenc.cache import KVCache
 from posenc.encodings import ENCODINGS
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(17, dim=48, num_layers=3, num_heads=4, num_kv_heads=2)
 YARN = {"name": "yarn", "factor": 8.0, "original_max_positions": 64}
@@ -148,7 +148,7 @@ def test_every_encoding_serves_it_or_refuses_it():
     }
     tokens, served = torch.randint(17, (1, 5)), set()
     for name, cls in ENCODINGS.items():
-        if "rotate" not in cls.sites():
+        if "rotate" not in cls.own_sites:
             continue
         host, cache = (
             model(posenc.create(name, **shape | ({"height": 4, "width": 4} if name == "swin_v2" else {}))),

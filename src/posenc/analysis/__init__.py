@@ -9,6 +9,7 @@ from posenc.analysis.bounds import (
     smallest_base,
 )
 from posenc.analysis.codes import Codes, codes_of
+from posenc.analysis.difference import diff
 from posenc.analysis.finding import Finding
 from posenc.analysis.geometry import kernel, shift_matrix, spectrum
 from posenc.analysis.phase_errors import phase_error
@@ -16,5 +17,5 @@ from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import bias, rotation, scores
 
 __all__ = [
-    "Analysis", "Codes", "Finding", "Model", "analyze", "base_bound", "bias", "bounded", "codes_of", "deterministic", "kernel", "longest_length", "phase_error", "properties", "rotation", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "unique",
+    "Analysis", "Codes", "Finding", "Model", "analyze", "base_bound", "bias", "bounded", "codes_of", "deterministic", "diff", "kernel", "longest_length", "phase_error", "properties", "rotation", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "unique",
 ]  # fmt: skip

@@ -16,7 +16,8 @@ from posenc.analysis.phase_errors import PRECISION
 from posenc.analysis.properties import PROPERTIES
 from posenc.analysis.scores import BIAS, ROTATION, SCORES
 from posenc.analysis.target import MEASURED, Target, target_of
-from posenc.errors import InputError, as_json, located
+from posenc.errors import InputError
+from posenc.lab.messages import as_json, located
 
 QUESTIONS: dict[str, AnalysisQuestion] = {
     "properties": PROPERTIES,

@@ -16,18 +16,20 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import prepare
+from posenc.attention import Call, prepare
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, gates_of
 from posenc.encodings import Mapped, create
-from posenc.errors import InputError, check_integers, first_line, located
+from posenc.encodings.shared import key_angles
+from posenc.errors import InputError, check_integers
 from posenc.functional import Layout, turning
+from posenc.lab.messages import first_line, located
+from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
 from posenc.pretrained.models import decoder_of, model_structure, unwrap
-from posenc.transformer import Transformer
 
 CHUNK = 8192
 """Positions computed at once."""
@@ -206,7 +208,7 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
         subject: an encoding, or its text ("rope:rope_theta=500", made for `shape`, see SHAPE); a function or a module
             from (n,) positions to (n, dim) vectors; a table (n, dim), as a tensor, an array or nn.Embedding; a
             transformers model with a learned table or a rotation, or a posenc Transformer.
-            Of an encoding: its vectors of positions (`Encoding.position_codes`), or what it adds to the input; else what
+            Of an encoding: its vectors of positions (its method `position_codes`), or what it adds to the input; else what
             its rotation makes of a query of ones in the first head; else its bias of every distance between content of
             ones, a number per head. Codes of a position map are rotations by the mapped distance.
         name: for people.
@@ -327,7 +329,7 @@ def needs_causal(encoding: Encoding, sizes: Sizes) -> bool:
         try:
             gates = gates_of(encoding, repeated(q[:, 0], sizes.dim))
             at = Positions.arange(2, causal=causal)
-            prepare(q, k, k, encoding, at, None, None, None, 0.0, 0, gates=gates)
+            prepare(Call(q, k, k, encoding, at, gates=gates))
         except Exception:  # a user's encoding may refuse by any exception
             return False
         return True
@@ -373,12 +375,18 @@ def encoding_codes(encoding: Encoding, name: str, given: Mapping[str, int] = Map
 
 def _acting(encoding: Encoding) -> list[Encoding]:
     """What acts in the first layer: the terms of sums, and the encoding whose turn it is."""
-    acting, _ = encoding.at(0)
+    acting = encoding.acting_in(0).part
     return [part for term in acting for part in _acting(term)] if isinstance(acting, Sum) else [acting]
 
 
+def position_codes(encoding: Encoding, positions: Positions) -> Tensor | None:
+    """The vector of each query's position, (batch or 1, num_queries, channels), of an encoding that makes one; None: it has none."""
+    made: Callable[[Positions], Tensor] | None = getattr(encoding, "position_codes", None)
+    return None if made is None else made(positions)
+
+
 def has_position_codes(encoding: Encoding) -> bool:
-    return type(encoding).position_codes is not Encoding.position_codes
+    return hasattr(encoding, "position_codes")
 
 
 def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
@@ -392,7 +400,8 @@ def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Ma
         positions = _text_positions(encoding, at)
         return torch.stack([_vectors(part, positions, given) for part in used]).sum(0)
 
-    waves, frequencies = None, used[0].code_frequencies() if len(used) == 1 else None
+    waves, known = None, getattr(used[0], "code_frequencies", None)
+    frequencies = known() if known is not None and len(used) == 1 else None
     if frequencies is not None and not _moves(encoding):
         with torch.no_grad():
             waves = _waves(frequencies.detach().cpu().double(), codes(torch.arange(4)).cpu(), 1e-6)
@@ -400,7 +409,7 @@ def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Ma
 
 
 def _vectors(part: Encoding, positions: Positions, given: Mapping[str, int]) -> Tensor:
-    vectors = part.position_codes(positions)
+    vectors = position_codes(part, positions)
     if vectors is not None:
         return vectors[0]
     width = sizes_of(part, given).dim
@@ -467,7 +476,7 @@ def _ones(sizes: Sizes, positions: Positions) -> tuple[Tensor, Tensor]:
 def _rotation_waves(part: Encoding, codes: Tensor) -> Waves | None:
     """From the angles of its keys, where they grow evenly."""
     try:
-        angles = part.key_angles(Positions.from_ids(torch.arange(3, device=device_of(part))))
+        angles = key_angles(part, Positions.from_ids(torch.arange(3, device=device_of(part))))
     except InputError:
         return None
     angles = angles[0, 0].detach().cpu().double()

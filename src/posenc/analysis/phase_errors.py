@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import Waves, codes_of, has_position_codes, make, sizes_of
+from posenc.analysis.codes import Waves, codes_of, has_position_codes, make, position_codes, sizes_of
 from posenc.analysis.finding import (
     INK,
     SOFT,
@@ -182,7 +182,7 @@ def _module_phases(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Call
     def phases(first: int, count: int) -> Tensor:
         at = Positions.arange(count, first)
         if adds:
-            vectors = module.position_codes(at)
+            vectors = position_codes(module, at)
             assert vectors is not None
             vectors = vectors[0].to(dtype)  # as `embed` casts them
         else:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, refuse_gates, repeated, sizes_of, width_of
 from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
-from posenc.attention import prepare
+from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.shared import key_angles
 from posenc.errors import InputError, check_integers, check_sizes, counted
 from posenc.positions import Positions
 
@@ -225,7 +226,7 @@ def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None =
     at = Positions.from_ids([0, 1, 2])
     with torch.no_grad():
         try:
-            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at)
+            angles = turning.angles(at.k) if isinstance(turning, Rotary) else key_angles(turning, at)
         except InputError:
             raise InputError("it rotates no pair of channels by an angle", argument=name) from None
     if not torch.equal(angles, angles[:, :1].expand_as(angles)):
@@ -319,7 +320,7 @@ def _prepared(encoding: Encoding | str, name: str | None, shape: dict[str, Any])
         name, encoding, given = name or encoding.known_as, copy.deepcopy(encoding), shape
     else:
         raise InputError(f"got a {type(encoding).__name__}", "pass an Encoding or its text", argument="encoding")
-    acting, _ = encoding.eval().at(0)
+    acting = encoding.eval().acting_in(0).part
     return _Prepared(encoding, acting, name, sizes_of(acting, given))
 
 
@@ -333,7 +334,7 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
     gates = gates_of(encoding, repeated(x, sizes.dim)[None])
-    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0, gates=gates)
+    problem = prepare(Call(q, k, k, encoding, last, gates=gates))
     problem = replace(problem, modifiers=[each for each in problem.modifiers if not isinstance(each, Weights)])
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = encoding.scale_of(0, q.shape[-1]) * (x @ x[-1])

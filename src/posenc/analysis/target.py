@@ -25,8 +25,8 @@ from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_sizes, unknown
+from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
-from posenc.transformer import Transformer
 
 DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 """Whose rounding is known, by name."""
@@ -119,7 +119,7 @@ class Target:
     @cached_property
     def rotary(self) -> Rotary:
         """RoPE, where it rotates queries and keys of the first layer."""
-        acting = self.encoding.at(0)[0]
+        acting = self.encoding.acting_in(0).part
         rotary = next((part for part in acting.modules() if isinstance(part, Rotary)), None)
         if rotary is None or "rotate" not in acting.sites():
             raise InputError("it has no frequencies of RoPE")
@@ -136,7 +136,7 @@ class Target:
         """Which layer is analysed, where layers differ; else empty."""
         if not isinstance(self.obj, Encoding):
             return ""
-        acting, _ = self.obj.at(0)
+        acting = self.obj.acting_in(0).part
         if acting is self.obj and self.obj.num_layers == 1:
             return ""
         what = f"has {acting.known_as}" if acting is not self.obj else "has separate parameters"

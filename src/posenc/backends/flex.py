@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Costs, Problem, merged
+from posenc.backends.problem import Problem, merged
 from posenc.backends.reference import Kernel
 from posenc.bias import Mixer, Modifier, Score
 from posenc.bias.structures import ScoreMod
@@ -58,17 +58,14 @@ class Flex(Kernel):
             return f"queries, keys or values {width} wide; FlexAttention's kernels end at {WIDEST}"
         return None
 
-    def _costs(self, problem: Problem) -> Costs:
-        size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in problem.others)
-        dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
+    def _why(self, problem: Problem) -> tuple[str, str]:
         if problem.q.device.type == "cpu":
-            cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
-            size += 3 * cells * problem.q.element_size()
-            return Costs("FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'")
+            return "FlexAttention uncompiled: scores and probabilities are materialised", "backend='auto'"
+        dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
         how = (
             "a bias without a linear form is read from a dense tensor" if dense else "every bias is looked up in-kernel"
         )
-        return Costs(f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else "")
+        return f"FlexAttention: {how}", ""
 
     def _attend(self, problem: Problem) -> Tensor:
         parts = [self._part(part, bool(problem.branches) or problem.sink is not None) for part in problem.each()]
@@ -143,14 +140,6 @@ def _range(positions: Positions) -> tuple[int, int] | None:
     longest, shortest = int(q.max() - k.min()), int(q.min() - k.max())
     small = max(abs(longest), abs(shortest), int(k.abs().max())) < 2**30
     return (longest, shortest) if small and longest - shortest < positions.num_queries * positions.num_keys else None
-
-
-def _extra_bytes(term: Score, problem: Problem) -> int:
-    size = max(problem.q.element_size(), 4)
-    cells, distances = _numbered(term)
-    if cells is None and not term.linear:
-        return term.batch * term.num_heads * term.num_queries * term.num_keys * size
-    return term.reduced(distances, problem.q.device).lookup_numbers() * size
 
 
 # -------------------------------------------------------------------- calling it

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Attend, Problem, Rotated
+from posenc.backends.problem import Problem, Rotated
 from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
 from posenc.functional import batched, no_second_derivatives
 from posenc.positions import Positions
-from posenc.positions.segments import Rectangle, Segments, segments
+from posenc.positions.segments import Rectangle, Segments, distances_of, segments
 from posenc.positions.visibility import EVERYTHING, Region
 
 # private: where a release of PyTorch has them no more, the same equation is computed by its public operations
@@ -94,7 +94,7 @@ class Lowered(NamedTuple):
 def lower(problem: Problem) -> Lowered:
     """The terms of a problem without an `obstacle`."""
     positions, precise = problem.positions, torch.promote_types(problem.q.dtype, torch.float32)
-    visible, distances = segments(positions), positions.distances()
+    visible, distances = segments(positions), distances_of(positions)
     assert visible is not None
     terms: list[Term] = [term.reduced(distances, problem.q.device) for term in problem.bias]
     vectors = [term for term in terms if term.kind == VectorTerm.kind]
@@ -110,7 +110,7 @@ def lower(problem: Problem) -> Lowered:
 
 
 def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a problem, without its sink."""
+    """Output and log-sum-exp of a problem, without its sink. lowered: of this or, where terms are constant, of another layer's."""
     branches = _branches(problem)
     inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *lowered.tensors]
     kinds, numbers = _described(problem, lowered)
@@ -118,14 +118,6 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
         inputs.append(torch.randint(2**62, ()))
         kinds += " seed"
     return attend(inputs, kinds, numbers, problem.scale, problem.dropout_p)
-
-
-def attend_again(problem: Problem, lowered: Lowered) -> Attend:
-    """`run` for other layers, under terms that are constant, without branches and dropout."""
-    (kinds, numbers), scale = _described(problem, lowered), problem.scale
-    with torch.inference_mode(False):  # another layer may train
-        tensors = [x.clone() if x.is_inference() else x for x in lowered.tensors]
-    return lambda q, k, v, terms, values: attend([q, k, v, *tensors], kinds, numbers, scale, 0.0)[0]
 
 
 def _branches(problem: Problem) -> Sequence[Rotated]:

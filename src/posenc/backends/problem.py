@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc.bias import Modifier, Score, Values, Weights
-from posenc.functional import RunRotation
 from posenc.positions import Positions
+from posenc.positions.memory import apart
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
 T = TypeVar("T")
@@ -21,22 +21,12 @@ SHORT = 2**16
 
 class Rotated(NamedTuple):
     """Queries and keys as a branch of a position map rotates them, for the pairs in its region. first: how many of the
-    call's keys come before those in k, which may leave out keys that no query sees in the region.
-
-    turn: rotates the keys, which are not rotated yet, see `Encoding.key_rotation`: a single query reads each of them once.
-    complete: every query is known to see every key in k, in this branch.
-    """
+    call's keys come before those in k, which may leave out keys that no query sees in the region."""
 
     q: Tensor
     k: Tensor
     region: Region
     first: int = 0
-    turn: RunRotation | None = None
-    complete: bool = False
-
-    def keys(self) -> Tensor:
-        """The keys, rotated."""
-        return self.k if self.turn is None else self.turn(self.k, slice(None)).to(self.k.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +59,21 @@ class Problem:
     """How many of the call's keys come before those in v."""
     constant: bool = False
     """Whether the terms depend on positions alone and are the same in every layer: a pass may make them once."""
+    learned: bool = False
+    """Whether a gradient reaches them then"""
     turn_back: Callable[[Tensor], Tensor] | None = None
     """Undoes on the output what was done to v; no part of what a backend computes, see `finished`."""
+
+    def of_layer(self, q: Tensor, k: Tensor, v: Tensor) -> "Problem":
+        """The problem of a layer that differs in these tensors alone."""
+        made = object.__new__(Problem)  # which `replace` is slow at
+        vars(made).update(vars(self), q=q, k=k, v=v)
+        return made
+
+    def kinds(self) -> tuple[object, ...]:
+        """What a plan depends on, beside shapes."""
+        bias, modifiers = map(type, self.bias), map(type, self.modifiers)
+        return *bias, None, *modifiers, self.values is None, self.sink is None, len(self.branches)
 
     def finished(self, out: Tensor) -> Tensor:
         """What a backend computed, (batch, num_heads, num_queries, value width), as the output of the call."""
@@ -82,7 +85,7 @@ class Problem:
             return [self]
         problems = []
         for branch in self.branches:
-            k, first = branch.keys(), branch.first
+            k, first = branch.k, branch.first
             part = replace(self, q=branch.q, k=k, branches=(), region=branch.region)
             if k.shape[2] < self.v.shape[2]:
                 end = first + k.shape[2]
@@ -182,16 +185,6 @@ class Problem:
         rights = [right.to(k.dtype).expand(*k.shape[:3], -1) for _, right in factors]
         return torch.cat((q, *lefts), -1), torch.cat((k, *rights), -1), v, scale
 
-    def widened_bytes(self) -> int:
-        """What `widened` allocates."""
-        if self.width == self.q.shape[-1]:
-            return 0
-        batch, kv_heads, keys = self.k.shape[:3]
-        kv_heads = self.q.shape[1] if self._expands else kv_heads
-        values = batch * kv_heads * keys * self.v.shape[-1] if self._expands else 0
-        wide = (self.q.shape[:3].numel() + batch * kv_heads * keys) * self.width
-        return (wide + values) * self.q.element_size()
-
     def with_sink(self, out: Tensor, lse: Tensor) -> Tensor:
         """An output without the sink, given the (batch, num_heads, num_queries) log-sum-exp of its scores, with it:
         exp(s) / (exp(sink) + sum exp(s)) is the softmax times its share of the denominator. An empty row has no share."""
@@ -228,27 +221,30 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return sum(out * share for out, share in zip(outs, shares, strict=True)).to(outs[0].dtype), lse
 
 
-class Costs(NamedTuple):
-    """Why a call is computed as it is, the memory that it takes on top of its inputs and output, and what would be faster."""
+def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Problem], T]:
+    """A function that makes something of a problem; where the terms are constant, once for all layers of a pass, with its
+    gradient."""
+    made: list[T] = []
 
-    why: str
-    extra_bytes: int
-    faster: str = ""
+    def of(problem: Problem) -> T:
+        if not constant:
+            return make(problem)
+        if not made:
+            with apart(problem.positions):
+                made.append(make(problem))
+        return made[0]
 
-
-Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Score] | None, Values | None], Tensor]
-"""(q, k, v, terms, values) -> the output of another problem that differs in these alone, of the same shapes. q and k are rotated;
-terms: those that are not `Problem.constant`, else None."""
+    return of
 
 
 class Plan(NamedTuple):
-    """How a backend computes a problem. run: does it, (batch, num_heads, num_queries, value width). costs: is called by
-    `explain` alone, so that a graph for any length compares no sizes in it. again: makes a function that does it for the other
-    layers of a pass, and refers to none of the problem's tensors but to masks of constants; None: they are planned anew."""
+    """How a backend computes a problem. run: does it, for the problem and for those of other layers, which differ from it in their
+    tensors alone: (batch, num_heads, num_queries, value width); it refers to none of the problem's tensors but to those of terms that
+    are constant. why: it is computed so. faster: what would be."""
 
-    run: Callable[[], Tensor]
-    costs: Callable[[], Costs]
-    again: Callable[[], Attend] | None = None
+    run: Callable[[Problem], Tensor]
+    why: str
+    faster: str = ""
 
 
 class Backend(Protocol):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, attend_again, lower, obstacle, run
+from posenc.backends.fused import lower, obstacle, run
 from posenc.backends.precision import HALF, slower_than_float32
-from posenc.backends.problem import SHORT, Attend, Costs, Plan, Problem, of_pass
+from posenc.backends.problem import SHORT, Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
-from posenc.bias import Score, Values, dense_sum, sum_by_rows
+from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
@@ -29,6 +29,7 @@ GPU_BLOCK_CELLS = 2**27
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
 REFERENCE = Reference()
+FEW = Refused("few queries and keys")
 
 
 class SDPA:
@@ -47,68 +48,60 @@ class SDPA:
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.is_empty:
             return REFERENCE.plan(problem)
-        refused = _obstacle(problem)
-        if refused is not None and problem.values is not None and problem.q.shape[2] > 1:
+        if problem.scale > 0 and _is_plain(problem) and not _slow_in_half(problem):
+            return _plainly(problem)
+        refused = self._refused(problem)
+        if refused not in (None, FEW) and problem.values is not None and problem.q.shape[2] > 1:
             return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
-        if _slow_in_half(problem) and not _is_step(problem):
+        if _slow_in_half(problem):
             return self._by_way_of_float32(problem)
         return self._plan(problem, refused)
 
+    def _refused(self, problem: Problem) -> Refused | None:
+        """Why the operator is not taken; None if it is."""
+        if self.short and problem.q.shape[2] > 1 and problem.q.device.type == "cpu" and _takes_formulas(problem):
+            return FEW
+        return _obstacle(problem)
+
     def _by_way_of_float32(self, problem: Problem) -> Plan:
-        single, dtype = _in_float32(problem), problem.q.dtype
-        plan = self._plan(single, _obstacle(single))
-
-        def costs() -> Costs:
-            why, size, faster = plan.costs()
-            copies = sum(x.numel() * x.element_size() for x in _tensors(single))
-            out = problem.q.shape[:3].numel() * problem.v.shape[-1] * 4
-            name = str(dtype).removeprefix("torch.")
-            return Costs(
-                f"by way of float32, which this processor multiplies faster than {name}; {why}",
-                size + copies + out,
-                faster,
-            )
-
-        return Plan(lambda: plan.run().to(dtype), costs)
+        name = str(problem.q.dtype).removeprefix("torch.")
+        q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
+        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v), self._refused(problem))
+        why = f"by way of float32, which this processor multiplies faster than {name}; {why}"
+        return Plan(lambda problem: run(_in_float32(problem)).to(problem.q.dtype), why, faster)
 
     def _plan(self, problem: Problem, refused: Refused | None) -> Plan:
-        if problem.scale <= 0 and not _is_step(problem):  # the kernels mask before they scale
-            branches = [branch._replace(q=branch.q * problem.scale) for branch in problem.branches]
-            problem = replace(problem, q=problem.q * problem.scale, branches=branches, scale=1.0)
-            return self._plan(problem, refused)._replace(again=None)
+        if problem.scale <= 0:  # the kernels mask before they scale
+            run, why, faster = self._plan(replace(problem, scale=1.0), refused)
+            return Plan(lambda problem: run(_scaled(problem)), why, faster)
         if _widens(problem):
-            wide = _wider(problem)
-            plan = self._plan(wide, _obstacle(wide))
-
-            def costs() -> Costs:
-                why, size, faster = plan.costs()
-                more = f"products of few channels widen queries and keys; {why}"
-                return Costs(more, size + problem.widened_bytes(), faster)
-
-            return Plan(plan.run, costs)
+            q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
+            wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
+            run, why, faster = self._plan(wide, self._refused(wide))
+            why = f"products of few channels widen queries and keys; {why}"
+            return Plan(lambda problem: run(_wider(problem)), why, faster)
         if _is_plain(problem):
-            return Plan(partial(_plain, problem), partial(_plain_costs, problem), partial(_plainly, problem))
+            return _plainly(problem)
         if refused is None:
-            if not (self.short and _takes_formulas(problem)):
-                return _fused(problem)
-            refused = Refused("few queries and keys")
+            return _fused(problem)
         if problem.q.shape[2] == 1:
             if not _is_row(problem):
                 return _masked(problem, refused)
-            run = (
-                partial(REFERENCE.attend, problem) if _is_step(problem) else partial(_at_once, problem, REFERENCE.rows)
-            )
-            return Plan(run, partial(_row_costs, problem, refused))
+            return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
         if problem.sink is not None and torch.compiler.is_compiling():
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        dense = REFERENCE.rows if _takes_scores(problem) else _dense
-        blocks = _block_rows(problem) < problem.q.shape[2]
-        if not blocks and dense is _dense:
+        blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
+        if not blocks and not scores:
             return _masked(problem, refused)
-        again = None if blocks or (problem.constant and problem.bias) else partial(_scores_again, problem)
-        return Plan(
-            partial(_in_blocks if blocks else _at_once, problem, dense), partial(_dense_costs, problem, refused), again
-        )
+        how = "the scores of every branch" if problem.branches else "scores and probabilities"
+        how = (how if scores else "a dense mask") + (", for some queries at a time" if blocks else "")
+        run = partial(_in_blocks if blocks else _at_once, REFERENCE.rows if scores else _dense)
+        return Plan(run, f"{refused.why}: {how}", refused.faster)
+
+
+def _shaped(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """What stands for x of another width and dtype in a plan: a number, expanded."""
+    return x.new_empty((), dtype=dtype).expand(*x.shape[:3], width)
 
 
 # -------------------------------------------------------------------- half precision
@@ -130,10 +123,10 @@ def _in_float32(problem: Problem) -> Problem:
     return replace(problem, q=q, k=k, v=problem.v.float(), branches=branches)
 
 
-def _tensors(problem: Problem) -> list[Tensor]:
-    """The queries and keys of every branch, and the values."""
-    pairs = [branch[:2] for branch in problem.branches] or [(problem.q, problem.k)]
-    return [problem.v, *(x for pair in pairs for x in pair)]
+def _scaled(problem: Problem) -> Problem:
+    """The same problem with its scale in the queries."""
+    branches = [branch._replace(q=branch.q * problem.scale) for branch in problem.branches]
+    return replace(problem, q=problem.q * problem.scale, branches=branches, scale=1.0)
 
 
 # -------------------------------------------------------------------- more channels
@@ -163,29 +156,18 @@ def _is_plain(problem: Problem) -> bool:
     return problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu")
 
 
-def _plain(problem: Problem) -> Tensor:
-    return _plainly(problem)(problem.q, problem.k, problem.v, None, None)
-
-
-def _plainly(problem: Problem) -> Attend:
-    options = _options(problem) | {"is_causal": not problem.positions.all_visible}
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, terms: object, values: object) -> Tensor:
-        width = v.shape[3]
-        if q.shape[3] != width:
-            q, k, v = _padded(q, k, v)
-        out = scaled_dot_product_attention(q, k, v, **options)
-        return out if out.shape[3] == width else out[..., :width]
-
-    return attend
-
-
-def _plain_costs(problem: Problem) -> Costs:
-    width = _padded_width(problem.q, problem.v)
-    rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
+def _plainly(problem: Problem) -> Plan:
     seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
-    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-    return Costs(f"no bias, and {seen}: no mask is built", rows * (width or 0) * size)
+    return Plan(_plain, f"no bias, and {seen}: no mask is built")
+
+
+def _plain(problem: Problem) -> Tensor:
+    q, k, v, width = problem.q, problem.k, problem.v, problem.v.shape[3]
+    if q.shape[3] != width:
+        q, k, v = _padded(q, k, v)
+    options = _options(problem)
+    out = scaled_dot_product_attention(q, k, v, is_causal=not problem.positions.all_visible, **options)
+    return out if out.shape[3] == width else out[..., :width]
 
 
 def _options(problem: Problem) -> dict[str, Any]:
@@ -237,49 +219,19 @@ def _is_short(problem: Problem, most: int | None = None) -> bool:
 
 
 def _fused(problem: Problem) -> Plan:
-    lowered = lower(problem)
+    lowered = for_all_layers(problem.constant and problem.values is None, lower)
 
-    def compute() -> Tensor:
-        out, lse = run(problem, lowered)
+    def compute(problem: Problem) -> Tensor:
+        out, lse = run(problem, lowered(problem))
         return out if problem.sink is None else problem.with_sink(out, lse)
 
-    constant = problem.constant and problem.values is None and problem.sink is None
-    constant = constant and problem.dropout_p == 0 and not problem.branches
-    again = partial(attend_again, problem, lowered) if constant else None
-    return Plan(compute, partial(_fused_costs, problem, lowered), again)
-
-
-def _fused_costs(problem: Problem, lowered: Lowered) -> Costs:
-    batch, heads, queries, width = problem.q.shape
-    keys = problem.k.shape[2]
-    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-    tensors = sum(x.numel() * x.element_size() for x in lowered.tensors)
-    if lowered.kinds in ([], ["vector"]) and problem.dropout_p == 0 and problem.values is None:
-        how = "no bias: only what is visible is visited"
-        if lowered.kinds:
+    how = "terms are computed a tile at a time"
+    if problem.dropout_p == 0 and problem.values is None and not problem.modifiers:
+        if not problem.bias:
+            how = "no bias: only what is visible is visited"
+        elif all(term.in_kernel == "vector" for term in problem.bias):
             how = "a bias of the distance alone, read through a strided view of one vector"
-        working = 2 * batch * heads * min(queries, MANY) * width
-    else:
-        how = "terms are computed a tile at a time"
-        if "entries" in lowered.kinds:
-            how = "a term is one queries x keys tensor of the encoding's own, the rest is computed a tile at a time"
-        products = [x.shape[2] for x in lowered.tensors if x.dim() == 4]  # of queries or keys with each row of a table
-        rows = max((x.shape[1] for x in lowered.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
-        working = 2 * max(min(CELLS, heads * queries * keys), min(queries, ROWS) * keys)
-        working += rows * max(products, default=0) + problem.q.numel() + problem.k.numel() + problem.v.numel()
-    if problem.branches:
-        how = f"{how}, each branch of the position map by itself"
-    if problem.sink is not None:
-        working += batch * heads * queries * problem.v.shape[-1]
-    inputs = problem.q, problem.k, problem.v, *lowered.tensors
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
-    return Costs(how, tensors + working * size + gradient)
-
-
-def _is_step(problem: Problem) -> bool:
-    """Whether it is a single query under a position map, whose keys are rotated as they are read."""
-    return any(branch.turn is not None for branch in problem.branches)
+    return Plan(compute, f"{how}, each branch of the position map by itself" if problem.branches else how)
 
 
 def _is_row(problem: Problem) -> bool:
@@ -303,59 +255,19 @@ def _block_rows(problem: Problem) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if torch.compiler.is_compiling() or (problem.constant and problem.sink is None and _is_short(problem)):
+    if torch.compiler.is_compiling() or (
+        problem.constant and not problem.learned and problem.sink is None and _is_short(problem)
+    ):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
 
 
-def _row_costs(problem: Problem, refused: Refused) -> Costs:
-    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-    return Costs(f"{refused.why}: its row of scores", 3 * problem.q.shape[:2].numel() * problem.k.shape[2] * size)
-
-
-def _dense_costs(problem: Problem, refused: Refused) -> Costs:
-    (batch, heads, queries), keys, positions = problem.q.shape[:3], problem.k.shape[2], problem.positions
-    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-    rows = _block_rows(problem)
-    cells = batch * heads * keys * min(rows, queries)
-    made = cells * (
-        sum(term.temporaries for term in problem.bias) + sum(each.temporaries for each in problem.modifiers)
-    )
-    if _takes_scores(problem):
-        how = ("the scores of every branch" if problem.branches else "scores and probabilities") + (
-            f", for {rows} queries at a time" if rows < queries else ""
-        )
-        return Costs(f"{refused.why}: {how}", (4 * cells + made) * size, refused.faster)
-    if rows < queries:
-        again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
-        how = f"a dense mask for {rows} queries at a time{again}"
-        return Costs(f"{refused.why}: {how}", (3 * cells + made) * size, refused.faster)
-    if not problem.bias and problem.sink is None:
-        return Costs(f"{refused.why}: a dense bool mask", positions.batch * queries * keys, refused.faster)
-    copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
-    per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
-    row = sum_by_rows(problem.bias, problem.q.device)(0, 1)
-    learned = 0 if row is None or not row.requires_grad else 2 * cells * size  # PyTorch keeps scores and probabilities
-    return Costs(f"{refused.why}: a dense float mask", max(copies, 1) * per_row + learned + made * size, refused.faster)
-
-
-def _at_once(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
+def _at_once(dense: Callable[..., Tensor], problem: Problem) -> Tensor:
     return dense(problem, 0, problem.q.shape[2], dense_sum(problem.bias, problem.q.device))
 
 
-def _scores_again(problem: Problem) -> Attend:
-    """`_at_once` by the reference for other layers."""
-    empty = problem.q.new_empty(0)
-    like = replace(problem, q=empty, k=empty, v=empty, bias=[], values=None)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: Values | None) -> Tensor:
-        return _at_once(replace(like, q=q, k=k, v=v, bias=list(terms or ()), values=values), REFERENCE.rows)
-
-    return attend
-
-
-def _in_blocks(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
+def _in_blocks(dense: Callable[..., Tensor], problem: Problem) -> Tensor:
     """By blocks of queries, which are computed again for the gradient."""
     rows, queries = _block_rows(problem), problem.q.shape[2]
     bias = sum_by_rows(problem.bias, problem.q.device)
@@ -413,39 +325,33 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
 
 
 def _masked(problem: Problem, refused: Refused) -> Plan:
-    """A dense mask at once; under terms that are constant, other layers of the pass take the same."""
-    repeats = problem.sink is None and problem.dropout_p == 0
-    again = partial(_under_mask, problem) if repeats else None
-    return Plan(partial(_at_once, problem, _dense), partial(_dense_costs, problem, refused), again)
+    """A dense mask at once; under terms that are constant, all layers of the pass take the same."""
+    how = "a dense float mask" if problem.bias or problem.sink is not None else "a dense bool mask"
+    why = f"{refused.why}: {how}"
+    if problem.sink is not None:
+        return Plan(partial(_at_once, _dense), why, refused.faster)
+    mask = for_all_layers(problem.constant, _mask)
 
-
-def _under_mask(problem: Problem) -> Attend:
-    options, device = _options(problem), problem.q.device
-    with torch.inference_mode(False), torch.no_grad():  # other layers may train on it
-        visible, blind = _visible(problem, 0, problem.q.shape[2])
-        hidden = None if visible is None else ~visible
-        mask = dense_sum(problem.bias, device) if problem.constant else None
-        mask = visible if mask is None else _with_hidden(_mask_dtype(mask, problem.q), hidden)
-        if mask is not None and mask.is_inference():
-            mask = mask.clone()
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None, values: object) -> Tensor:
-        width, here = v.shape[3], mask
-        if terms:
-            bias = dense_sum(terms, device)
-            assert bias is not None
-            here = _with_hidden(_mask_dtype(bias, q), hidden)
+    def attend(problem: Problem) -> Tensor:
+        q, k, v, width = problem.q, problem.k, problem.v, problem.v.shape[3]
+        seen, blind = mask(problem)
         if q.shape[3] != width:
             q, k, v = _padded(q, k, v)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=here, **options)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, **_options(problem))
         out = out if out.shape[3] == width else out[..., :width]
         return out if blind is None else out.masked_fill(blind, 0.0)
 
-    return attend
+    return Plan(attend, why, refused.faster)
 
 
-def _with_hidden(mask: Tensor, hidden: Tensor | None) -> Tensor:
-    return mask if hidden is None else mask.masked_fill(hidden, -torch.inf)
+def _mask(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    """What SDPA takes as its mask, and the queries that see nothing."""
+    visible, blind = _visible(problem, 0, problem.q.shape[2])
+    bias = dense_sum(problem.bias, problem.q.device)
+    if bias is None:
+        return visible, blind
+    bias = _mask_dtype(bias, problem.q)
+    return bias if visible is None else bias.masked_fill(~visible, -torch.inf), blind
 
 
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:

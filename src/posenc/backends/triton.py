@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.gpus import DTYPES, recorded
-from posenc.backends.problem import Costs, Problem
+from posenc.backends.problem import Problem
 from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError, exporting
@@ -67,13 +67,8 @@ class Triton(Kernel):
             return f"the kernel runs on CUDA, not on {q.device.type}"
         return None
 
-    def _costs(self, problem: Problem) -> Costs:
-        size = problem.widened_bytes() + problem.q.shape[:3].numel() * 4  # and the log-sum-exp
-        size += 4 * sum(term.reduced(_distances(problem), problem.q.device).lookup_numbers() for term in problem.others)
-        if any(term.in_kernel == "products" for term in problem.bias):
-            size += 4 * _distances(problem).numel()  # its rows
-        known = "" if is_default(problem) else ", not measured on this GPU"
-        return Costs(f"posenc's own kernel{known}", size)
+    def _why(self, problem: Problem) -> tuple[str, str]:
+        return "posenc's own kernel" + ("" if is_default(problem) else ", not measured on this GPU"), ""
 
     def _attend(self, problem: Problem) -> Tensor:
         from posenc.backends.triton_kernels import relative_attention

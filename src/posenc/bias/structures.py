@@ -9,8 +9,8 @@ Terms are added after the scores have been scaled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from posenc.bias.terms import (
 from posenc.errors import InputError, shown
 from posenc.positions import Positions
 from posenc.positions.order import running_sums
-from posenc.positions.segments import segments
+from posenc.positions.segments import distances_of, segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
@@ -70,13 +70,11 @@ class Score:
     num_keys: int
     batch: int
     by_distance: ClassVar[bool] = False
-    """Whether `reduced` needs distances: the term is one of `positions.distances()`, and has an attribute `positions`."""
+    """Whether `reduced` needs distances: the term is one of `distances_of(positions)`, and has an attribute `positions`."""
     linear: ClassVar[bool] = False
     """Whether `reduced` takes memory that grows with the sequence, not its square, without distances."""
     dense_if_short: ClassVar[bool] = True
     """Whether `dense` costs less than the CPU's operator, for few queries and keys."""
-    temporaries: int = 0
-    """Numbers that `blocks` holds for each pair beside the result, which `explain` counts."""
     in_kernel: ClassVar[str | None] = None
     """Which input of our Triton kernel the term becomes; None: it has none."""
 
@@ -200,14 +198,6 @@ class Relative(_ByDistance):
     num_heads: int
     positions: Positions
     in_kernel = "vector"
-    # of a bias without parameters that serves every layer alike, see `made_once`: dataclasses.replace must not carry it over
-    once: Callable[[Callable[[], Tensor]], Tensor] | None = field(default=None, init=False)
-
-    def made_once(self, once: Callable[[Callable[[], Tensor]], Tensor]) -> "Relative":
-        """This term, just made, whose `vector` is what `once` gives for a function that makes it: at the first call alone
-        it calls that function (`Encoding.remember`)."""
-        self.once = once
-        return self
 
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -216,10 +206,7 @@ class Relative(_ByDistance):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
-        return self._vector(device) if self.once is None else self.once(partial(self._vector, device))
-
-    def _vector(self, device: torch.device) -> Tensor:
-        distances = self.positions.distances()
+        distances = distances_of(self.positions)
         assert distances is not None
         return self._at(distances.to(device))
 
@@ -259,7 +246,6 @@ class Positional(_OfPositions):
     dimension when there are several axes.
     """
 
-    temporaries = 10
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
     num_heads: int
     positions: Positions
@@ -385,7 +371,7 @@ def rows_between(
     index: OfDistance, table: Tensor, positions: Positions, first: int, end: int, keys: slice = ALL_KEYS
 ) -> Tensor:
     """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys)."""
-    distances = positions.distances() if positions.start is not None else None
+    distances = distances_of(positions) if positions.start is not None else None
     if distances is None:
         return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
     return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None, first:end, keys]
@@ -556,8 +542,6 @@ class Modifier:
     tensors. Parameters that it reads get gradients. A score that hides its key, minus infinity or a dtype's lowest number, is not given to it and goes on hiding it.
     """
 
-    temporaries: ClassVar[int] = 0
-    """Numbers that it holds for each pair beside the scores, which `explain` counts."""
     function: ScoreMod
 
     def __post_init__(self) -> None:
@@ -618,8 +602,6 @@ class Weights(Modifier):
     rest: (num_heads or 1, width of v): the value that what is missing to 1 goes to; None: zero.
     """
 
-    temporaries = 10
-
     rest: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -635,8 +617,6 @@ class Mixer(Modifier):
     """A function of the scores of all heads of a pair: function(scores, first_query, first_key) -> scores, both (batch,
     num_heads, queries, keys), of some of the queries and keys. Computed by blocks of queries, again in the backward pass.
     FlexAttention and the other kernels, which have one head at a time, have no form for it."""
-
-    temporaries = 4
 
     function: Callable[[Tensor, int, int], Tensor]  # type: ignore[assignment]
 

@@ -10,7 +10,6 @@ copy, and gradients written through the view are aligned by distance again. Wher
 table (beyond a clip, in far buckets) or consecutive rows, nothing is gathered: see `ColumnRun`.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -280,10 +279,6 @@ class Term:
         """For FlexAttention; cells: how the distances of a term that has_distances are numbered."""
         raise NotImplementedError(f"{type(self).__name__} widens queries and keys instead")
 
-    def lookup_numbers(self) -> int:
-        """How many numbers `lookup` and `for_kernel` make, but for an index of rows."""
-        return sum(x.numel() for x in self.tensors)
-
     def for_kernel(self, inputs: KernelInputs) -> KernelInputs:
         """The inputs of our Triton kernel with this term among them."""
         raise NotImplementedError(f"the Triton kernel has no form for {type(self).__name__}")
@@ -351,10 +346,6 @@ class _ProjectedTerm(Term):
     def products(self) -> Tensor:
         content, table, _ = self.tensors
         return content @ table.mT
-
-    def lookup_numbers(self) -> int:
-        content, table, _ = self.tensors
-        return math.prod(content.shape[:3]) * table.shape[-2]
 
     def lookup(self, cells: Cells | None) -> Lookup:
         assert cells is not None
@@ -516,9 +507,6 @@ class DifferenceTerm(Term):
         high = (of_query, of_key) if self.in_double else (of_query.float(), of_key.float())
         return _DifferenceLookup(*high, (of_query - high[0]).float(), (of_key - high[1]).float())
 
-    def lookup_numbers(self) -> int:
-        return 2 * super().lookup_numbers()
-
     def enter(self, row: int, heads: Slice) -> None:
         (self.left, self.of_left), (self.right, self.of_right) = (self.part(number, row, heads) for number in (0, 1))
 
@@ -551,9 +539,6 @@ class SlopeTerm(Term):
 
     def lookup(self, cells: Cells | None) -> Lookup:
         return _SlopeLookup(*self.tensors)
-
-    def lookup_numbers(self) -> int:
-        return self.tensors[0].numel()
 
     def enter(self, row: int, heads: Slice) -> None:
         self.slopes, self.of_slopes = self.part(0, row, heads)

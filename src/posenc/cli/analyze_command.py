@@ -19,7 +19,7 @@ from posenc_cli.arguments import How, aligned, room
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
-    from posenc.frequencies import Difference
+    from posenc.analysis.difference import Difference
 
 WIDEST = 100
 """Characters of a line, where the terminal has room for them."""
@@ -28,7 +28,7 @@ LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "hea
 
 @dataclass
 class Shape:
-    """What `posenc.frequencies.diff` takes beside head_dim and length."""
+    """What `posenc.analysis.diff` takes beside head_dim and length."""
 
     factor: Annotated[float, "the new length over the context length (default: 4)", How("F")] = 4.0
     base: Annotated[float, "base of the frequencies, rope_theta (default: 10000)"] = 10000.0
@@ -94,9 +94,9 @@ class Analyze(WithOutput):
             raise InputError("is for two schedules, leave it out", argument=name)
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
+        from posenc.lab.user_code import printing_to_stderr
         from posenc.report.analyze import files, results
         from posenc.report.terminal import Display
-        from posenc.spec import printing_to_stderr
 
         needs("matplotlib", "lab")
         check_limits(self, **LIMITS)
@@ -132,7 +132,7 @@ class Analyze(WithOutput):
 
     def _difference(self, other: str) -> int:
         """Compare two frequency schedules of RoPE."""
-        from posenc.frequencies import diff
+        from posenc.analysis import diff
         from posenc.lab.files import Folder
 
         usual = {field.name: field.default for field in fields(type(self))}
@@ -154,8 +154,8 @@ class Analyze(WithOutput):
         """The encoding's name, the object or the model."""
         from posenc.encodings import ENCODINGS
         from posenc.encodings.patterns import PATTERNS
+        from posenc.lab.user_code import load_object
         from posenc.pretrained.packaged import PACKAGED
-        from posenc.spec import load_object
 
         subject = self.subject
         path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
@@ -201,7 +201,7 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
 
 def side_by_side(difference: "Difference") -> str:
     """The table of pairs under two schedules, and sentences."""
-    from posenc.frequencies.difference import COLUMNS
+    from posenc.analysis.difference import COLUMNS
 
     d = difference
     rows = [COLUMNS, *d.rows()]

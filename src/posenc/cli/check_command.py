@@ -75,7 +75,7 @@ class Check(WithOutput):
     def _encoding(self) -> int:
         import posenc
         from posenc.conformance import check
-        from posenc.spec import load_object, names_code, printing_to_stderr
+        from posenc.lab.user_code import load_object, names_code, printing_to_stderr
 
         if self.badge is not None:
             raise InputError("is for a function, give --as KIND with it", badge=self.badge)
@@ -109,7 +109,7 @@ class Check(WithOutput):
         from posenc.conformance.diagnosis import conform
         from posenc.conformance.kinds import get_kind
         from posenc.lab.files import write_atomically
-        from posenc.spec import load_function, printing_to_stderr
+        from posenc.lab.user_code import load_function, printing_to_stderr
 
         get_kind(kind)
         if self.fast:

@@ -25,7 +25,7 @@ import torch
 from posenc import __version__
 from posenc.errors import NO_VALUE, InputError, printable, shown, unknown, with_value
 from posenc.lab.files import Folder
-from posenc.spec import names_code
+from posenc.lab.user_code import names_code
 from posenc_cli.arguments import Described, How, Mistake, Setting, build, check_required, given, values_of
 
 CONFIG = "config.yaml"

@@ -94,9 +94,9 @@ class Explore(Command):
     def _predicting(self) -> str:
         """The page of the trained models."""
         from posenc.lab.text import Settings
+        from posenc.lab.transformer import Transformer
         from posenc.report.predict import MOST_BYTES, page, trained
         from posenc.report.terminal import Display
-        from posenc.transformer import Transformer
 
         begun = time.perf_counter()
         given = {"data": "pydoc", "length": 128, "steps": 120, "seed": 0, "lang": "en", **self.given}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import explain, prepare
+from posenc.attention import Call, explain, prepare
 from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
@@ -31,11 +31,12 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
+from posenc.distributed.shards import calls_of
 from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_logits_stay_near`."""
@@ -162,7 +163,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
 
 def _problem(qkv: list[Tensor], encoding: Encoding, p: Positions, gates: Sequence[Tensor]) -> Problem:
     q, k, v = qkv
-    return prepare(q, k, v, encoding, p, causal=None, scale=None, sink=None, dropout_p=0.0, layer=0, gates=gates)
+    return prepare(Call(q, k, v, encoding, p, gates=gates))
 
 
 def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: str, trains: bool) -> list[Tensor]:
@@ -170,7 +171,7 @@ def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: st
     leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
         out = attend(encoding, leaves, p, backend=backend)
-    if "gates" not in encoding.at(0)[0].sites():
+    if "gates" not in encoding.acting_in(0).part.sites():
         leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
 
@@ -494,7 +495,7 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
             coded, attended = encoding.embed(x, p), attend(encoding, inputs, p, backend="reference")
             local, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
             equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
-            calls = local.shard_calls(config.causal)
+            calls = calls_of(local, config.causal)
             parts = shard(q, local, 2).split([call.num_queries for call in calls], 2)
             problems = [
                 _problem(

@@ -17,8 +17,8 @@ from posenc.cache import KVCache
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create
 from posenc.errors import InputError
+from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)

@@ -7,7 +7,6 @@ import gc
 import random
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +17,13 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.encoding import Encoding
 from posenc.errors import InputError
+from posenc.lab.transformer import Block
 from posenc.positions import Positions
-from posenc.transformer import Block
 
 
 def _hide(index: int) -> Callable[[Positions], Positions]:
     def hide(positions: Positions) -> Positions:
-        return replace(positions, valid=(torch.arange(positions.num_keys) != index)[None])
+        return positions.derived(valid=(torch.arange(positions.num_keys) != index)[None])
 
     return hide
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from posenc.distributed.shards import Shard, chunks_of
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.chunks import chunks_of
-from posenc.positions.positions import Shard
+
+_PLAIN = torch.nn.functional.scaled_dot_product_attention
 
 
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
@@ -79,16 +80,15 @@ def augment_shard(encoding: Encoding, positions: Positions, batch: int) -> Posit
     """`Encoding.augment` for a shard: its part of the full sequence once that has been augmented. Random numbers are those
     of the group's first process, in all of them."""
     part = _sharding(positions)
-    full = part.full.with_causal(positions.causal)
-    moved = augmented_by(encoding, full, batch)
-    if moved is full:
+    moved = augmented_by(encoding, part.full, batch)
+    if moved is part.full:
         return positions
     if part.world_size > 1:
         _check_group(part)
         drawn = moved.q.contiguous().clone()
         dist.broadcast(drawn, group_src=0, group=part.group)
         moved = moved.moved(lambda ids, order: drawn)
-    return moved.shard(part.rank, part.world_size, layout=part.layout, group=part.group)
+    return part.of(moved)
 
 
 def _sharding(positions: Positions) -> Shard:
@@ -100,6 +100,18 @@ def _sharding(positions: Positions) -> Shard:
 def _check_length(x: Tensor, dim: int, length: int, whose: str) -> None:
     if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
         raise InputError(f"x of shape {tuple(x.shape)} along dim={dim}: {whose} {length} tokens")
+
+
+def refuse_ring() -> None:
+    """Raises:
+    InputError: inside `torch.distributed.tensor.experimental.context_parallel`, which replaces PyTorch's attention by one that takes
+    queries and keys for a complete text."""
+    current = torch.nn.functional.scaled_dot_product_attention
+    if current is not _PLAIN and (current.__module__ or "").startswith("torch.distributed.tensor.experimental"):
+        raise InputError(
+            "inside torch's context_parallel, whose attention knows of no positions: leave it, and pass "
+            "positions.shard(rank, world_size, layout='zigzag') of the full text's positions"
+        )
 
 
 def _check_group(part: Shard) -> None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import Affine, check_beyond, make_orthogonal, normal_parameter
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
+from posenc.positions.patches import coordinates_of
 
 MERGES = ("add", "multiply", "product", "concat")
 
@@ -33,7 +34,7 @@ class Absolute(Encoding):
     one_axis: ClassVar[bool] = True
     """Its positions have one coordinate each, as text has; positions on a grid are refused."""
 
-    dim: int
+    dim: Size
     merge: str
 
     def __init__(self, dim: int, *, merge: str = "add") -> None:
@@ -99,7 +100,7 @@ class Sinusoidal(Absolute):
     )
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
-    dim: int
+    dim: Size
     _: KW_ONLY
     base: float = 10000.0
     layout: SinusoidalLayout = "interleaved"
@@ -156,9 +157,9 @@ class GridSinusoidal(Absolute):
     equal_to = "transformers' ViTMAE, DETR; timm"
     one_axis = False
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    axes: int = 2
+    axes: Size = 2
     base: float = 10000.0
     layout: Literal["concat", "interleaved", "grouped"] = "concat"
     x_first: bool = False
@@ -183,7 +184,7 @@ class GridSinusoidal(Absolute):
         return self.remember(positions, "codes", lambda: self._codes(positions))
 
     def _codes(self, positions: Positions) -> Tensor:
-        at, _ = positions.coordinates(self.axes, type(self).__name__)
+        at, _ = coordinates_of(positions, self.axes, type(self).__name__)
         if self.x_first:
             at = at.flip(-1)
         angles = at.to(self.frequencies)[..., None] * self.frequencies
@@ -216,9 +217,9 @@ class Learned(Absolute):
     )
     equal_to = "transformers' BERT, GPT-2"
 
-    max_positions: int = field()  # required, though Encoding has a default
+    max_positions: Size = field()  # required, though Encoding has a default
     _: KW_ONLY
-    dim: int
+    dim: Size
     merge: str = "add"
     init_std: float = 0.02
     beyond: str = "error"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from posenc import frequencies
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
 from posenc.errors import InputError, check_numbers, check_positive, check_word
 from posenc.functional import Layout, check_even, rotary
@@ -31,12 +31,12 @@ class AccumulatedRotary(Encoding):
     shift_invariant = True
     isometric = True
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    dim: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
+    dim: Size
+    num_heads: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
     layout: Layout = field(default="half", init=False)
 
     def setup(self) -> None:

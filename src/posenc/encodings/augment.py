@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.errors import InputError, check_numbers, check_sizes, check_word
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -131,7 +131,7 @@ class Randomized(Encoding):
         "together."
     )
 
-    max_length: int = 2048
+    max_length: Size = 2048
     _: KW_ONLY
     testing: str = "spread"
     continuous: bool = False
@@ -197,7 +197,7 @@ class PoSE(Encoding):
         "from the start."
     )
 
-    max_length: int = 2048
+    max_length: Size = 2048
 
     def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training:

@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_word, refuse_in_onnx
 from posenc.functional import Layout
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+from posenc.positions.patches import coordinates_of
 
 
 @dataclass(eq=False, repr=False)
@@ -48,12 +49,12 @@ class LieRE(Encoding):
     )
     equal_to = "the authors' code"
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
-    axes: int = 1
+    num_heads: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
+    axes: Size = 1
     block: int | None = None
     init_std: float = 0.1
 
@@ -120,19 +121,19 @@ class LieRE(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        of_q, of_k = positions.coordinates(self.axes, type(self).__name__)
+        of_q, of_k = coordinates_of(positions, self.axes, type(self).__name__)
         turning = self.turning(of_q, layer)
         same = positions.q is positions.k
         return self.turn(q, turning), self.turn(k, turning if same else self.turning(of_k, layer))
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        coordinates = positions.coordinates(self.axes, type(self).__name__)[0]
+        coordinates = coordinates_of(positions, self.axes, type(self).__name__)[0]
         return self.turn(q, self.turning(coordinates, layer))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        coordinates = positions.coordinates(self.axes, type(self).__name__)[1]
+        coordinates = coordinates_of(positions, self.axes, type(self).__name__)[1]
         return self.turn(k, self.turning(coordinates, layer))
 
 
@@ -206,10 +207,10 @@ class STRING(AxialRotary):
     equal_to = "the formula"
 
     _: KW_ONLY
-    num_heads: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
-    axes: int = 1
+    num_heads: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
+    axes: Size = 1
     rope_theta: float = 10000.0
     layout: Layout = "half"
     init_std: float = 0.02

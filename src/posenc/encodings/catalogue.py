@@ -5,8 +5,9 @@ from importlib.resources import files
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings.create_encoding import ENCODINGS, create, create_map, lookup
+from posenc.encodings.create_encoding import create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
+from posenc.encodings.registry import ENCODINGS
 from posenc.errors import summary
 from posenc_cli.listing import bibtex
 
@@ -38,7 +39,7 @@ FAMILIES = {
 
 def family(cls: type[Encoding]) -> str:
     """The key of FAMILIES that an encoding declares, or that follows from the hooks that it overrides."""
-    sites = set(cls.sites())
+    sites = set(cls.own_sites)
     if cls.family:
         return cls.family
     if not sites:
@@ -85,9 +86,9 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
 
 
 def entries() -> dict[str, str]:
-    """Every BibTeX entry of papers.bib by key."""
+    """Every BibTeX entry by key: of papers.bib, and of classes that have their own."""
     text = files("posenc.encodings").joinpath("papers.bib").read_text(encoding="utf-8")
-    return bibtex(text)
+    return bibtex("\n".join((text, *(cls.bibtex for cls in ENCODINGS.values()))))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -103,7 +104,7 @@ def rows() -> list[dict[str, Any]]:
                 "title": cls.title or cls.__name__,
                 "family": family(cls),
                 "class": cls.__name__,
-                "acts_on": list(cls.sites()),
+                "acts_on": list(cls.own_sites),
                 "learned": any(True for _ in made.parameters()),
                 "shift_invariant": bool(made.shift_invariant),
                 "extrapolates": cls.extrapolates,

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import Affine, make_orthogonal
 from posenc.errors import InputError, check_positive
 from posenc.positions import Positions
@@ -47,7 +47,7 @@ class ComplexOrder(Encoding):
         "nothing."
     )
 
-    dim: int
+    dim: Size
     _: KW_ONLY
     base: float = 10000.0
 

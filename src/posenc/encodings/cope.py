@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Score
 from posenc.bias.structures import Block, Refused
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -50,10 +50,10 @@ class CoPE(Encoding):
     equal_to = "x-transformers"
     causal_only = True
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_layers: int = 1
-    num_counts: int = 64
+    num_layers: Size = 1
+    num_counts: Size = 64
     scaled: bool = True
 
     def setup(self) -> None:
@@ -74,8 +74,6 @@ class CoPE(Encoding):
 class _Counted(Score):
     """What a query's products with the embeddings, (batch, num_heads, num_queries, num_counts), are at the count of each key,
     which gates add up to. q is scaled."""
-
-    temporaries = 12
 
     def __init__(self, q: Tensor, k: Tensor, of_count: Tensor, positions: Positions) -> None:
         self.q, self.k, self.of_count, self.positions = q, k, of_count, positions

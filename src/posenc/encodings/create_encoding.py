@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every encoding by name, and how to make one from a name, a short text or a spec."""
+"""How to make an encoding from a name, a short text or a spec."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,86 +10,15 @@ import torch
 
 from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
-from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
-from posenc.encodings.accumulated_rotary import CARoPE, Mamba3Rotary, SelectiveRotary
-from posenc.encodings.augment import CAPE, SHAPE, PoSE, Randomized
-from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
-from posenc.encodings.complex_order import ComplexOrder
-from posenc.encodings.cope import CoPE
-from posenc.encodings.dape import DAPE
-from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
-from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
-from posenc.encodings.fire import FIRE
-from posenc.encodings.floater import FLOATER
-from posenc.encodings.forgetting import FoX
-from posenc.encodings.grape import GRAPEA
-from posenc.encodings.learned_rotary import FoPE, HeadRotary, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
-from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
-from posenc.encodings.path import PaTH
 from posenc.encodings.patterns import PATTERNS, read
-from posenc.encodings.pope import PoPE
-from posenc.encodings.projected_relative import ProjectedRelative
-from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
-from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
-from posenc.encodings.rove import RoVE
-from posenc.encodings.selective import SelectiveAttention
-from posenc.encodings.shaw import Shaw
-from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
-from posenc.encodings.stick_breaking import StickBreaking
-from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
-from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.encodings.transformer_xl import TransformerXL, XLNet
-from posenc.encodings.tupe import TUPE, TUPER
-from posenc.encodings.visible import Chunks, Window
-from posenc.encodings.wall import Wall
-from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
+from posenc.encodings.registry import ENCODINGS
 from posenc.errors import InputError, check_arguments, check_sizes, is_integer, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr
+from posenc.spec import EncodingSpec, Spec, check_options
 
-# fmt: off
-__all__ = [
-    "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
-    "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa",
-    "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "HeadRotary",
-    "Hierarchical", "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped",
-    "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE", "PoSE", "PrefixKV", "ProjectedRelative", "Randomized",
-    "RoPEPlusPlus", "RoVE", "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN",
-    "StepTemperature", "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create",
-    "from_spec",
-]
-
-ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls
-    for cls in (
-        # at the input: naive ones, then a code per position
-        NoPE, Normalized, Integer, Binary,
-        Sinusoidal, Learned, Hierarchical, Multiplicative, ComplexOrder, AxialTable, GridTable, GridSinusoidal,
-        # at the input, and carried into every layer
-        FLOATER,
-        # on queries and keys
-        Rotary, PRotary, DecoupledRotary, XPos, HeadRotary, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
-        LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
-        # on the values
-        RoVE,
-        # on the scores, by content and distance
-        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2, ProjectedRelative, GRAPEA, DAPE, SelectiveAttention,
-        # on the scores, by the tokens between query and key
-        Wall, PaTH,
-        # on the scores, by distance
-        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, FoX, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
-        # on positions themselves, in training
-        SHAPE, CAPE, Randomized, PoSE,
-        # on the softmax
-        SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature, StickBreaking,
-        # on what each query sees
-        Window, Chunks, PrefixKV,
-    )
-}
-# fmt: on
-
+__all__ = ["ENCODINGS", "create", "from_spec"]
 
 MOST_BYTES = 2**30
 """What an encoding may take because of its options; the model's shape is not bounded here."""
@@ -299,6 +228,8 @@ def lookup(name: object, *, may_import: bool) -> type[Encoding]:
         base, _, option = name.partition(":")
         if base in ENCODINGS:
             raise InputError(f"option {option} of {base}: write {option}=value")
+        from posenc.lab.user_code import load_object, printing_to_stderr
+
         with printing_to_stderr():
             cls = load_object(name, may_import=may_import)
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from posenc.bias import Mixer
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.distance import KERPLE, ALiBi
 from posenc.encodings.fire import FIRE
 from posenc.encodings.shared import HeadPerceptron, check_heads
@@ -51,11 +51,11 @@ class DAPE(Encoding):
     equal_to = "the authors' code"
     mixes_heads = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    num_layers: int = 1
+    num_layers: Size = 1
     kind: str = "kerple"
-    hidden: int = 32
+    hidden: Size = 32
 
     def setup(self) -> None:
         check_word("kind", self.kind, ("kerple", "fire", "alibi"))

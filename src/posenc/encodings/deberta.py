@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
-from posenc.encoding import Projections
+from posenc.encoding import Projections, Size
 from posenc.encodings.absolute import Learned
 from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter, projected_by
 from posenc.errors import InputError, check_arguments, check_sizes
@@ -27,12 +27,12 @@ class _Disentangled(ContentBias):
     shift_invariant = True
     extrapolates = "yes: far distances share a vector"
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    num_heads: int
-    head_dim: int
-    num_layers: int = 1
-    max_relative_positions: int = 512
+    num_heads: Size
+    head_dim: Size
+    num_layers: Size = 1
+    max_relative_positions: Size = 512
     terms: str = "c2p|p2c"
     paper_index: bool = False
     init_std: float = 0.02

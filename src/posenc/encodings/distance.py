@@ -12,22 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeySlope, Positional, Relative
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads, normal_parameter
 from posenc.errors import InputError, as_numbers, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+from posenc.positions.patches import marked
+from posenc.positions.segments import distances_of
 
 STEEPEST = 1e20
 """The largest slope: its bias of any distance is a number of float32."""
 
 
-class _DistanceBias(Encoding):
+class DistanceBias(Encoding):
+    """The base of a bias of the distance alone: a subclass says which, in `of_distance`.
+
+    A subclass is a dataclass with a field `num_heads`; learned parameters are made in `setup`, for `num_layers` layers where it
+    has that field. Distances may be fractional, and negative ones are those of keys after the query.
+    """
+
     family = "bias"
     shift_invariant = True
     bias_reads_keys = False
-    num_heads: int
+    num_heads: Size
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and distances (query position minus key position), in dtype."""
@@ -41,8 +49,7 @@ class _DistanceBias(Encoding):
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(of_distance, layer=self.own_layer(layer), dtype=dtype)
-        term = Relative(function, self.num_heads, positions)
-        return term.made_once(partial(self.remember, positions, ("vector", dtype))) if self.adds_constants else term
+        return Relative(function, self.num_heads, positions)
 
 
 class Bucketed(Protocol):
@@ -80,7 +87,7 @@ def warn_of_half(encoding: Bucketed, table: Tensor, positions: Positions) -> Non
 
 
 @dataclass(eq=False, repr=False)
-class T5(_DistanceBias):
+class T5(DistanceBias):
     """T5's learned bias per head and bucket of distances; scores are not divided by the square root of head_dim.
 
     num_heads: heads of the model. bidirectional: separate buckets for keys after the query; None: where positions are not
@@ -104,7 +111,7 @@ class T5(_DistanceBias):
     equal_to = "transformers' T5, MPNet"
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
     bidirectional: bool | None = None
     num_buckets: int = 32
@@ -120,7 +127,7 @@ class T5(_DistanceBias):
         self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, positions: Positions | None = None
     ) -> Tensor:
         """positions: those of the call, which are causal or not, where bidirectional is None; None: they are causal."""
-        if positions is None or distance is not positions.distances():
+        if positions is None or distance is not distances_of(positions):
             buckets = bucket_of(self, distance, positions is None or positions.causal)
         else:
             make = partial(bucket_of, self, distance, positions.causal)
@@ -142,7 +149,7 @@ class T5(_DistanceBias):
 
 
 @dataclass(eq=False, repr=False)
-class ALiBi(_DistanceBias):
+class ALiBi(DistanceBias):
     """Attention with linear biases: -slope_h * |distance|, nothing learned.
 
     num_heads: any number of heads; the slopes are `functional.alibi_slopes`. bias_max: the last head's slope is 2^-bias_max
@@ -166,7 +173,7 @@ class ALiBi(_DistanceBias):
     equal_to = "transformers' BLOOM, MPT"
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
     bias_max: float = 8.0
     slopes: Sequence[float] | Sequence[Sequence[float]] | Tensor | None = None
@@ -186,6 +193,7 @@ class ALiBi(_DistanceBias):
                 slopes=self.slopes,
             )
         self.slopes = given.tolist()
+        self.constant = self.constant and given.dim() == 1  # rows of the batch with slopes each make a term of the keys
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
         changed = super()._of_heads(first, end)
@@ -198,10 +206,6 @@ class ALiBi(_DistanceBias):
         if self.slopes is not None:
             return {"slope_table": torch.tensor(self.slopes, dtype=torch.float64, device="cpu")}
         return {"slope_table": alibi_slopes(self.num_heads, bias_max=self.bias_max)}
-
-    @property
-    def adds_constants(self) -> bool:
-        return super().adds_constants and not self.by_row
 
     @property
     def by_row(self) -> bool:
@@ -271,11 +275,11 @@ class GridALiBi(ALiBi):
             both_placed = i[..., -1] * j[..., -1]
             return self.of_distance(head, distance * both_placed.to(dtype), layer, dtype)
 
-        return Positional(of_positions, self.num_heads, positions.marked())
+        return Positional(of_positions, self.num_heads, marked(positions))
 
 
 @dataclass(eq=False, repr=False)
-class KERPLE(_DistanceBias):
+class KERPLE(DistanceBias):
     """Learned decay with the distance: -p log(1 + a |distance|), or -a |distance|^p, with p and a per head.
 
     num_heads: heads of the model. num_layers: layers with separate p and a (the authors: all of them); 1: shared by all.
@@ -304,9 +308,9 @@ class KERPLE(_DistanceBias):
     )
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    num_layers: int = 1
+    num_layers: Size = 1
     kind: str = "log"
     bound: float = 0.01
 
@@ -325,7 +329,7 @@ class KERPLE(_DistanceBias):
 
 
 @dataclass(eq=False, repr=False)
-class Sandwich(_DistanceBias):
+class Sandwich(DistanceBias):
     """Products of sinusoidal codes, p_i . p_j = sum_c cos(distance base^(-2c/dim_bar)), flatter from head to head.
 
     num_heads: heads of the model; head h divides the sum by 8 (h + 1) / num_heads. dim_bar: width of the codes,
@@ -344,7 +348,7 @@ class Sandwich(_DistanceBias):
     use_when = "Take it where scores should fall as products of sinusoidal codes do; `alibi` falls in a straight line."
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
     dim_bar: int = 128
     base: float = 10000.0
@@ -365,7 +369,7 @@ class Sandwich(_DistanceBias):
 
 
 @dataclass(eq=False, repr=False)
-class Sines(_DistanceBias):
+class Sines(DistanceBias):
     """p(i - j) with p(t) = (sin, cos)(pi t / train_length): each head adds a learned combination of the two numbers.
 
     num_heads: heads of the model. train_length: L_max, the longest sequence. init_std: of the 2 weights per head.
@@ -383,9 +387,9 @@ class Sines(_DistanceBias):
     use_when = "Take it as the smallest learned bias, for inputs up to train_length; `t5` serves longer ones."
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    train_length: int
+    train_length: Size
     init_std: float = 0.02
 
     def setup(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadPerceptron, check_heads
 from posenc.errors import check_positive
 from posenc.positions import Positions
@@ -46,12 +46,12 @@ class FIRE(Encoding):
     )
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    num_layers: int = 1
-    hidden: int = 32
+    num_layers: Size = 1
+    hidden: Size = 32
     threshold: float | None = None
-    train_length: int | None = None
+    train_length: Size | None = None
     init_c: float = 0.1
     eps: float = 1e-6
 
@@ -68,9 +68,7 @@ class FIRE(Encoding):
         positions.require_one_axis("FIRE")
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_positions, layer=self.own_layer(layer), dtype=dtype)
-        term = Positional(function, self.num_heads, positions)
-        term.temporaries = 18
-        return term
+        return Positional(function, self.num_heads, positions)
 
     def of_positions(self, head: Tensor, i: Tensor, j: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads, query positions and key positions, in dtype."""

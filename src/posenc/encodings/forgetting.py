@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
 from posenc.bias import RunningSum
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads, check_input, normal_parameter
 from posenc.errors import InputError, check_numbers
 from posenc.positions import Positions
@@ -47,10 +47,10 @@ class FoX(Encoding):
     causal_only = True
     bias_reads_keys = False
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    dim: int
-    num_layers: int = 1
+    dim: Size
+    num_layers: Size = 1
     init_bias: float = 0.0
     init_std: float = 0.02
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
 
 from posenc.bias import KeySlope
+from posenc.encoding import Size
 from posenc.encodings.shared import ContentBias, normal_parameter
 from posenc.errors import check_positive
 from posenc.functional import alibi_slopes
@@ -47,10 +48,10 @@ class GRAPEA(ContentBias):
     )
     equal_to = "the authors' code"
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    head_dim: int
-    num_layers: int = 1
+    head_dim: Size
+    num_layers: Size = 1
     unit: bool = True
     omega: float = 1.0
     init_std: float | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.encoding import HeadRange, require_fit
+from posenc.encoding import HeadRange, Size, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
 from posenc.encodings.shared import kv_heads_of
@@ -48,10 +48,10 @@ class HeadRotary(AxesRotary):
     equal_to = "the authors' code"
     axes = 1
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_kv_heads: int | None = None
+    num_heads: Size
+    num_kv_heads: Size | None = None
     rope_theta: float = 10000.0
     layout: Layout = "half"
     schedules: str | Sequence[Mapping[str, Any]] | None = None
@@ -118,7 +118,7 @@ class LearnedRotary(AxesRotary):
     learned = True
     axes = 1
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
     rope_theta: float = 10000.0
     layout: Layout = "half"
@@ -208,12 +208,12 @@ class FoPE(AxesRotary):
     isometric = False
     axes = 1
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    train_length: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
+    num_heads: Size
+    train_length: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
     rope_theta: float = 10000.0
     layout: Layout = "half"
     pairs: int | None = None

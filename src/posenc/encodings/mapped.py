@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and others."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from posenc.encoding import Composite, Encoding, HeadRange
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_arguments
-from posenc.functional import RunRotation, unturned
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
@@ -82,12 +80,6 @@ class Mapped(Encoding):
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         return q if self._leaves_queries(positions) else self.encoding.rotate_queries(q, self._moved(positions), layer)
 
-    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        return _same if self._leaves_queries(positions) else self.encoding.token_rotation(self._moved(positions), q)
-
-    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
-        return unturned if self._leaves_keys(positions) else self.encoding.key_rotation(self._moved(positions), k)
-
     def _leaves_queries(self, positions: Positions) -> bool:
         """Whether queries of a branch stay as they are."""
         branch = positions.branch
@@ -119,14 +111,10 @@ class Turned(Mapped):
         return self.map.turns
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
 def _moved(positions: Positions, branch: Branch) -> Positions:
     positions.require_one_axis("a position map")
     if branch.q is None and branch.k is None:
         return positions.at(None)
     q = positions.q if branch.q is None else branch.q(positions.q)
     k = positions.k if branch.k is None else branch.k(positions.k)
-    return replace(positions, q=q, k=k, branch=None, sharding=None).with_known(diagonal=positions.diagonal)
+    return positions.derived(q=q, k=k, branch=None, of_keys=None, sharding=None, images=None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
 from posenc.errors import check_integers, check_sizes, check_word
@@ -41,7 +41,7 @@ class _Scalar(Absolute):
     spread: "learned" multiplies it by a learned direction (dim,), "first_channel" writes it into channel 0.
     """
 
-    dim: int
+    dim: Size
     _: KW_ONLY
     merge: str = "add"
     spread: str = "learned"
@@ -129,7 +129,7 @@ class Binary(Absolute):
     extrapolates = "no: unseen digits, then repetition"
     use_when = "Take it to see why neighbours need similar codes; `sinusoidal` is the same idea without jumps."
 
-    dim: int
+    dim: Size
     _: KW_ONLY
     merge: str = "add"
     bits: int | None = None

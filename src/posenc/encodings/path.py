@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from posenc.bias.carried import Carried, stream
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of
 from posenc.errors import check_integers, refuse_in_onnx
 from posenc.positions import Positions
@@ -46,12 +46,12 @@ class PaTH(Encoding):
     equal_to = "the authors' expression"
     causal_only = True
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    num_heads: int
-    head_dim: int
-    num_kv_heads: int | None = None
-    num_layers: int = 1
+    num_heads: Size
+    head_dim: Size
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
     rank: int | None = 32
     conv_size: int = 3
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import check_head_dim, check_heads
 from posenc.errors import check_word
 from posenc.functional import angles_at, frequency_curve, rotary
@@ -45,10 +45,10 @@ class PoPE(Encoding):
     )
     equal_to = "x-transformers"
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_layers: int = 1
+    num_heads: Size
+    num_layers: Size = 1
     rope_theta: float = 10000.0
     init: str = "uniform"
     inv_freq: Tensor = field(init=False)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posenc.bias import QueryRelative
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadProjection, check_heads, check_input, normal_parameter
 from posenc.errors import LARGEST_SIZE, InputError, check_integers
 from posenc.positions import Positions
+from posenc.positions.order import of_queries
 
 
 @dataclass(eq=False, repr=False)
@@ -44,10 +45,10 @@ class ProjectedRelative(Encoding):
     use_when = "Take it in a causal model without RoPE, as Inkling does; the bias of `t5` does not depend on the token."
     equal_to = "transformers' Inkling, x-transformers"
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_layers: int = 1
+    num_heads: Size
+    num_layers: Size = 1
     profiles: int = 16
     extent: int = 1024
     init_std: float = 0.02
@@ -72,6 +73,6 @@ class ProjectedRelative(Encoding):
         if positions.fractional:
             raise InputError("ProjectedRelative has rows for integer distances only: round the positions")
         dtype = torch.promote_types(q.dtype, torch.float32)
-        weights = positions.of_queries(positions.gate(self.known_as, self.num_heads, self.profiles))
+        weights = of_queries(positions.gate(self.known_as, self.num_heads, self.profiles), positions)
         table = pad(self.table[self.own_layer(layer)], (0, 0, 1, 1))
         return QueryRelative(weights.to(dtype), table.to(dtype)[None], self.row, positions)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rotary family: queries and keys are rotated by an angle that grows with their position."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn, Self
@@ -11,19 +11,15 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Rotation, Size, require_fit
 from posenc.encodings.shared import check_head_dim, remade
 from posenc.errors import InputError, check_numbers, check_positive
 from posenc.functional import (
     Layout,
-    RunRotation,
     angles_at,
     check_even,
     cos_sin,
     rotary,
-    run_tables,
-    turn_run,
-    turn_together,
     turn_token,
     turns_token,
     widened,
@@ -35,7 +31,7 @@ from posenc.positions import Positions
 class PairwiseRotary(Encoding):
     """Base of the encodings that turn pairs of channels by their position times a frequency; see `Rotary` for the arguments."""
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
     rope_theta: float = 10000.0
     layout: Layout = "half"
@@ -152,75 +148,51 @@ class Rotary(PairwiseRotary):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
         dtype = self._check(q, positions)
-        of_q, of_k = self.remember(positions, dtype, lambda: self.turns(positions, dtype))
-        same = of_q[0] is of_k[0]
-        if same and fits_kernel(q, k, of_k[0]):
+        of_q, of_k = self._tables_of(positions, dtype, queries=True, keys=True)
+        if of_q[0] is of_k[0] and fits_kernel(q, k, of_k[0]):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
-        if same and self._turns_all and turns_token(q, k):
-            wide = self.remember(positions, (dtype, "wide"), lambda: widened(*of_k, self.layout))
-            return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        dtype = self._check(q, positions)
-        turn = self.token_rotation(positions, q)
-        if turn is not None and turns_token(q):
-            return turn(q)
-        return self.turn(q, *self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)))
+        of_q, _ = self._tables_of(positions, self._check(q, positions), queries=True, keys=False)
+        return self.turn(q, *of_q)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        dtype = self._check(k, positions)
-        return self.turn(k, *self._of_keys(positions, dtype))
+        _, of_k = self._tables_of(positions, self._check(k, positions), queries=False, keys=True)
+        return self.turn(k, *of_k)
 
-    def _of_keys(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The keys' tables."""
-        first = positions.start and positions.start[1]
-        return self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first))
-
-    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        inherited = type(self).rotate_queries is Rotary.rotate_queries
-        if not (inherited and self._turns_all and q.shape[2] == 1) or torch.compiler.is_compiling():
+    def rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
+        hook, x = ("rotate_queries", q) if k is None else ("rotate_keys" if q is None else "rotate", k)
+        if getattr(type(self), hook) is not getattr(Rotary, hook) or type(self).turn is not PairwiseRotary.turn:
             return None
-        dtype = torch.promote_types(q.dtype, torch.float32)
-
-        def make() -> tuple[Tensor, Tensor]:
-            return widened(*self.of_queries(positions, dtype), self.layout)
-
-        cos, sin = self.remember(positions, (dtype, "wide q"), make)
-        if cos.requires_grad or sin.requires_grad:
+        assert x is not None
+        dtype, layout, start = self._check(x, positions), self.layout, self.first_channel
+        of_q, of_k = self._tables_of(positions, dtype, q is not None, k is not None)
+        if (of_q or of_k)[0].requires_grad:
             return None
-        layout = self.layout
-        return lambda x: turn_token(x, cos, sin, layout)
-
-    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
-        cls = type(self)
-        if (cls.rotate, cls.rotate_keys, cls.turn) != (Rotary.rotate, Rotary.rotate_keys, Rotary.turn):
-            return None
-        dtype = self._check(k, positions)
-        if self._turns_all and k.shape[2] == 1 and not torch.compiler.is_compiling():
-            cos, sin = self.remember(
-                positions, (dtype, "wide k"), lambda: widened(*self._of_keys(positions, dtype), self.layout)
+        if q is not None and k is not None and of_q is of_k and fits_kernel(q, k, of_k[0]):
+            return lambda q, k: rotary_kernel(q, k, *of_k, layout=layout, start=start)
+        rotate = partial(rotary, layout=layout, start=start)
+        if self._turns_all and turns_token(x):
+            of_q, of_k = (
+                None
+                if tables is None
+                else self.remember(positions, (dtype, "wide", at), partial(widened, *tables, layout))
+                for at, tables in (("q", of_q), ("k", of_k))
             )
-            layout = self.layout
-            return None if cos.requires_grad else lambda x, run: turn_token(x.to(dtype), cos, sin, layout)
+            rotate = partial(turn_token, layout=layout)
+        return lambda q, k: (None if q is None else rotate(q, *of_q), None if k is None else rotate(k, *of_k))
 
-        def make() -> tuple[Tensor, ...]:
-            ids, first, at = positions.k, positions.start and positions.start[1], None
-            if first is None and ids.shape[0] == 1 and ids.numel():
-                least, most = map(int, ids.aminmax())
-                integers = ids.long()
-                if most - least < ids.shape[1] and bool((integers == ids).all()):
-                    # a table of every position from the first to the last: fewer cosines, and sums of angles
-                    first, at = least, integers[0] - least
-                    ids = torch.arange(least, most + 1, device=ids.device)[None]
-            cos, sin = self.cos_sin(ids, dtype, first)
-            tables = run_tables(cos, sin, self.layout, self.first_channel, self.head_dim)
-            return tables if at is None else tuple(table[:, :, at] for table in tables)
-
-        tables = self.remember(positions, (dtype, "run"), make)
-        return None if tables[0].requires_grad else partial(turn_run, tables=tables, start=self.first_channel)
+    def _tables_of(self, positions: Positions, dtype: torch.dtype, queries: bool, keys: bool) -> tuple[Any, Any]:
+        """The tables of queries and of keys, where they are asked for; of the same tokens they are the same."""
+        if queries and keys:
+            return self.remember(positions, dtype, lambda: self.turns(positions, dtype))
+        if queries:
+            return self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)), None
+        first = positions.start and positions.start[1]
+        return None, self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first))
 
     @property
     def _turns_all(self) -> bool:

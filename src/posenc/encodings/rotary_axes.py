@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
 from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
+from posenc.positions.patches import coordinates_of, of_images
 
 T = TypeVar("T")
 
@@ -30,8 +31,8 @@ class AxesRotary(Encoding):
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
-    head_dim: int
-    axes: int
+    head_dim: Size
+    axes: Size
     layout: Layout
 
     def setup(self) -> None:
@@ -55,7 +56,7 @@ class AxesRotary(Encoding):
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """Coordinates of queries and keys, (batch or 1, n, axes)."""
-        return positions.coordinates(self.axes, type(self).__name__)
+        return coordinates_of(positions, self.axes, type(self).__name__)
 
     def angles(self, coordinates: Tensor, placed: Tensor | None, layer: int) -> Tensor:
         """The angles at (batch or 1, n, axes) coordinates, (batch or 1, heads or 1, n, pairs) in float64; zero for tokens
@@ -84,7 +85,7 @@ class AxesRotary(Encoding):
             placed = positions.q_placed if side == "q" else positions.k_placed
             return self.cos_sin(self.coordinates(positions)[side == "k"], placed, layer, dtype)
 
-        return make() if self.learned else self.remember(positions, (side, dtype), make)
+        return self.remember(positions, (side, dtype, self.own_layer(layer)), make)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
@@ -151,9 +152,9 @@ class AxialRotary(AxesRotary):
     use_when = "Take it for images and video, as FLUX, Wan, Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision; timm; diffusers"
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    axes: int = 2
+    axes: Size = 2
     sections: Sequence[int] | None = None
     rope_theta: float | Sequence[float] = 100.0
     layout: Layout = "interleaved"
@@ -272,7 +273,7 @@ class AxialRotary(AxesRotary):
             return (q, k) if self.start == 0 else (q + self.start, k + self.start)
         if positions.images is not None:
             alone = (1,) * (self.axes - len(positions.images[0]))  # an image is a video of one frame
-            q_size, k_size = positions.of_images([alone + size for size in positions.images])
+            q_size, k_size = of_images(positions, [alone + size for size in positions.images])
             return _centred(q, q_size), _centred(k, k_size)
         if positions.sharding is None:
             remedy = "pass the full sequence, or centred=False"
@@ -308,7 +309,7 @@ class MRotary(AxesRotary):
     schedule: as in `Rotary` (rope_theta is Qwen2-VL's). interleaved: axes take turns, t h w t h w .. (Qwen3-VL)
     instead of blocks t, h, w (Qwen2-VL). time_last: h and w take turns on the fastest pairs, t has the slowest
     (VideoRoPE). sections: pairs of each axis (t, h, w); None scales the models' own 16, 24, 24 of 64 (blocks,
-    time_last) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in `Positions.multimodal` or
+    time_last) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in `posenc.pretrained.multimodal` or
     `Positions.grid(height, width, frames)`.
     Raises InputError for sections that do not fit. Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
     """
@@ -326,7 +327,7 @@ class MRotary(AxesRotary):
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
     axes = 3
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
     rope_theta: float = 1000000.0
     layout: Layout = "half"
@@ -399,12 +400,12 @@ class MixedRotary(AxesRotary):
     extrapolates = "yes: at larger images"
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_layers: int = 1
-    num_kv_heads: int | None = None
-    axes: int = 2
+    num_heads: Size
+    num_layers: Size = 1
+    num_kv_heads: Size | None = None
+    axes: Size = 2
     rope_theta: float = 10.0
     layout: Layout = "interleaved"
 

@@ -2,8 +2,7 @@
 """Selective attention: tokens select keys that later queries no longer need."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -12,13 +11,13 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from posenc.bias import Score
-from posenc.encoding import Encoding, Projections
+from posenc.encoding import Encoding, Projections, Size
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.shared import check_head_dim, projected_by
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
-from posenc.positions.order import order_of
+from posenc.positions.order import order_of, require_among_keys
 
 TOKENS = 256
 """Tokens whose selections are added up at a time."""
@@ -61,7 +60,7 @@ class SelectiveAttention(Encoding):
     mixes_heads = True
     causal_only = True
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
     rope_theta: float | None = None
     layout: Layout = "half"
@@ -89,23 +88,14 @@ class SelectiveAttention(Encoding):
                 "selective_attention looks at the tokens between a key and its query: pass causal positions"
             )
         positions.require_counted()
-        positions.require_among_keys()
+        require_among_keys(positions)
         dtype = torch.promote_types(q.dtype, torch.float32)
         queries = positions.gate(self.known_as, 1, self.head_dim).to(dtype)
-        tokens = positions.shared("tokens as queries", partial(_as_queries, positions))
+        tokens = positions.shared("tokens as queries", lambda: positions.of_side("k"))
         keys = k[:, :1].to(dtype)
         if self.rope_theta is not None:
             queries, keys = self.rotation.rotate(queries, keys, tokens, layer)
         return Selection(queries[:, 0] * self.scale(self.head_dim), keys[:, 0], positions, tokens)
-
-
-def _as_queries(positions: Positions) -> Positions:
-    """The keys' tokens, as queries as well."""
-    blocks = tuple(each._replace(q=each.k) for each in positions.blocks)
-    return replace(
-        positions, q=positions.k, q_order=positions.k_order, q_valid=positions.valid, q_document=positions.k_document, gates=(),
-        blocks=blocks,
-    ).with_known(diagonal=None if positions.diagonal is None else 0)  # fmt: skip
 
 
 class Selection(Score):

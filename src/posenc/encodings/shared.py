@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.errors import InputError, check_numbers, check_word
 from posenc.positions import Positions
 
@@ -72,6 +72,19 @@ def by_key_head(encoding: Encoding, x: Tensor, key_heads: int) -> Tensor:
     return x.unflatten(1, (key_heads, -1))
 
 
+def key_angles(encoding: Encoding, positions: Positions, layer: int = 0) -> Tensor:
+    """The angle by which each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs), of an encoding that
+    has them in a method of this name.
+
+    Raises:
+        InputError: keys that are not turned, or by more than their position.
+    """
+    turned: Callable[[Positions, int], Tensor] | None = getattr(encoding, "key_angles", None)
+    if turned is None:
+        raise InputError(f"{type(encoding).__name__} does not rotate keys by an angle: there is nothing to move")
+    return turned(positions, layer)
+
+
 def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
     """Refuse queries of another width than the encoding was made for."""
     if q.shape[-1] != head_dim:
@@ -100,8 +113,8 @@ def normal_parameter(*shape: int, init_std: float) -> nn.Parameter:
 class ContentBias(Encoding):
     """Base of the encodings whose bias depends on a query or key as well as on their positions."""
 
-    num_heads: int
-    head_dim: int
+    num_heads: Size
+    head_dim: Size
     bias_reads_keys = False
 
     def check_heads(self, q: Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
+from posenc.encoding import Size
 from posenc.encodings.shared import ContentBias, check_terms, normal_parameter
 from posenc.errors import LARGEST_SIZE, InputError, check_integers
 from posenc.functional import sinusoidal
@@ -46,10 +47,10 @@ class Shaw(ContentBias):
     )
     equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"
 
-    head_dim: int
+    head_dim: Size
     _: KW_ONLY
-    num_heads: int
-    num_layers: int = 1
+    num_heads: Size
+    num_layers: Size = 1
     clip: int = 16
     clip_future: int | None = None
     terms: str = "keys|values"

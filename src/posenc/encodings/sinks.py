@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import kv_heads_of, normal_parameter
 from posenc.errors import check_integers, check_numbers
 
@@ -60,9 +60,9 @@ class LearnedSink(Encoding):
     )
     equal_to = "transformers' gpt-oss"
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    num_layers: int = 1
+    num_layers: Size = 1
 
     def setup(self) -> None:
         self.logits: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.num_heads))
@@ -96,12 +96,12 @@ class PrefixKV(Encoding):
     )
     equal_to = "torch's MultiheadAttention(add_bias_kv=True)"
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    head_dim: int
+    head_dim: Size
     length: int = 4
-    num_kv_heads: int | None = None
-    num_layers: int = 1
+    num_kv_heads: Size | None = None
+    num_layers: Size = 1
     init_std: float = 0.02
 
     def setup(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
 from posenc.bias import Weights
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.visibility import rowwise
@@ -48,9 +48,9 @@ class StickBreaking(Encoding):
     attend_current: bool = False
     _: KW_ONLY
     remainder: bool = False
-    num_heads: int | None = None
-    head_dim: int | None = None
-    num_layers: int = 1
+    num_heads: Size | None = None
+    head_dim: Size | None = None
+    num_layers: Size = 1
 
     def setup(self) -> None:
         self.rest: nn.Parameter | None = None

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from posenc.encoding import Size
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter, remade
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import unplaced_index
+from posenc.positions.patches import of_images
 
 
 @dataclass(eq=False, repr=False)
@@ -40,9 +42,9 @@ class Hierarchical(Absolute):
         "Take it to extend a trained table, such as BERT's, without training; `learned` is a table for a new model."
     )
 
-    rows: int
+    rows: Size
     _: KW_ONLY
-    dim: int
+    dim: Size
     alpha: float = 0.4
     merge: str = "add"
     init_std: float = 0.02
@@ -111,10 +113,10 @@ class AxialTable(Absolute):
     equal_to = "transformers' Reformer"
     one_axis = False
 
-    max_positions: int = field()  # required, though Encoding has a default
+    max_positions: Size = field()  # required, though Encoding has a default
     _: KW_ONLY
-    dim: int
-    columns: int | None = None
+    dim: Size
+    columns: Size | None = None
     first_dim: int | None = None
     merge: str = "add"
     init_std: float = 0.02
@@ -162,11 +164,11 @@ class GridTable(Absolute):
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    height: int | None = None
-    width: int | None = None
-    max_positions: int | None = None
+    height: Size | None = None
+    width: Size | None = None
+    max_positions: Size | None = None
     prefix: int = 0
     merge: str = "add"
     init_std: float = 0.02
@@ -203,7 +205,7 @@ class GridTable(Absolute):
         for other in dict.fromkeys(images):  # one table for each size, one after another
             tables[other] = first, self.at_size(*other)
             first += math.prod(other)
-        known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
+        known, _ = of_images(positions, [(width, tables[height, width][0]) for height, width in images])
         ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
         return embedding(ids, torch.cat([table for _, table in tables.values()]))
 

@@ -3,17 +3,14 @@
 `Rotary(64) + LogN(4096)`."""
 
 import math
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Rotation, Size, require_fit
 from posenc.errors import check_integers, check_numbers, check_positive
-from posenc.functional import RunRotation, unturned
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -38,17 +35,15 @@ class QueryScale(Encoding):
         factor = self.remember(positions, "factor", lambda: self.factor(positions))
         return _times(q, factor)
 
-    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        if type(self).rotate_queries is not QueryScale.rotate_queries:
+    def rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
+        if type(self).rotate is not QueryScale.rotate or type(self).rotate_queries is not QueryScale.rotate_queries:
             return None
-        return partial(_times, factor=self.remember(positions, "factor", lambda: self.factor(positions)))
+        factor = self.remember(positions, "factor", lambda: self.factor(positions))
+        return None if factor.requires_grad else lambda q, k: (None if q is None else _times(q, factor), k)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         return k
-
-    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation:
-        return unturned
 
 
 def _times(q: Tensor, factor: Tensor) -> Tensor:
@@ -82,7 +77,7 @@ class LogN(QueryScale):
         "Add it to any encoding for inputs longer than train_length; `temperature` is one factor for all lengths."
     )
 
-    train_length: int
+    train_length: Size
     _: KW_ONLY
     clip: bool = True
 
@@ -143,7 +138,7 @@ class StepTemperature(QueryScale):
     use_when = "Add it as Llama 4 does, in layers without position; `log_n` grows without steps."
     equal_to = "transformers' Llama 4, Ministral 3"
 
-    train_length: int
+    train_length: Size
     _: KW_ONLY
     beta: float = 0.1
     first: int = 1

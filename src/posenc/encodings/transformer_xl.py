@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Factored, QueryRelative
-from posenc.encoding import require_fit
+from posenc.encoding import Size, require_fit
 from posenc.encodings.shared import ContentBias, HeadProjection, check_head_dim, normal_parameter
 from posenc.errors import check_integers
 from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
-from posenc.positions.segments import segments
+from posenc.positions.segments import distances_of, segments
 
 MOST_CODES = 2**26
 """Numbers in the codes of distances on either side, which then take 1 GiB in float64."""
@@ -48,11 +48,11 @@ class TransformerXL(ContentBias):
     use_when = "Take it with a memory of earlier segments, as Transformer-XL does; `rope` needs no projection of codes."
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    num_heads: int
-    head_dim: int
-    num_layers: int = 1
+    num_heads: Size
+    head_dim: Size
+    num_layers: Size = 1
     clamp_len: int | None = None
     untie: bool = False
     base: float = 10000.0
@@ -122,7 +122,7 @@ class TransformerXL(ContentBias):
         self, positions: Positions, layer: int, dtype: torch.dtype
     ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """W_R R_t for every distance t there is, (num_heads, distances, dim), and the row of each distance."""
-        distances = positions.distances()
+        distances = distances_of(positions)
         assert distances is not None
         assert positions.span is not None
         shortest, longest = positions.span

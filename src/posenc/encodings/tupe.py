@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Relative, Score
+from posenc.encoding import Size
 from posenc.encodings.absolute import rows_of
 from posenc.encodings.distance import bucket_of, check_buckets, warn_of_half
 from posenc.encodings.shared import ContentBias, HeadProjection, check_beyond, normal_parameter
@@ -45,11 +46,11 @@ class TUPE(ContentBias):
         "distance."
     )
 
-    max_positions: int = field()  # required, though Encoding has a default
+    max_positions: Size = field()  # required, though Encoding has a default
     _: KW_ONLY
-    dim: int
-    num_heads: int
-    head_dim: int
+    dim: Size
+    num_heads: Size
+    head_dim: Size
     untie_cls: bool = True
     beyond: str = "error"
     init_std: float = 0.02

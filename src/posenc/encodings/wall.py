@@ -11,7 +11,7 @@ from torch.nn.functional import linear, logsigmoid, pad
 
 from posenc.bias import Factored, Score
 from posenc.bias.carried import Carried, Stream, stream
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_head_dim, check_heads, check_input
 from posenc.functional import intercepted, transformed
 from posenc.positions import Positions
@@ -52,11 +52,11 @@ class Wall(Encoding):
     equal_to = "the authors' expression"
     causal_only = True
 
-    dim: int
+    dim: Size
     _: KW_ONLY
-    num_heads: int
-    head_dim: int
-    num_layers: int = 1
+    num_heads: Size
+    head_dim: Size
+    num_layers: Size = 1
     init_bias: float = 8.0
 
     def setup(self) -> None:

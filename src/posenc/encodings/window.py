@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.encoding import Encoding, require_fit
+from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter, remade
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+from posenc.positions.patches import marked, of_images
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 PAIRS = 2**20
@@ -26,8 +27,8 @@ PAIRS = 2**20
 
 class _PatchBias(Encoding):
     bias_reads_keys = False
-    num_heads: int
-    width: int
+    num_heads: Size
+    width: Size
 
     def on_grid(self, positions: Positions) -> Positions:
         """The same tokens at (row, column), those of one coordinate as patches that are numbered row by row."""
@@ -78,9 +79,7 @@ def _reach(grid: Positions) -> tuple[int, int]:
 
 
 def _of_offsets(function: OfOffset, num_heads: int, grid: Positions) -> Relative:
-    term = Relative(function, num_heads, grid)
-    term.temporaries = 10
-    return term
+    return Relative(function, num_heads, grid)
 
 
 def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
@@ -127,12 +126,12 @@ class WindowTable(_PatchBias):
     default_height: ClassVar[int] = 7
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    height: int | None = None
-    width: int = 7
-    num_layers: int = 1
-    train_length: int | None = None
+    height: Size | None = None
+    width: Size = 7
+    num_layers: Size = 1
+    train_length: Size | None = None
     init_std: float = 0.02
     beyond: str = "resize"
 
@@ -192,7 +191,7 @@ class WindowTable(_PatchBias):
     def of_several(self, sizes: Sequence[tuple[int, ...]], grid: Positions) -> tuple[OfOffset, Positions]:
         """(query place, key place) -> row of `entries`, where images have several sizes; places are (y, x, .., size's number)."""
         assert grid.images is not None
-        numbers, _ = grid.of_images([sizes.index(size) for size in grid.images])
+        numbers, _ = of_images(grid, [sizes.index(size) for size in grid.images])
         starts = [0, *accumulate((2 * height - 1) * (2 * width - 1) for height, width in sizes)]
         of_size = torch.tensor(
             [(*size, start) for size, start in zip(sizes, starts, strict=False)], device=grid.q.device
@@ -205,7 +204,7 @@ class WindowTable(_PatchBias):
         places = torch.cat(
             (grid.q.expand(numbers.shape[0], -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1
         )
-        return row, replace(grid, q=places).with_known(diagonal=grid.diagonal)
+        return row, grid.derived(q=places)
 
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
@@ -240,7 +239,7 @@ class ClassWindowTable(WindowTable):
     default_height = 14
 
     _: KW_ONLY
-    width: int = 14
+    width: Size = 14
     init_std: float = 0.0
     constant = True
 
@@ -249,7 +248,7 @@ class ClassWindowTable(WindowTable):
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         first = sum((2 * height - 1) * (2 * width - 1) for height, width in sizes)
-        grid = grid.marked()
+        grid = marked(grid)
         row: OfOffset = lambda i, j: _row(i - j, *sizes[0])  # noqa: E731
         if len(sizes) > 1:
             row, grid = self.of_several(sizes, grid)
@@ -292,12 +291,12 @@ class LogWindow(_PatchBias):
     equal_to = "transformers' Swin v2"
     constant = True
 
-    num_heads: int
+    num_heads: Size
     _: KW_ONLY
-    height: int = 8
-    width: int = 8
-    num_layers: int = 1
-    hidden: int = 512
+    height: Size = 8
+    width: Size = 8
+    num_layers: Size = 1
+    hidden: Size = 512
     cosine: bool = True
 
     def setup(self) -> None:

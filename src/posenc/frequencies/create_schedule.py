@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules as data and as text: made, read, written and compared."""
+"""Schedules as data and as text: made, read and written."""
 
-import math
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from posenc.errors import InputError, check_positive, unknown
-from posenc.frequencies.difference import Difference, compared
-from posenc.frequencies.schedules import SCHEDULES, Frequencies, check_factor, check_length
+from posenc.errors import InputError, unknown
+from posenc.frequencies.schedules import SCHEDULES, Frequencies
 from posenc.spec import Spec, check_options, parse_sum
 
-__all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", "parse"]
+__all__ = ["as_text", "complete", "create", "options_of", "parse"]
 
 
 def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Frequencies:
@@ -75,34 +73,6 @@ def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     parameters = options_of(name)
     needed = {k: v for k, v in shape.items() if k in parameters and parameters[k].default in (Parameter.empty, None)}
     return {"name": name, **needed, **options}
-
-
-def diff(
-    first: str | Mapping[str, Any],
-    second: str | Mapping[str, Any],
-    head_dim: int = 64,
-    base: float = 10000.0,
-    *,
-    factor: float = 4.0,
-    length: int = 4096,
-    at: float | None = None,
-) -> Difference:
-    """Compare two schedules, as strings ("yarn:beta_fast=16") or as data.
-
-    factor and length, the context length, go to the schedules that need them and do not say them. at: the distance in
-    tokens at which phases are compared, factor * length if None; schedules that depend on the text's length take it so.
-
-    Raises:
-        InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
-    """
-    at = check_factor(factor) * check_length(length) if at is None else at
-    check_positive(at=at)
-    shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
-    given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
-    names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
-    full = [as_text(schedule) for schedule in given]
-    made = [create(schedule, head_dim, base=base) for schedule in given]
-    return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)
 
 
 def options_of(name: str) -> dict[str, Parameter]:

@@ -24,7 +24,8 @@ from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
 from posenc.lab.study import difference, identity, in_words, versions
-from posenc.spec import REFUSED, names_code, read_json
+from posenc.lab.user_code import REFUSED, names_code
+from posenc.spec import read_json
 
 SUFFIX = ".json.gz"
 SCHEMA = 2

@@ -23,7 +23,7 @@ import torch.multiprocessing  # tensors in shared memory, between processes
 from posenc.errors import InputError, unknown
 from posenc.lab.machine import cores, keep_freed_memory
 from posenc.lab.processes import die_with_parent, shielded
-from posenc.scratch import scratch
+from posenc.pretrained.scratch import scratch
 from posenc_version import version
 
 __all__ = ["ENGINES", "Engine", "InProcess", "ProcessPool", "Ray", "Tick", "Work", "create"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.lab.experiment import Batch, Experiment, Variant, current_execution
-from posenc.transformer import TransformerBase
+from posenc.lab.transformer import TransformerBase
 
 BATCH_TOKENS = 8192
 """Tokens of one forward pass."""

@@ -22,9 +22,10 @@ from posenc.lab.machine import check_present
 from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
+from posenc.lab.transformer import Transformer, TransformerBase, TransformerConfig
+from posenc.lab.user_code import load_object, source_of
 from posenc.positions import Positions
-from posenc.spec import Spec, load_object, source_of
-from posenc.transformer import Transformer, TransformerBase, TransformerConfig
+from posenc.spec import Spec
 
 __all__ = [
     "Batch", "Criterion", "Dataset", "Execution", "Experiment", "Preset", "Run", "Scores", "Variant",

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from posenc.errors import InputError
-from posenc.scratch import replacing, sweep
+from posenc.pretrained.scratch import replacing, sweep
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

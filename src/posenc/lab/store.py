@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
-from posenc.scratch import sweep
+from posenc.pretrained.scratch import sweep
 
 T = TypeVar("T")
 LOCK, OWNER = ".lock", ".running"

@@ -23,7 +23,7 @@ from posenc.errors import InputError, listed
 from posenc.lab.behaviour import disagreement
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store, Stored
-from posenc.scratch import scratch
+from posenc.pretrained.scratch import scratch
 from posenc_version import version
 
 __all__ = ["Interrupted", "Pace", "Progress", "Results", "Stored", "Study", "run"]

@@ -22,7 +22,7 @@ from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
-from posenc.transformer import TransformerBase
+from posenc.lab.transformer import TransformerBase
 
 __all__ = ["CORE", "NAIVE", "PRESETS", "Settings", "accuracy"]
 

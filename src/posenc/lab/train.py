@@ -15,7 +15,7 @@ from posenc.encodings.shared import Affine
 from posenc.errors import InputError
 from posenc.lab.experiment import Execution, Experiment, Run, current_execution
 from posenc.lab.muon import Muon
-from posenc.transformer import Attention, TransformerBase
+from posenc.lab.transformer import Attention, TransformerBase
 
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""

@@ -19,6 +19,9 @@ from posenc.errors import (
 
 Ids = Tensor | Sequence[Any]
 
+ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048}
+"""The integers up to which a dtype has every one."""
+
 
 # ---------------------------------------------------------------- ids, masks and indices
 
@@ -36,8 +39,16 @@ def as_positions(name: str, ids: Ids) -> Tensor:
         raise InputError(f"{name} of shape {tuple(ids.shape)}: pass (n,), (batch, n) or (batch, n, axes), not empty")
     if ids.is_floating_point() and ids.is_meta:
         raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
-    if ids.is_floating_point() and not torch.compiler.is_compiling() and not bool(ids.isfinite().all()):
-        raise InputError(f"{name} has values that are not finite: positions must be numbers")
+    if ids.is_floating_point() and not torch.compiler.is_compiling():
+        if not bool(ids.isfinite().all()):
+            raise InputError(f"{name} has values that are not finite: positions must be numbers")
+        most = ROUNDED_ABOVE.get(ids.dtype)
+        same = (ids.reshape(*ids.shape[:2], -1).diff(dim=1) == 0).all(-1)
+        if most is not None and (bool((ids.abs() > most).any()) or bool(same.any())):
+            raise InputError(
+                f"{name} of {ids.dtype}: neighbours share a number, or integers above {most}, which it rounds",
+                "make them int64, or float32 where they are fractional",
+            )
     if ids.dtype == torch.bool:
         raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
     if ids.dim() == 3 and ids.shape[2] == 1:
@@ -58,6 +69,64 @@ def as_mask(name: str, mask: Ids) -> Tensor:
     if mask.dim() != 2 or mask.is_meta or 0 in mask.shape or not (binary or bool(((mask == 0) | (mask == 1)).all())):
         raise InputError(f"{name} of shape {tuple(mask.shape)}: pass (batch, num_keys) of ones and zeros")
     return mask.to(torch.bool, copy=True)  # the caller may change theirs later
+
+
+def kept(at: Tensor, placed: Tensor | None) -> Tensor:
+    """A copy of positions, (batch or 1, n) or (batch or 1, n, axes), with tokens without a place at 0 on every axis."""
+    if placed is None or at.dim() == 2:
+        return at.clone()  # the caller may change theirs later
+    return torch.where(placed[..., None], at, torch.zeros_like(at))
+
+
+def as_placed(placed: Ids, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Positions of queries and keys on several axes, where some tokens have no place, and which have one, see
+    `Positions.from_ids`."""
+    mask = as_numbers("placed", placed, k.device)
+    mask = as_mask("placed", mask[None] if mask.dim() == 1 else mask)
+    rows = k.shape[0] if k.shape[0] == q.shape[0] else 1
+    if k.dim() != 3 or mask.shape[1] != k.shape[1] or mask.shape[0] not in (1, rows):
+        raise InputError(
+            f"placed of shape {tuple(mask.shape)}: pass (n,) or (batch, n) for all {k.shape[1]} keys, of positions on "
+            "several axes"
+        )
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return q, k, None, None
+    of_q = mask[:, max(k.shape[1] - q.shape[1], 0) :]
+    at = kept(q, of_q)
+    return (at, at, of_q, of_q) if k is q else (at, kept(k, mask), of_q, mask)
+
+
+def as_padding(name: str, mask: Ids) -> Tensor:
+    """A (batch, n) mask in which True, or minus infinity beside zeros, is padding, as bool.
+
+    Raises:
+        InputError: another rank, or other numbers.
+    """
+    mask = as_numbers(name, mask)
+    if mask.is_floating_point() and not torch.compiler.is_compiling() and bool(mask.isinf().any()):
+        mask = torch.where(mask == -torch.inf, 1.0, mask)
+    return as_mask(name, mask)
+
+
+def check_order(q: Tensor, k: Tensor, checks: tuple[str, ...]) -> None:
+    """Raises:
+    InputError: "last": causal queries whose positions are not those of the last keys; "falls": positions that fall."""
+    if q.is_meta or k.is_meta:
+        return
+    if "last" in checks and not torch.equal(*torch.broadcast_tensors(q, k[:, k.shape[1] - q.shape[1] :])):
+        raise InputError(
+            f"position_ids are not the last {q.shape[1]} of key_ids, though causal queries are the last of all keys",
+            "pass the ids of the keys up to the queries; for a static cache, of which later slots are not filled yet, "
+            "Positions.in_slots(position_ids, slots)",
+        )
+    for row, at in (k.diff(dim=1) < 0).nonzero()[:1].tolist() if "falls" in checks else []:
+        before, after = k[row, at : at + 2].tolist()
+        raise InputError(
+            f"position_ids fall from {before} to {after} in row {row}: a causal token sees every earlier one, also of "
+            "another document",
+            "for packed documents pass packed=True or use Positions.packed(lengths), for padding "
+            "Positions.from_mask, for one text in another order packed=False",
+        )
 
 
 def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
@@ -276,3 +345,17 @@ def unplaced_index(placed: Tensor, documents: Tensor | None) -> Tensor:
 def first_frame(coordinates: Tensor) -> Tensor:
     """(..., 2) coordinates of an image's tokens as those of a video's first frame, (..., 3)."""
     return torch.nn.functional.pad(coordinates, (1, 0))
+
+
+def check_prefix(prefix_lengths: object, prefix: Tensor, slots: Tensor, batch: int) -> None:
+    """Raises:
+    InputError: queries in these slots of the keys, (batch or 1, n), begin inside a prefix, (batch or 1, num_keys)."""
+    rows = max(batch, prefix.shape[0])
+    slots = slots.clamp(0, prefix.shape[1] - 1).expand(rows, -1)
+    inside = prefix.expand(rows, -1).gather(1, slots).sum(1)
+    if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
+        raise InputError(
+            f"the {slots.shape[1]} queries begin inside the prefix",
+            "read a prefix in one call, since its first tokens see its last ones",
+            prefix_lengths=prefix_lengths,
+        )

@@ -93,6 +93,15 @@ def segments(positions: Positions) -> Segments | None:
     return positions.shared("segments", lambda: _read(positions))
 
 
+def distances_of(positions: Positions) -> Tensor | None:
+    """Every distance that a query may have from a key, (span's length,) from the longest to the shortest; None where it is not
+    known without reading a tensor."""
+    if positions.span is None:
+        return None
+    shortest, longest = positions.span
+    return positions.shared("distances", lambda: torch.arange(longest, shortest - 1, -1, device=positions.q.device))
+
+
 def visible_keys(positions: Positions, region: Region) -> tuple[int, int, bool]:
     """The first key and the end of those that causal queries see in a region, and whether every query is known to see each;
     all of the keys where that is not known without effort, or where several queries see most."""

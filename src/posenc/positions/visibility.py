@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys a query sees: by distance, in closures for masks, and counted. Pure functions of tensors."""
+"""Which keys a query sees: `Visibility`, the one value that says it, and regions by distance, blocks, hidden tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from posenc.errors import InputError
 from posenc.functional import intercepted, transformed
-from posenc.positions.ids import numbered
+from posenc.positions.ids import check_range, index_in_document, numbered
+from posenc.positions.shared import Shared
+
+T = TypeVar("T")
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query index, key index) -> bool, FlexAttention's signature, broadcastable."""
@@ -134,15 +139,20 @@ class VisibleBlocks(NamedTuple):
             return lambda b, h, i, j: table[0, q(b, i), k(b, j)]
         return lambda b, h, i, j: table[b, q(b, i), k(b, j)]
 
-    def select(self, of_q: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "VisibleBlocks":
-        """The same blocks, for the queries and the keys that two functions of (batch or 1, n) tensors select."""
-        return self._replace(q=of_q(self.q), k=of_k(self.k))
-
-
-class DraftTree(VisibleBlocks):
-    """Those of a tree of drafts, see `Positions.with_tree`: tokens do not see all that come before them in their order."""
-
-    __slots__ = ()
+    def check(self, size: int, batch: int) -> None:
+        """Raises:
+        InputError: a table with fewer blocks than the tokens take, or of another number of rows."""
+        if self.table is None or torch.compiler.is_compiling():
+            return
+        rows, *counts = self.table.shape
+        for name, index, count in zip(("queries", "keys"), (self.q, self.k), counts, strict=True):
+            if int(index.max()) >= count:
+                raise InputError(
+                    f"table {tuple(self.table.shape)} has {count} blocks of {size} tokens for the {name}, which take "
+                    f"{int(index.max()) + 1}: give a row or a column for each block"
+                )
+        if rows > 1 and batch not in (1, rows):
+            raise InputError(f"table of {rows} rows, positions of {batch}: give one table, or one for each row")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +167,277 @@ class Branch:
     k: PositionMapping | None = None
     most: int | None = None
     turns: bool = False
+
+
+Cut = slice | Callable[[Tensor], Tensor] | None
+"""Which tokens of (batch or 1, n, ...) tensors are taken; None: all."""
+
+
+class Extent(NamedTuple):
+    """What is known of a tensor of integers, (batch or 1, n): all lie in low .. high; runs: every row is low, low + 1, .. high."""
+
+    low: int
+    high: int
+    runs: bool = False
+
+    def cut(self, part: Cut, count: int) -> "Extent":
+        """That of the part of the `count` numbers of each row."""
+        if part is None or not self.runs:
+            return self
+        if not isinstance(part, slice):
+            return self._replace(runs=False)
+        first, end, _ = part.indices(count)
+        return Extent(self.low + first, self.low + end - 1, True)
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Extent | None":
+        """None: the numbers are fractional, have several axes, or cannot be read without waiting for a device."""
+        if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dim() != 2 or x.is_floating_point():
+            return None
+        if transformed() or intercepted():
+            return None
+        low, high = (int(limit) for limit in x.aminmax())
+        return cls(low, high, high - low == x.shape[1] - 1 and bool((x.diff(dim=1) == 1).all()))
+
+
+PAIRS = (
+    ("q", "k"), ("q_order", "k_order"), ("q_valid", "valid"), ("q_document", "k_document"), ("q_placed", "k_placed"),
+)  # fmt: skip
+"""The tensors of `Positions`, of the queries and of the keys; and there is `prefix`, of the keys."""
+
+TENSORS = (*chain.from_iterable(PAIRS), "prefix")
+
+
+def taken(x: T, cut: Cut) -> T:
+    """The tokens of a tensor, or None, that a cut takes."""
+    if not isinstance(x, Tensor) or cut is None:
+        return x
+    return x[:, cut] if isinstance(cut, slice) else cut(x)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Visibility(Shared):
+    """Which keys each query sees. Everything that restricts it is a field here, and whatever is derived from positions takes
+    all fields along, see `Positions.derived` and `Positions.select`."""
+
+    q_order: Tensor
+    """(batch or 1, n) integers: a causal query sees the keys whose order is at most its own. Separate from the
+    positions, which may be shared by tokens, fractional or restart per document."""
+    k_order: Tensor
+    """Likewise, of the keys"""
+    causal: bool = False
+    """Whether order restricts what a query sees"""
+    valid: Tensor | None = None
+    """(batch or 1, num_keys) bool; False marks padding. None: every key is valid."""
+    q_valid: Tensor | None = None
+    """(batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing"""
+    q_document: Tensor | None = None
+    """(batch or 1, n) integers; a query sees keys of its document. None: one document."""
+    k_document: Tensor | None = None
+    """Likewise, of the keys"""
+    prefix: Tensor | None = None
+    """(batch or 1, num_keys) bool: keys that causal queries before them see, too, see `Positions.with_prefix`"""
+    window: Window | None = None
+    """How many tokens before and after it a query sees, counted by their order, see `Positions.with_window`"""
+    blocks: tuple[VisibleBlocks, ...] = ()
+    """Which blocks of tokens see one another, see `Positions.with_blocks`; a query sees what all of them leave"""
+    counted: bool = True
+    """Whether this says all of what is visible. False: a mask beside it hides more, as a 4-D mask of transformers does, so
+    `visible_counts` and `Positions.lengths` refuse to count."""
+
+    # computed from the ids when the object is made, see `Positions.__post_init__`
+    start: tuple[int, int] | None = field(default=None, init=False)
+    """(first query position, first key position) when both run contiguously by ones, identically in every row and, where
+    order matters, as their orders do, with nothing padded or packed: the case that fused paths recognise without reading a tensor"""
+    diagonal: int | None = field(default=None, init=False)
+    """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
+    run by ones. None: rows differ, there is a prefix, or it is not known without waiting for a device."""
+    span: tuple[int, int] | None = field(default=None, init=False)
+    """(shortest, longest) distance that a query may have from a key. None: not known, or far more than there are tokens."""
+
+    @property
+    def num_queries(self) -> int:
+        return self.q_order.shape[1]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k_order.shape[1]
+
+    @property
+    def batch(self) -> int:
+        """Number of different rows; 1 if all rows of a batch are the same."""
+        return self.shared("batch", self._rows)
+
+    def _rows(self) -> int:
+        every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
+        return max([x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None])
+
+    def mask_mod(self) -> MaskMod:
+        """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
+        q_order, k_order = rowwise(self.q_order), rowwise(self.k_order)
+        valid, q_valid, prefix = (None if x is None else rowwise(x) for x in (self.valid, self.q_valid, self.prefix))
+        documents = None
+        if self.q_document is not None and self.k_document is not None:
+            documents = rowwise(self.q_document), rowwise(self.k_document)
+        causal, (before, after) = self.causal, self.window or (None, None)
+        blocks = [each.mask_mod() for each in self.blocks]
+
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            seen = (b >= 0) & (i >= 0) & (j >= 0)
+            if causal:
+                past = k_order(b, j) <= q_order(b, i)
+                seen = seen & (past if prefix is None else past | prefix(b, j))
+            if before is not None:
+                seen = seen & (q_order(b, i) - k_order(b, j) <= before)
+            if after is not None:
+                seen = seen & (k_order(b, j) - q_order(b, i) <= after)
+            if valid is not None:
+                seen = seen & valid(b, j)
+            if q_valid is not None:
+                seen = seen & q_valid(b, i)
+            if documents is not None:
+                seen = seen & (documents[0](b, i) == documents[1](b, j))
+            for block in blocks:
+                seen = seen & block(b, h, i, j)
+            return seen
+
+        return visible
+
+    def mask(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key.
+        first, end: for these queries only.
+
+        Raises:
+            InputError: they are not a range of the queries.
+        """
+        check_range(first, end, self.num_queries)
+        if self.causal and self.unmasked:
+            return self.k_order[:, None, None] <= self.q_order[:, None, first:end, None]
+        rows = (self.num_queries if end is None else end) - first
+        b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q_order.device)
+        return self.mask_mod()(b, h, i + first, j)
+
+    @property
+    def all_visible(self) -> bool:
+        """True if every query sees every key; False also if a tensor would have to be read to know it."""
+        before, after = self.window or (None, None)
+        if self.hides_tokens or self.prefix is not None or len(self.blocks) > 0:
+            return False
+        if not self.causal and self.window is None:
+            return True
+        if self.diagonal is None:
+            return False
+        ahead = self.num_keys - 1 - self.diagonal  # tokens that query 0 would see after itself
+        if self.causal and ahead > 0:
+            return False
+        return (before is None or self.num_queries - 1 + self.diagonal <= before) and (after is None or ahead <= after)
+
+    @property
+    def unmasked(self) -> bool:
+        """True if only causality restricts what a query sees."""
+        return not self.hides_tokens and self.prefix is None and self.window is None and len(self.blocks) == 0
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether there is padding, or more than one document."""
+        return self.valid is not None or self.q_valid is not None or self.q_document is not None
+
+    def hidden(self) -> tuple[Hidden | None, Hidden | None]:
+        """The queries that are padding, and the keys that no query sees: padding, and what comes after every query, as free
+        slots of a cache do. None: there are none. What only a window or a document hides is a token."""
+        if self.valid is None and self.q_valid is None and (not self.causal or self.q_order is self.k_order):
+            return None, None
+        return self.shared("hidden", self._hidden)
+
+    def _hidden(self) -> tuple[Hidden | None, Hidden | None]:
+        queries = None if self.q_valid is None else ~self.q_valid
+        keys = None if self.valid is None else ~self.valid
+        ahead = None if self.diagonal is None else self.num_keys - self.diagonal - self.num_queries
+        if self.causal and self.q_order is not self.k_order and (ahead is None or ahead > 0):
+            later = self.k_order > self.q_order.amax(1, keepdim=True)
+            later = later if self.prefix is None else later & ~self.prefix
+            keys = later if keys is None else keys | later
+        return Hidden.of(queries), Hidden.of(keys)
+
+    @property
+    def sees_future(self) -> bool:
+        """Whether a query may see keys after itself."""
+        return not self.causal or self.prefix is not None
+
+    @property
+    def region(self) -> Region:
+        """The window as a region of distances in the tokens' order."""
+        before, after = self.window or (None, None)
+        if before is None and after is None:
+            return EVERYTHING
+        return Region(None if after is None else -after, None if before is None else before + 1)
+
+    def require_counted(self) -> None:
+        """Refuse positions that do not say all of what is visible, for what counts it.
+
+        Raises:
+            InputError: a mask beside these positions hides more (`counted`).
+        """
+        if not self.counted:
+            raise InputError(
+                "this encoding reads how many or which tokens are visible, which a 4-D mask hides: pass a 2-D mask, or position_ids that "
+                "start again with each packed document and use_cache=False"
+            )
+
+    def visible_counts(self) -> Tensor:
+        """How many keys each query sees, (batch or 1, num_queries).
+
+        Raises:
+            InputError: a mask beside these positions hides more (`counted`).
+        """
+        self.require_counted()
+        if self.all_visible:
+            return torch.full_like(self.q_order, self.num_keys)
+        if len(self.blocks) > 0 or (self.prefix is not None and self.window is not None):
+            rows = self.num_queries if torch.compiler.is_compiling() else 1024  # a mask of all is large
+            ends = range(0, self.num_queries, rows)
+            return torch.cat([self.mask(at, min(at + rows, self.num_queries))[:, 0].sum(-1) for at in ends], 1)
+        before, after = self.window or (None, None)
+        after = 0 if self.causal else after
+        if not self.hides_tokens and self.start is not None and self.prefix is None:
+            index = self.q_order - self.k_order[:, :1]
+            end = torch.full_like(index, self.num_keys) if after is None else index + after + 1
+            first = torch.zeros_like(index) if before is None else (index - before).clamp(0, self.num_keys)
+            return (end.clamp(0, self.num_keys) - first).clamp(min=0)
+        q, k, q_document, k_document, valid, prefix = (
+            x if x is None else x.expand(self.batch, -1)
+            for x in (self.q_order, self.k_order, self.q_document, self.k_document, self.valid, self.prefix)
+        )
+        assert q is not None
+        assert k is not None
+        if prefix is not None and self.causal:  # as if before every query
+            k = torch.where(prefix, torch.minimum(k.amin(1, keepdim=True), q.amin(1, keepdim=True)), k)
+        if q_document is None or k_document is None:
+            q_document, k_document = torch.zeros_like(q), torch.zeros_like(k)
+        counts = count_between(q, k, q_document, k_document, valid, (before, after))
+        return counts if self.q_valid is None else counts * self.q_valid
+
+    def in_blocks(self, size: int, table: Tensor | None) -> VisibleBlocks:
+        """The blocks of `Positions.with_blocks`."""
+        numbers = [
+            at if tokens is None else at * tokens
+            for at, tokens in zip(self.from_first(), (self.q_valid, self.valid), strict=True)
+        ]
+        table = table if table is None or table.dim() == 3 else table[None]
+        of_q, of_k = (index.clamp(min=0) // size for index in numbers)
+        blocks = VisibleBlocks(None if table is None else table.to(of_q.device), of_q, of_k)
+        blocks.check(size, self.batch)
+        return blocks
+
+    def from_first(self) -> tuple[Tensor, Tensor]:
+        """How far each query and each key is, by order, from the first token of its row or document, (batch or 1, n)."""
+        if self.q_document is not None and self.k_document is not None:
+            return index_in_document(self.q_document), index_in_document(self.k_document)
+        order = self.k_order
+        if self.valid is not None:
+            order = order.masked_fill(~self.valid, torch.iinfo(torch.long).max)
+        first = order.amin(1, keepdim=True)
+        return self.q_order - first, self.k_order - first
 
 
 def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -9,6 +9,7 @@
     posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.toml, their remedies
     DoctorCallback()                                               training.py   of a Trainer: its first batch
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
+    multimodal(tokens, rule) -> Positions                          multimodal_positions.py   text with images and videos
     posenc.hf.register()                                           hf.py         transformers' models with any encoding
     posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
     loss_by_position(model, ids) -> losses                         inference.py  and verify.py, before and after
@@ -23,6 +24,7 @@ Importing these needs torch alone; using them needs transformers.
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.load import load
 from posenc.pretrained.models import ModelStructure, model_structure
+from posenc.pretrained.multimodal_positions import multimodal
 from posenc.pretrained.nbce import nbce_generate
 
-__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "nbce_generate"]
+__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "multimodal", "nbce_generate"]

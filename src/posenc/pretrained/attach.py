@@ -10,7 +10,7 @@ round its frequencies, and a map turns queries and keys on from there.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -24,6 +24,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.visible import Window
 from posenc.errors import InputError
+from posenc.positions.memory import Memory
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
@@ -203,20 +204,20 @@ def check_attention(structure: ModelStructure) -> None:
 
 
 class VisibilityCache:
-    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds; and of the layers that a backward pass
-    computes again. Copies of a model start empty."""
+    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds, with what they share at its positions; and
+    of the layers that a backward pass computes again. Copies of a model start empty."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Tensor | None, Tensor | None, tuple[object, ...], Visibility]] = []
-        self.in_pass = False
+        self.memory: Memory | None = None
 
     def begin(self) -> None:
         self.entries.clear()
-        self.in_pass = True
+        self.memory = Memory.of_pass()
 
     def end(self) -> None:
         self.entries.clear()
-        self.in_pass = False
+        self.memory = None
 
     def get(self, call: AttentionCall) -> Visibility:
         mask, ids = call.mask, call.position_ids
@@ -227,7 +228,8 @@ class VisibilityCache:
             if its_mask is mask and its_ids is ids and its_sizes == sizes:
                 return value
         value = visibility(mask, ids, *sizes)
-        if self.in_pass or self.entries or _after_backward(self.entries.clear):
+        value = replace(value, positions=value.positions.in_pass(self.memory))
+        if self.memory is not None or self.entries or _after_backward(self.entries.clear):
             self.entries.append((mask, ids, sizes, value))
         return value
 

@@ -13,6 +13,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import PairwiseRotary
 from posenc.encodings.rotary_axes import AxesRotary
+from posenc.encodings.shared import key_angles
 from posenc.errors import InputError, as_numbers, check_integers, check_tensor, unknown
 from posenc.functional import Layout, check_even, layout_permutation
 from posenc.positions import Positions
@@ -60,8 +61,10 @@ def re_rotate(
     """
     check_tensor("keys", keys)
     target = encoding if into is None else into
-    before = encoding.key_angles(_keys_at("positions", positions, keys), layer)
-    after = target.key_angles(_keys_at("positions", positions, keys) if to is None else _keys_at("to", to, keys), layer)
+    before = key_angles(encoding, _keys_at("positions", positions, keys), layer)
+    after = key_angles(
+        target, _keys_at("positions", positions, keys) if to is None else _keys_at("to", to, keys), layer
+    )
     if not isinstance(encoding, RotaryKind) or not isinstance(target, RotaryKind):
         raise InputError(
             f"{encoding}: re_rotate moves keys of Rotary, rotations with axes, and PoPE, and values of RoVE"

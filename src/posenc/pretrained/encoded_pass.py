@@ -13,6 +13,7 @@ from posenc.encoding import Encoding, augmented_by
 from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.positions.memory import Memory
 from posenc.pretrained.attach import AttentionCall, attended, combined
 from posenc.pretrained.masks import FAR, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
@@ -33,19 +34,20 @@ class Plan:
 
     def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
         if self.sums is None or self.sums[0] is not encoding:
-            part = [encoding.at(self.number)[0]] if self.layer.rotates else []
+            part = [encoding.acting_in(self.number).part] if self.layer.rotates else []
             window = [] if self.layer.window is None else [Window(self.layer.window - 1)]
             self.sums = encoding, combined(*part), combined(*part, *window)
         return self.sums[1:]
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class ModelPass:
     """The tokens of a forward pass, as all layers see them that have all keys. made: for the layers whose cache has been cut."""
 
     encoding: Encoding
     visible: Visibility
     position_ids: Tensor
+    memory: Memory | None
     made: list[tuple[Tensor | None, int, Visibility]] = field(default_factory=list)
 
     def visible_among(self, keys: int, mask: Tensor | None) -> Visibility:
@@ -61,12 +63,12 @@ class Pass:
         # without a mask its keys are the last before the end of the queries
         order = cut.k_order if mask is not None else cut.k_order + (positions.q_order[..., -1:] + 1 - keys)
         k = positions.k.gather(1, order.expand(len(positions.k), -1))
-        visible = replace(visible, positions=replace(cut, q=positions.q, k=k).with_pass_cache())
+        visible = replace(visible, positions=replace(cut, q=positions.q, k=k).in_pass(self.memory))
         self.made.append((mask, keys, visible))
         return visible
 
 
-def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
+def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> ModelPass:
     """Where the tokens of a forward pass are.
 
     inputs: the decoder's, by name. Positions are position_ids; where none are given, tokens count from the first that is no
@@ -106,8 +108,9 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     positions = visible.positions
     if not encoding.shift_invariant:
         positions = _moved(positions, ids)
-    positions = augmented_by(encoding, positions, rows).with_pass_cache()
-    return Pass(encoding, replace(visible, positions=positions), ids)
+    memory = Memory.of_pass()
+    positions = augmented_by(encoding, positions, rows).in_pass(memory)
+    return ModelPass(encoding, replace(visible, positions=positions), ids, memory)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:
@@ -116,11 +119,11 @@ def _moved(positions: Positions, ids: Tensor) -> Positions:
     if valid is not None and q_valid is not None:
         ahead = torch.where(q_valid, ahead, -FAR).amax(1, keepdim=True).clamp(min=-positions.num_keys)
         q, k = torch.where(q_valid, positions.q + ahead, 0), torch.where(valid, positions.k + ahead, 0)
-        return replace(positions, q=q, k=k).with_known(diagonal=positions.diagonal)
+        return positions.derived(q=q, k=k)
     ahead = ahead[:, :1]
     if not torch.compiler.is_compiling() and not bool(ahead.any()):
         return positions
-    return replace(positions, q=positions.q + ahead, k=positions.k + ahead).with_known(diagonal=positions.diagonal)
+    return positions.derived(q=positions.q + ahead, k=positions.k + ahead)
 
 
 def attend(call: AttentionCall) -> Tensor:
@@ -143,7 +146,7 @@ def attend(call: AttentionCall) -> Tensor:
     if plan.layer.rotates:
         usual = float(call.query.shape[3] ** -0.5)
         scale = here.encoding.scale_of(plan.number, call.query.shape[3])
-        options = {"layer": here.encoding.at(plan.number)[1], "gates": gates}
+        options = {"layer": here.encoding.acting_in(plan.number).number, "gates": gates}
         if scale != usual and call.scale is not None:
             # it is in place of 1 / sqrt(d), which the model's may not be
             options["scale"] = call.scale * scale / usual

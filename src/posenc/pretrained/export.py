@@ -30,7 +30,7 @@ from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwr
 from posenc.pretrained.plain_form import plain_form
 from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, PROGRAMS, TRANSFORMERS, VLLM
 from posenc.pretrained.rope_config import hf_config, rope_parameters_of, writable
-from posenc.scratch import replacing, sweep
+from posenc.pretrained.scratch import replacing, sweep
 
 __all__ = ["Export", "ProgramAnswer", "expresses", "rope_parameters_of", "to_hf"]
 

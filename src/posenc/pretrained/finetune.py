@@ -24,7 +24,7 @@ from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.pretrained.models import model_structure, unwrap
-from posenc.stopping import stoppable
+from posenc.pretrained.stopping import stoppable
 
 SETTINGS = "steps", "learning_rate", "length", "batch_size", "lora", "pose", "target_length", "warmup", "seed"
 

@@ -17,7 +17,7 @@ from posenc.pretrained.extend import plan_rotary
 from posenc.pretrained.gguf_keys import DIVISORS, llama_cpp_keys
 from posenc.pretrained.gguf_reader import described
 from posenc.pretrained.rope_config import MAX_STRETCH
-from posenc.scratch import replacing, sweep
+from posenc.pretrained.scratch import replacing, sweep
 
 REPLACED = ("rope.freq_base", "rope.scaling.", "rope.scale_linear")
 """How the keys of a rotation begin, after the architecture, that are written anew."""

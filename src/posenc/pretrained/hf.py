@@ -28,7 +28,7 @@ from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.pretrained.attach import register_attention, unrotated
-from posenc.pretrained.encoded_pass import NAME, GatedCache, Pass, Plan, attend, begun
+from posenc.pretrained.encoded_pass import NAME, GatedCache, ModelPass, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import token_index
 from posenc.pretrained.models import CACHES, ModelStructure, model_structure
@@ -325,7 +325,10 @@ class _Encoded:
             if acting is None or kind in tried:
                 continue
             tried.append(kind)
-            gates, layer = gates_of(encoding, x, plan.number) if plan.layer.rotates else (), encoding.at(plan.number)[1]
+            gates, layer = (
+                gates_of(encoding, x, plan.number) if plan.layer.rotates else (),
+                encoding.acting_in(plan.number).number,
+            )
             sink = getattr(plan.layer.module, "sinks", None)
             attention(q, k, k, windowed, positions, layer=layer, gates=gates, sink=sink)
 
@@ -363,7 +366,7 @@ class _Encoded:
 
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
-        here: Pass = named.pop("posenc_pass")
+        here: ModelPass = named.pop("posenc_pass")
         x = here.encoding.effects(here.visible.positions, number).embedded(given[0])
         return (x, *given[1:]), named | {"attention_mask": (here, named.get("attention_mask"))}
 

@@ -10,7 +10,7 @@ decoding step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -119,7 +119,7 @@ def visibility(
     q = k if queries == keys else end - queries + 1 + k[:, :queries]
     positions = _positions(q, k, anyone.any(1), position_ids)
     causal = not torch.compiler.is_compiling() and not bool((anyone & (k[:, None] > q[:, :, None])).any())
-    return Visibility(replace(positions.with_causal(causal), counted=False), allowed)
+    return Visibility(positions.with_causal(causal).derived(counted=False), allowed)
 
 
 def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor | None) -> Positions:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posenc.errors import InputError
-from posenc.scratch import scratch
+from posenc.pretrained.scratch import scratch
 
 
 class Packaged(NamedTuple):

@@ -73,7 +73,7 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
 
 
 def _layer(model: Any, plan: Any) -> _Layer:
-    encoding = model.acting_encoding.at(plan.number)[0] if plan.layer.rotates else NoPE()
+    encoding = model.acting_encoding.acting_in(plan.number).part if plan.layer.rotates else NoPE()
     window, rotation = plan.layer.window, None
     for part in _parts(encoding):
         if type(part) is Window and isinstance(part.before, int):

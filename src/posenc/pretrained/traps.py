@@ -13,12 +13,12 @@ from torch import Tensor
 from posenc import frequencies
 from posenc.encodings.rotary_axes import MRotary
 from posenc.errors import InputError
-from posenc.positions import Positions
-from posenc.positions.multimodal import RULES
 from posenc.pretrained.checked import weight_files
 from posenc.pretrained.computed import declared_scale
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import attention_layers, cache_name
+from posenc.pretrained.multimodal_positions import RULES
+from posenc.pretrained.multimodal_positions import multimodal as multimodal_positions
 from posenc.pretrained.parameters import is_number
 from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
 
@@ -198,7 +198,7 @@ def _image_positions(probe: Probe) -> Evidence:
         input_ids=ids, mm_token_type_ids=types, image_grid_thw=grids * torch.tensor([1, merge, merge]),
         attention_mask=torch.ones_like(ids),
     )[0]  # fmt: skip
-    expected = Positions.multimodal([3, (2, 3), 2, (3, 1), 4], rule=rule).k
+    expected = multimodal_positions([3, (2, 3), 2, (3, 1), 4], rule=rule).k
     if found.shape[-1] != expected.shape[-2] or not torch.equal(found[:, 0].T, expected.reshape(-1, 3)):
         off = (found[:, 0].T - expected.reshape(-1, 3)).abs()
         axes = [name for name, axis in zip(("time", "height", "width"), off.T, strict=True) if axis.any()]

@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from posenc.analysis.difference import COLUMNS, TENTH, Difference
 from posenc.errors import InputError
-from posenc.frequencies.difference import COLUMNS, TENTH, Difference
 from posenc.lab.table import Table
 from posenc.report.drawn import beside, drawn
 from posenc.report.explorer import block, checked, fields

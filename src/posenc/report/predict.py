@@ -18,8 +18,8 @@ from posenc.lab.data import Text
 from posenc.lab.experiment import Run
 from posenc.lab.text import Settings
 from posenc.lab.train import train
+from posenc.lab.transformer import Transformer
 from posenc.report.html import asset, filled
-from posenc.transformer import Transformer
 
 __all__ = ["ENCODINGS", "LANGUAGES", "MOST_BYTES", "Weights", "page", "passages", "trained"]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, first_line
+from posenc.errors import InputError
 from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
+from posenc.lab.messages import first_line
 
 BYTES, LARGEST = 256, 1_000_000
 """The ids of bytes, and more ids than any tokenizer in use has."""

@@ -17,7 +17,7 @@ from posenc.lab.data.corpus_text import IGNORED
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import CORE, LEADERBOARD, Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import Aggregate, level, share
-from posenc.transformer import TransformerBase
+from posenc.lab.transformer import TransformerBase
 
 __all__ = ["IGNORED", "SequenceBatch", "Synthetic", "SyntheticCorpus", "answered"]
 

@@ -1,5 +1,5 @@
 "use strict";
-// posenc.transformer in the browser: a causal Transformer that reads a text some bytes at a time, as a cache lets it. What
+// posenc.lab.transformer in the browser: a causal Transformer that reads a text some bytes at a time, as a cache lets it. What
 // stands before a byte does not change when bytes follow or are replaced, so only those from the first change on are read.
 posenc.network = (() => {
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", ZERO = 32;

@@ -202,3 +202,13 @@ def swin_bias(table: Any, height: int, width: int, **options: Any) -> Tensor:
 
 def _distances(distance: Distance, queries: int, keys: int) -> Tensor:
     return torch.tensor([[distance(i, j, queries, keys) for j in range(keys)] for i in range(queries)])
+
+
+def tisa(distance: Tensor, amplitude: Tensor, sharpness: Tensor, centre: Tensor) -> Tensor:
+    """TISA's bias of query minus key position, (rows, 1, queries, keys); the kernels of each head are (heads, kernels) (Wennberg and
+    Henter 2021, section 4.1, where it is a function of key minus query position)."""
+    heads = []
+    for of_head in zip(amplitude.tolist(), sharpness.tolist(), centre.tolist(), strict=True):
+        terms = [a * torch.exp(-abs(b) * (-distance.double() - c) ** 2) for a, b, c in zip(*of_head, strict=True)]
+        heads.append(sum(terms[1:], terms[0]))
+    return torch.cat(heads, 1)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import posenc
-from posenc import InputError, Positions
-from posenc.positions.multimodal import RULES
+from posenc import InputError
+from posenc.pretrained.multimodal_positions import RULES, multimodal
 from posenc.testing.oracles import places
 
 SIDE = st.integers(1, 5)
@@ -72,7 +72,7 @@ def batch_of(rows, side="right", merge=1, framewise=False):
 
 
 def given_row(kinds, images, videos, rule, **options):
-    return Positions.multimodal(
+    return multimodal(
         kinds, rule, image_grid_thw=images, video_grid_thw=videos, **IDS, **options
     )  # fmt: skip
 
@@ -180,8 +180,8 @@ def test_the_next_tokens_are_where_transformers_has_them(family, data, steps):
 def test_text_goes_on_after_the_last_frame_of_a_video():
     # Qwen2-VL's paper and transformers 4. transformers 5 leaves the frames out of it in a row, but not in decoding
     parts = [1, (2, 3, 5), 1]
-    assert Positions.multimodal(parts).q[0, -1].tolist() == [6] * 3
-    assert Positions.multimodal(parts, count_frames=False).q[0, -1].tolist() == [4] * 3
+    assert multimodal(parts).q[0, -1].tolist() == [6] * 3
+    assert multimodal(parts, count_frames=False).q[0, -1].tolist() == [4] * 3
     kinds, _, _, videos = batch_of([[1, (5, 2, 3, True), 1]])
     theirs, ahead = theirs_of("qwen2_vl", 1).get_rope_index(kinds, kinds, video_grid_thw=videos)
     assert theirs[:, 0, -1].tolist() == [4] * 3
@@ -204,7 +204,7 @@ def test_rows_are_their_loops(rule, data, side):
     for at, marks, row in zip(q, mask.bool(), rows, strict=True):
         assert_close(at[marks].double(), torch.tensor(LOOPS[rule](plain(row)), dtype=torch.float64), rtol=0, atol=1e-9)
         assert not at[~marks].any()
-    packed = Positions.multimodal(
+    packed = multimodal(
         kinds[mask.bool()][None], rule, image_grid_thw=images, video_grid_thw=videos, **IDS,
         document_ids=mask.nonzero()[:, 0], causal=True,
     )  # fmt: skip
@@ -220,13 +220,13 @@ def test_parts_are_rows(rule, data):
     visions = IMAGES if rule in STILLS or RULES[rule].framewise else IMAGES | VIDEOS
     row = data.draw(a_row(visions))
     parts = [part if isinstance(part, int) else (*part[1:3], *part[:1])[: 2 + (part[0] > 1)] for part in row]
-    q = Positions.multimodal(parts, rule).q[0]
+    q = multimodal(parts, rule).q[0]
     want = torch.tensor(LOOPS[rule](plain(row)), dtype=torch.float64)
     assert_close((q[:, None] if q.dim() == 1 else q).double(), want, rtol=0, atol=1e-9)
-    step = Positions.multimodal([*parts, 2], rule, 2, causal=True)
+    step = multimodal([*parts, 2], rule, 2, causal=True)
     assert torch.equal(step.k[0, :-2], q)
     assert torch.equal(step.q, step.k[:, -2:])
-    assert torch.equal(step.mask(), Positions.multimodal([*parts, 2], rule, causal=True).mask()[:, :, -2:])
+    assert torch.equal(step.mask(), multimodal([*parts, 2], rule, causal=True).mask()[:, :, -2:])
 
 
 @SOME
@@ -270,14 +270,14 @@ def test_no_images_are_an_empty_table(empty):
 def test_padding_alone_is_at_0(rule):
     kinds = torch.zeros(2, 3, dtype=torch.long)
     for hidden in ({"attention_mask": kinds}, {"document_ids": kinds[:1] - 1}):
-        positions = Positions.multimodal(kinds, rule, **hidden)
+        positions = multimodal(kinds, rule, **hidden)
         assert not positions.q.any()
         assert not positions.mask().any()
 
 
 def test_one_row_of_documents_is_for_all():
     kinds = torch.tensor([[0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 2, 2]])
-    positions = Positions.multimodal(
+    positions = multimodal(
         kinds, image_grid_thw=[[1, 2, 1]], video_grid_thw=[[2, 1, 1]], spatial_merge_size=1, **IDS,
         document_ids=torch.tensor([4, 4, 4, -1, 2, 2]),
     )  # fmt: skip
@@ -288,7 +288,7 @@ def test_one_row_of_documents_is_for_all():
 
 def test_v2pe_needs_no_sizes():
     kinds = torch.tensor([[0, 1, 1, 1, 0, 2, 2, 0]])
-    positions = Positions.multimodal(kinds, "v2pe", delta=0.5, **IDS)
+    positions = multimodal(kinds, "v2pe", delta=0.5, **IDS)
     assert positions.q.tolist() == [[0, 0.5, 1, 1.5, 3, 3.5, 4, 5]]
 
 
@@ -301,10 +301,10 @@ def test_a_cache_and_padding_leave_attention_as_it_is(rule):
     kinds, sizes = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 0, 0]]), torch.tensor([[1, 4, 6]])
     options = {"image_token_id": 1, "image_grid_thw": sizes, "causal": True}
     q, k, v = torch.randn(3, 1, 2, 10, 12, dtype=torch.float64)
-    full = posenc.attention(q, k, v, encoding, Positions.multimodal(kinds, rule, **options))
-    step = Positions.multimodal(kinds, rule, 1, **options)
+    full = posenc.attention(q, k, v, encoding, multimodal(kinds, rule, **options))
+    step = multimodal(kinds, rule, 1, **options)
     assert_close(posenc.attention(q[:, :, 9:], k, v, encoding, step), full[:, :, 9:], rtol=1e-10, atol=1e-12)
-    padded = Positions.multimodal(
+    padded = multimodal(
         torch.nn.functional.pad(kinds, (3, 0)), rule, attention_mask=torch.tensor([[0] * 3 + [1] * 10]), **options
     )
     q, k, v = (torch.nn.functional.pad(x, (0, 0, 3, 0), value=5.0) for x in (q, k, v))
@@ -323,41 +323,41 @@ FITS = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": np.array([[2, 4, 4]]), 
 
 
 def test_the_row_of_the_refusals_is_taken():
-    assert Positions.multimodal(ROW, "qwen3_vl", **FITS).q.shape == (2, 9, 3)
+    assert multimodal(ROW, "qwen3_vl", **FITS).q.shape == (2, 9, 3)
 
 
 def of(rule="qwen3_vl", row=ROW, **changes):
-    return lambda: Positions.multimodal(row, rule, **FITS | changes)
+    return lambda: multimodal(row, rule, **FITS | changes)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Positions.multimodal([]), r"parts=\[\]"),
-        (lambda: Positions.multimodal([3, 0]), r"0 is neither"),
-        (lambda: Positions.multimodal([3, (2,)]), r"\(2,\) is neither"),
-        (lambda: Positions.multimodal([3, (2, 0)]), r"width=0"),
-        (lambda: Positions.multimodal([3, (2, None)]), r"\(2, None\) is neither"),
-        (lambda: Positions.multimodal([3, (2, 2, 0)]), r"frames=0"),
-        (lambda: Positions.multimodal([3], num_queries=4), r"num_queries=4"),
-        (lambda: Positions.multimodal([3], "qwen2vl"), r"unknown rule 'qwen2vl': did you mean 'qwen2_vl'"),
-        (lambda: Positions.multimodal([3], None), r"unknown rule None"),
-        (lambda: Positions.multimodal([3], "v2pe", spacing=2.0), r"spacing=2.0: rule 'v2pe' takes delta"),
-        (lambda: Positions.multimodal([3], "qwen3_vl", spacing=2.0), r"rule 'qwen3_vl' takes no options"),
-        (lambda: Positions.multimodal([3], "v2pe", delta=0), r"delta=0: must be a positive number"),
-        (lambda: Positions.multimodal([3], "videorope", spacing="2"), r"spacing='2': pass a number"),
-        (lambda: Positions.multimodal([3], "circle_rope", alpha=2), r"alpha=2: must be at most 1"),
-        (lambda: Positions.multimodal([3, (2, 2, 2)], "circle_rope"), r"this rule is for images: pass each frame"),
-        (lambda: Positions.multimodal([3, (2, 2, 2)], "qwen3_vl"), r"video frame 1 comes right after another in row 0, at index 7"),
-        (lambda: Positions.multimodal([3, (2, 2, 2)], "qwen2_5_vl"), r"second_per_grid_ts=None.*each of 1 videos"),
-        (lambda: Positions.multimodal([3, (2, 2, 2)], second_per_grid_ts=[1]), r"second_per_grid_ts: this rule does not read"),
-        (lambda: Positions.multimodal([3, (2, 2)], image_grid_thw=[[1, 2, 2]]), r"image_grid_thw=.*parts have their sizes"),
+        (lambda: multimodal([]), r"parts=\[\]"),
+        (lambda: multimodal([3, 0]), r"0 is neither"),
+        (lambda: multimodal([3, (2,)]), r"\(2,\) is neither"),
+        (lambda: multimodal([3, (2, 0)]), r"width=0"),
+        (lambda: multimodal([3, (2, None)]), r"\(2, None\) is neither"),
+        (lambda: multimodal([3, (2, 2, 0)]), r"frames=0"),
+        (lambda: multimodal([3], num_queries=4), r"num_queries=4"),
+        (lambda: multimodal([3], "qwen2vl"), r"unknown rule 'qwen2vl': did you mean 'qwen2_vl'"),
+        (lambda: multimodal([3], None), r"unknown rule None"),
+        (lambda: multimodal([3], "v2pe", spacing=2.0), r"spacing=2.0: rule 'v2pe' takes delta"),
+        (lambda: multimodal([3], "qwen3_vl", spacing=2.0), r"rule 'qwen3_vl' takes no options"),
+        (lambda: multimodal([3], "v2pe", delta=0), r"delta=0: must be a positive number"),
+        (lambda: multimodal([3], "videorope", spacing="2"), r"spacing='2': pass a number"),
+        (lambda: multimodal([3], "circle_rope", alpha=2), r"alpha=2: must be at most 1"),
+        (lambda: multimodal([3, (2, 2, 2)], "circle_rope"), r"this rule is for images: pass each frame"),
+        (lambda: multimodal([3, (2, 2, 2)], "qwen3_vl"), r"video frame 1 comes right after another in row 0, at index 7"),
+        (lambda: multimodal([3, (2, 2, 2)], "qwen2_5_vl"), r"second_per_grid_ts=None.*each of 1 videos"),
+        (lambda: multimodal([3, (2, 2, 2)], second_per_grid_ts=[1]), r"second_per_grid_ts: this rule does not read"),
+        (lambda: multimodal([3, (2, 2)], image_grid_thw=[[1, 2, 2]]), r"image_grid_thw=.*parts have their sizes"),
         (of(row=ROW[0]), r"tokens of shape \(9,\): pass token ids \(batch, n\)"),
         (of(row=ROW.float()), r"tokens of torch.float32: pass integers"),
         (of(row=ROW.to_sparse()), r"pass a dense tensor"),
         (of(video_grid_thw=[[2**40, 4, 4]]), r"video_grid_thw\[0\]=.*all rows have 18"),
-        (lambda: Positions.multimodal([2**40]), r"is neither a number of text tokens"),
-        (lambda: Positions.multimodal([2, (2**23, 2**23, 8)]), r"of at most 16777216 tokens"),
+        (lambda: multimodal([2**40]), r"is neither a number of text tokens"),
+        (lambda: multimodal([2, (2**23, 2**23, 8)]), r"of at most 16777216 tokens"),
         (of(video_token_id=1), r"pass two ids"),
         (of(image_token_id=None), r"image_grid_thw without image_token_id"),
         (of(image_grid_thw=None), r"image_grid_thw is for 0 images, row 0 has tokens of one more at index 2"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small Transformer, which takes any encoding: a decoder, an encoder, or a decoder that attends to an encoder.
 
-Blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
+Blocks of attention and a gated MLP, one encoding for all of them. `posenc.lab.vision_transformer` puts the same blocks on images.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.attention import attention
 from posenc.cache import KVCache
 from posenc.distributed.exchange import augment_shard
-from posenc.encoding import Encoding, augmented_by, gates_of, require_fit
+from posenc.encoding import Encoding, Pass, augmented_by, gates_of, require_fit
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_integers, check_sizes
@@ -137,15 +136,15 @@ class Attention(nn.Module):
         self.value: nn.Linear = nn.Linear(config.dim, of_keys, bias=False)
         self.out: nn.Linear = nn.Linear(inner, config.dim, bias=False)
 
-    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: KVCache | None) -> Tensor:
-        q, (k, v), gates = self.heads(self.query, x), self.keys_and_values(x), gates_of(encoding, x, layer)
-        return self._attended(q, k, v, encoding, positions, layer, gates=gates, cache=cache)
-
-    def read(self, x: Tensor, memory: Memory, layer: int) -> Tensor:
-        """Cross-attention. The memory's positions are those of `Positions.cross`."""
+    def forward(self, x: Tensor, here: Pass, layer: int, cache: KVCache | None) -> Tensor:
+        gates = () if here.encoding is None else gates_of(here.encoding, x, layer)
         return self._attended(
-            self.heads(self.query, x), *memory.tokens[layer], memory.encoding, memory.positions, layer
+            self.heads(self.query, x), *self.keys_and_values(x), here, layer, gates=gates or None, cache=cache
         )
+
+    def read(self, x: Tensor, memory: Memory, here: Pass, layer: int) -> Tensor:
+        """Cross-attention. The pass's positions are those of `Positions.cross`."""
+        return self._attended(self.heads(self.query, x), *memory.tokens[layer], here, layer)
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of the tokens x (batch, n, dim): (batch, kv heads, n, width) each."""
@@ -154,13 +153,9 @@ class Attention(nn.Module):
     def heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.config.width)).transpose(1, 2)
 
-    def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int, **options: Any
-    ) -> Tensor:
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, here: Pass, layer: int, **options: Any) -> Tensor:
         dropout_p = self.config.dropout if self.training else 0.0
-        y = attention(
-            q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p, backend=self.backend, **options
-        )  # fmt: skip
+        y = here.attention(q, k, v, layer=layer, dropout_p=dropout_p, backend=self.backend, **options)
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
@@ -194,12 +189,12 @@ class Block(nn.Module):
         self.dropout: nn.Dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: KVCache | None,
-        memory: Memory | None = None,
+        self, x: Tensor, here: Pass, layer: int, cache: KVCache | None, memory: Memory | None = None,
+        seen: Pass | None = None,
     ) -> Tensor:  # fmt: skip
-        x = self.add(x, self.attention_norm, self.attention, encoding, positions, layer, cache)
+        x = self.add(x, self.attention_norm, self.attention, here, layer, cache)
         if memory is not None:
-            x = self.add(x, self.cross_attention_norm, self.cross_attention.read, memory, layer)
+            x = self.add(x, self.cross_attention_norm, self.cross_attention.read, memory, seen, layer)
         return self.add(x, self.mlp_norm, self.mlp)
 
     def add(self, x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *more: Any, residual: bool = True) -> Tensor:
@@ -242,10 +237,10 @@ class TransformerBase(nn.Module):
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
         require_fit(positions, x=x)
-        positions = positions.with_pass_cache()
+        here = self.encoding.at(positions)
+        seen = None if memory is None else memory.encoding.at(memory.positions)
         for layer, block in enumerate(self.blocks):
-            x = self.encoding.effects(positions, layer).embedded(x)
-            x = block(x, self.encoding, positions, layer, cache, memory)
+            x = block(here.embed(x, layer), here, layer, cache, memory, seen)
         return self.norm(x)
 
 
@@ -328,7 +323,8 @@ class Transformer(TransformerBase):
         """What the head reads, (batch, seq, dim), of the same arguments."""
         self._check_tokens(tokens)
         if positions is None:
-            positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
+            count = tokens.shape[1]
+            positions = cache.positions(count) if cache else Positions.arange(count, device=tokens.device)
         if cache is not None and positions.sharding is not None:
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
         memory = self._seen_from(positions, memory)
@@ -390,7 +386,7 @@ class Transformer(TransformerBase):
         self.cross.share(
             [(b.cross_attention.query, b.cross_attention.key) for b in self.blocks if isinstance(b, Block)]
         )
-        return replace(memory, positions=Positions.cross(positions, memory.positions).with_pass_cache())
+        return replace(memory, positions=Positions.cross(positions, memory.positions))
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):

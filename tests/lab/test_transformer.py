@@ -4,7 +4,7 @@ import torch
 import posenc
 from posenc import T5, InputError, NoPE, Rotary
 from posenc.cache import KVCache
-from posenc.transformer import Attention, Transformer, TransformerConfig
+from posenc.lab.transformer import Attention, Transformer, TransformerConfig
 
 
 def test_weights_are_tied_and_counted_once():

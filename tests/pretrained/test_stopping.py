@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from posenc.stopping import stoppable, terminable
+from posenc.pretrained.stopping import stoppable, terminable
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 

@@ -2,15 +2,17 @@
 """Compare two schedules pair by pair: wavelengths, stretch, and phase differences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
 from torch import Tensor
 
-from posenc.errors import as_json, counted
-from posenc.frequencies.schedules import Frequencies, check_length, rope_frequencies, stretch, wavelengths
+from posenc.errors import check_positive, counted
+from posenc.frequencies.create_schedule import as_text, complete, create, parse
+from posenc.frequencies.schedules import Frequencies, check_factor, check_length, rope_frequencies, stretch, wavelengths
+from posenc.lab.messages import as_json
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
@@ -193,3 +195,31 @@ def _ranges(numbers: Sequence[int]) -> str:
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
     ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
+
+
+def diff(
+    first: str | Mapping[str, Any],
+    second: str | Mapping[str, Any],
+    head_dim: int = 64,
+    base: float = 10000.0,
+    *,
+    factor: float = 4.0,
+    length: int = 4096,
+    at: float | None = None,
+) -> Difference:
+    """Compare two schedules, as strings ("yarn:beta_fast=16") or as data.
+
+    factor and length, the context length, go to the schedules that need them and do not say them. at: the distance in
+    tokens at which phases are compared, factor * length if None; schedules that depend on the text's length take it so.
+
+    Raises:
+        InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
+    """
+    at = check_factor(factor) * check_length(length) if at is None else at
+    check_positive(at=at)
+    shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
+    given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
+    names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
+    full = [as_text(schedule) for schedule in given]
+    made = [create(schedule, head_dim, base=base) for schedule in given]
+    return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import Encoding, InputError, NoPE, Positions, VisionConfig, VisionTransformer
-from posenc.transformer import Attention, Transformer, TransformerConfig
+from posenc.lab.transformer import Attention, Transformer, TransformerConfig
 from references.calls import EXACT
 
 CONFIG = {"num_classes": 5, "patch_size": 2, "dim": 24, "num_layers": 2, "num_heads": 2}

@@ -15,6 +15,7 @@ from posenc.errors import (
     InputError,
     as_numbers,
     check_fields,
+    check_flags,
     check_integers,
     check_numbers,
     check_positive,
@@ -24,9 +25,11 @@ from posenc.errors import (
     holds_integers,
     is_integer,
     listed,
+    refuse_in_program,
     shown,
     unknown,
 )  # fmt: skip
+from posenc.positions import Positions
 from posenc.positions.ids import Ids, as_mask, documents_of, exact, size_of
 
 Size = tuple[int, int, int]
@@ -219,7 +222,7 @@ RULES: dict[str, type[Rule]] = {
     "v2pe": V2PE,
     "videorope": VideoRoPE,
 }
-"""Names of rules, as `Positions.multimodal` takes them."""
+"""Names of rules, as `multimodal` takes them."""
 
 
 def create_rule(name: str, options: Mapping[str, Any]) -> Rule:
@@ -400,7 +403,7 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
     return coordinates
 
 
-# ---------------------------------------------------------------- the arguments of `Positions.multimodal`
+# ---------------------------------------------------------------- the arguments of `multimodal`
 
 
 def from_parts(parts: Sequence[Any], device: torch.device | str | None) -> tuple[Tensor, list[Size], list[Size]]:
@@ -450,25 +453,49 @@ def from_tokens(row: Tensor, image_token_id: int | None, video_token_id: int | N
     return kinds
 
 
-def multimodal_ids(
+def multimodal(
     tokens: Sequence[Any] | Tensor,
-    rule: Rule,
-    image_token_id: int | None,
-    video_token_id: int | None,
-    image_grid_thw: Ids | None,
-    video_grid_thw: Ids | None,
-    spatial_merge_size: int,
-    second_per_grid_ts: Ids | None,
-    attention_mask: Ids | None,
-    document_ids: Tensor | None,
-    device: torch.device | str | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Positions (batch, n) or (batch, n, axes), valid tokens and documents, both (batch or 1, n) or None, see
-    `Positions.multimodal`.
+    rule: str = "qwen2_vl",
+    num_queries: int | None = None,
+    *,
+    image_token_id: int | None = None,
+    video_token_id: int | None = None,
+    image_grid_thw: Ids | None = None,
+    video_grid_thw: Ids | None = None,
+    spatial_merge_size: int = 2,
+    second_per_grid_ts: Ids | None = None,
+    attention_mask: Ids | None = None,
+    document_ids: Tensor | None = None,
+    causal: bool = False,
+    device: torch.device | str | None = None,
+    **options: Any,
+) -> Positions:
+    """Positions of text with images and videos in it, at (t, y, x), by the rule of a model.
+
+    A text token is at the same number on all axes. The rule says where an image's tokens are, and where text goes on:
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "videorope", "v2pe" (on one axis) or "circle_rope". options are
+    those of the rule. Both are listed, with their papers, in docs/vision-grid.md and in this module.
+
+    tokens: a list of parts, or rows of tokens. Parts, in the order of the sequence: a number of text tokens, the
+    (height, width) of an image or the (height, width, frames) of a video, in tokens. Rows: token ids (batch, n) with
+    image_token_id and video_token_id at the tokens of images and videos, whose sizes are (count, 3) tables of frames,
+    height and width, before spatial_merge_size x spatial_merge_size patches become a token; all named as in
+    transformers' `get_rope_index`. Its `mm_token_type_ids` are such rows, with ids 1 and 2.
+    second_per_grid_ts: seconds from one frame to the next, one for each video, for "qwen2_5_vl".
+    attention_mask: (batch, n), zeros are padding, at position 0. document_ids: (n,) or (batch, n), packed documents, as
+    in `Positions.packed`; positions start at 0 in each. num_queries: with a cache, how many of the last tokens are the
+    queries; `tokens` are then all tokens, so that the next ones go on where the rule says.
 
     Raises:
-        InputError: what does not fit together, by its name.
+        InputError: an unknown rule or option, parts or tables that are none, images whose sizes do not fit to their
+            tokens, a merge that does not divide them, missing seconds, or num_queries that does not fit.
     """
+    check_flags(causal=causal)
+    refuse_in_program(
+        "multimodal: the sizes of images give the positions",
+        "pass them as (batch, n, axes): Positions.from_ids(ids)",
+    )
+    by = create_rule(rule, options)
     check_value("spatial_merge_size", spatial_merge_size, int)
     check_sizes(spatial_merge_size=spatial_merge_size)
     if isinstance(tokens, Tensor):
@@ -480,8 +507,8 @@ def multimodal_ids(
                 raise InputError(
                     f"{name}_grid_thw without {name}_token_id: pass the {name}_token_id of the model's config"
                 )
-        images = grids_of("image_grid_thw", "image", image_grid_thw, spatial_merge_size, rule, kinds.numel())
-        videos = grids_of("video_grid_thw", "video", video_grid_thw, spatial_merge_size, rule, kinds.numel())
+        images = grids_of("image_grid_thw", "image", image_grid_thw, spatial_merge_size, by, kinds.numel())
+        videos = grids_of("video_grid_thw", "video", video_grid_thw, spatial_merge_size, by, kinds.numel())
     else:
         for name, value in (
             ("image_token_id", image_token_id), ("video_token_id", video_token_id), ("image_grid_thw", image_grid_thw),
@@ -492,8 +519,8 @@ def multimodal_ids(
                     "is for a tensor of token ids", "parts have their sizes in them", argument=name, value=value
                 )
         kinds, of_images, of_videos = from_parts(tokens, device)
-        images, videos = Grids("parts", "image", of_images, rule), Grids("parts", "video", of_videos, rule)
-    videos.intervals = intervals_of(second_per_grid_ts, len(videos.sizes), rule)
+        images, videos = Grids("parts", "image", of_images, by), Grids("parts", "video", of_videos, by)
+    videos.intervals = intervals_of(second_per_grid_ts, len(videos.sizes), by)
     batch, n = kinds.shape
     valid = documents = None
     if attention_mask is not None and document_ids is not None:
@@ -513,8 +540,9 @@ def multimodal_ids(
     if documents is not None:
         sequence = sequence * (int(documents.max()) + 1) + documents
     coordinates = coordinates_of(
-        kinds[present], sequence[present], present.nonzero(), {IMAGE: images, VIDEO: videos}, rule
+        kinds[present], sequence[present], present.nonzero(), {IMAGE: images, VIDEO: videos}, by
     )  # fmt: skip
     ids = coordinates.new_zeros(batch, n, coordinates.shape[1])
     ids[present] = coordinates
-    return ids[..., 0] if ids.shape[2] == 1 else ids, valid, documents
+    ids = ids[..., 0] if ids.shape[2] == 1 else ids
+    return Positions.of_tokens(ids, num_queries, causal, valid, documents)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from posenc import scratch as module
 from posenc.lab.files import Folder
-from posenc.scratch import LOCK, replacing, scratch, sweep
+from posenc.pretrained import scratch as module
+from posenc.pretrained.scratch import LOCK, replacing, scratch, sweep
 
 HOLD = """
 import sys, time
-from posenc.scratch import scratch
+from posenc.pretrained.scratch import scratch
 with scratch(sys.argv[1]) as folder:
     (folder / "weights").write_text("x")
     print(folder.parent, flush=True)

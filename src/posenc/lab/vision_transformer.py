@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image model: the blocks of `posenc.transformer` on patches of images and tubelets of video, under any encoding."""
+"""The image model: the blocks of `posenc.lab.transformer` on patches of images and tubelets of video, under any encoding."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError, check_integers, check_sizes
+from posenc.lab.transformer import Block, BlockConfig, TransformerBase
 from posenc.positions import Positions
 from posenc.positions.ids import as_indices, select
-from posenc.transformer import Block, BlockConfig, TransformerBase
 
 __all__ = ["VisionConfig", "VisionTransformer"]
 

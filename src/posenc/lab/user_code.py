@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of the user's as their files are now: the one that a text names, and those beside it that it imports."""
+"""Code of the user's: what MODULE:NAME and FILE:NAME name, from modules as their files, and those beside them that they import, are
+now."""
 
 import ast
 import contextlib
+import ctypes
 import hashlib
 import importlib
 import importlib.util
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+from posenc.errors import InputError
+from posenc.lab.messages import located
+from posenc.spec import parse, split_list
 
 OURS = __name__.partition(".")[0]
 LIBRARY = Path(os.__file__).resolve().parent
@@ -185,3 +192,137 @@ def _without(names: set[str]) -> Iterator[None]:
 
 def _below(names: set[str]) -> list[str]:
     return [each for each in sys.modules if each in names or any(each.startswith(f"{name}.") for name in names)]
+
+
+# ---------------------------------------------------------------- MODULE:NAME and FILE:NAME
+
+EXAMPLES = "write MODULE:FUNCTION, such as mypackage.rope:apply or rope.py:apply"
+REFUSED = (
+    "names code, and a text from a file runs none: write it on the command line or pass it as an argument in Python, if it is "
+    "yours"
+)
+MOST_NAMES = 20
+"""How many names of a module an error lists."""
+
+
+def load_object(target: str, *, may_import: bool) -> Any:
+    """The object of "package.module:name" or "path/to/file.py:name" (the name may have dots), which is imported; modules
+    of the current folder can be. A module whose file has changed since it was loaded is loaded again, and so are the modules
+    that it imports from its folder or package, where these have changed; installed packages are not.
+
+    may_import: true for a text from the command line or a Python argument alone; false for one that was read from a file,
+    which then runs no code.
+
+    Raises:
+        InputError: no such module or name, or an error while it is imported; a text that must not name code.
+    """
+    parts = _target(target)
+    if parts is None:
+        raise InputError(f"{target!r}: {EXAMPLES}")
+    module, name = parts
+    if not may_import:
+        raise InputError(f"{target!r}: {REFUSED}")
+    owner: Any = _module(module)
+    for part in name.split("."):
+        try:
+            owner = getattr(owner, part)
+        except AttributeError:
+            raise InputError(f"unknown function in {module} {part!r}{_known(owner, part)}") from None
+        except (Exception, SystemExit) as error:  # a module may compute its attributes
+            raise InputError(f"{module}: looking up {part!r} failed: {located(error)}") from error
+    return owner
+
+
+def _target(text: str) -> tuple[str, str] | None:
+    """The module or file and the name in it; None: the text has no such form."""
+    module, _, name = text.rpartition(":")
+    return (module, name) if module and all(part.isidentifier() for part in name.split(".")) else None
+
+
+def names_code(text: str) -> bool:
+    """Whether an encoding's text, a list of them, or the name of an object has a MODULE:NAME or FILE:NAME in it, or might have if
+    it were spelled right."""
+
+    def named(each: str) -> bool:
+        with contextlib.suppress(InputError):
+            return any(":" in term.name for term in parse(each).terms)
+        return _target(each) is not None
+
+    return any(map(named, split_list(text)))
+
+
+def load_function(target: str, *, may_import: bool) -> Callable[..., Any]:
+    """The function of such a text. Raises as `load_object`, and InputError for what cannot be called."""
+    function: Callable[..., Any] = load_object(target, may_import=may_import)
+    if not callable(function):
+        raise InputError(f"{target!r}: is a {type(function).__name__}, not a function")
+    return function
+
+
+def _known(owner: Any, name: str) -> str:
+    """The nearest public name, and all of them unless they are too many."""
+    names = [known for known in dir(owner) if not known.startswith("_")]
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    return f"{hint or ':'} known are {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else hint
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a name or of a .py file, as its file is now."""
+    path = Path(name)
+    is_file = path.suffix == ".py"
+    if not is_file and not all(part.isidentifier() for part in name.split(".")):
+        raise InputError(f"{name!r}: is neither a module's name nor a .py file; {EXAMPLES}")
+    if is_file and not path.is_file():
+        raise InputError(f"{name}: no such file")
+    folder = str((path.parent if is_file else Path()).resolve())
+    sys.path.insert(0, folder)
+    try:
+        return module_of_file(path.resolve()) if is_file else module_of_name(name, Path(folder))
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"importing {name} failed: {located(error)}") from error
+    finally:
+        with contextlib.suppress(ValueError):  # the module took it out
+            sys.path.remove(folder)
+
+
+def source_of(target: str) -> bytes:
+    """The file that a user's object is in and those beside it that this imports, with their current content; empty where
+    there is none. A module is imported."""
+    module = target.rpartition(":")[0]
+    if not module.endswith(".py"):
+        load_object(target, may_import=True)
+        return sources_of_name(module, Path().resolve())
+    try:
+        return sources_of_file(Path(module).resolve())
+    except OSError:
+        return b""  # `load_object` says what is wrong with a file
+
+
+@contextlib.contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Send what is printed to stderr, also by native code, which knows file descriptor 1 alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            stdout = os.dup(1)
+        except OSError:  # there is no stdout
+            yield
+            return
+        try:
+            _flush()
+            os.dup2(2, 1)
+            yield
+        finally:
+            _flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+def _flush() -> None:
+    for stream in (sys.__stdout__, sys.stdout):
+        if stream is not None:
+            stream.flush()
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library of that kind
+        ctypes.CDLL(None).fflush(None)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
+it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Never
+
+import torch
+from torch import Tensor
+
+from posenc.attention.call import (
+    Call,
+    assembled,
+    check_dims,
+    check_given,
+    check_names,
+    checked,
+    effects_of,
+    prepare,
+    visible_part,
+)
+from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
+from posenc.cache import KVCache
+from posenc.distributed import exchange
+from posenc.distributed.shards import calls_of
+from posenc.encoding import Effects, Encoding, Pass, Rotation, checked_gates, require_fit
+from posenc.errors import InputError, unknown
+from posenc.functional import exactly
+from posenc.positions import Positions
+from posenc.positions.memory import Memory, again_alone
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: "Encoding | Pass | None" = None,
+    positions: Positions | None = None,
+    *,
+    causal: bool | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: float | Tensor | None = None,
+    dropout_p: float = 0.0,
+    layer: int = 0,
+    keys_rotated: bool = False,
+    gates: Tensor | Sequence[Tensor] | None = None,
+    cache: KVCache | None = None,
+    backend: str = "auto",
+    **others: Never,
+) -> Tensor:
+    """Attention under a positional encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
+
+    Args:
+        q: (batch, num_heads, num_queries, head_dim), not yet rotated.
+        k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
+            num_kv_heads (grouped-query attention), and keys are not copied per head.
+        v: (batch, num_kv_heads, num_keys, any width).
+        encoding: the `Pass` of a forward pass, `encoding.at(positions)`, which has positions as well. Or an encoding, for this call
+            alone: `augment` and `embed` act on the model's input, all its other hooks here. None: nothing.
+        positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
+            num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
+            have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
+        causal: overrides the positions' own causality.
+        scale: overrides the encoding's factor of q . k; terms that an encoding makes of q or k (Shaw's, DeBERTa's)
+            keep their own.
+        softcap: scores scale * q . k become softcap * tanh(scale * q . k / softcap) before biases are added, the order of
+            Gemma 2 and flash-attention. To cap their sum with the biases, an encoding's `modify` returns posenc.bias.SoftCap.
+        sink: logit of an extra key whose value is zero, a number, one per head (num_heads,), or one per query (batch
+            or 1, num_heads, num_queries): 0.0 is softmax_1,
+            exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
+        dropout_p: probability of dropping an attention weight.
+        layer: index of the layer, for encodings that differ per layer.
+        keys_rotated: the keys, and the values, come from a cache that has them as `encoding.rotate_keys` and
+            `encoding.rotate_values` left them (most encodings leave values as they are); only the queries are rotated.
+        gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
+            first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
+        cache: a `posenc.KVCache`, which has the keys, values and gates of the tokens before; k, v and gates are then of the
+            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones.
+        backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
+            kernels, for GPUs), or "reference".
+
+    A query that sees no key gets zeros. The dtype is q's also under autocast, which would round biases and angles.
+    Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
+    message says why).
+    """
+    if others:
+        check_names("attention", others)
+    encoding, positions = _of_pass(encoding, positions)
+    check_given(encoding, positions, q=q, k=k, v=v)
+    with exactly(q):
+        call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+        if cache is not None:
+            call = _cached(call, cache)
+        if call.positions is None or call.positions.sharding is None:
+            return _attended(call, backend)
+        return torch.cat([_attended(part, backend) for part in _of_shard(call, gather=True)], 2)
+
+
+Pass.compute = staticmethod(attention)
+
+
+def _of_pass(encoding: object, positions: Positions | None) -> tuple[Encoding | None, Positions | None]:
+    """The encoding and the positions of a pass, or those that were given."""
+    if not isinstance(encoding, Pass):
+        return encoding, positions  # type: ignore[return-value]  # which are checked next
+    if positions is not None:
+        raise InputError("a pass has its positions: leave them out", positions=positions)
+    if encoding.versions:
+        encoding.require_current()
+    return encoding.encoding, encoding.positions
+
+
+def _cached(call: Call, cache: object) -> Call:
+    """The call with the keys, values and gates of all tokens, once the new ones are stored."""
+    positions = call.positions
+    if not isinstance(cache, KVCache):
+        raise InputError("pass a posenc.KVCache()", cache=cache)
+    if call.keys_rotated:
+        raise InputError("a cache rotates the new keys by itself", "pass them unrotated", keys_rotated=True)
+    if positions is None:
+        positions = cache.positions(call.q.shape[2])
+    elif positions.sharding is not None:
+        raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
+    elif call.q.dim() != 4 or call.q.shape[2] != positions.num_queries:
+        require_fit(positions, q=call.q)
+    k, v, gates, rotated = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates)
+    return call._replace(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=rotated)
+
+
+# -------------------------------------------------------------------- what the layers of a pass share
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What a layer of a pass leaves to those alike.
+
+    problem: without its tensors. kinds: of what it is made. at: positions as the encoding restricts them. plain: only queries, keys
+    and values differ from layer to layer, and their rotation is known.
+    """
+
+    problem: Problem
+    kinds: tuple[object, ...]
+    plan: Plan
+    at: Positions
+    rotation: Rotation | None
+    plain: bool
+
+    @classmethod
+    def of(cls, call: Call, effects: Effects, rotation: Rotation | None, problem: Problem, plan: Plan) -> "_Kept":
+        empty, constant = call.q.new_empty(0), problem.constant
+        plain = constant and effects.sites <= {"augment", "embed", "restrict", "rotate", "bias", "scale"}
+        plain = plain and ("rotate" not in effects.sites or rotation is not None) and not problem.branches
+        plain = plain and problem.sink is None and not problem.modifiers
+        made = problem.of_layer(empty, empty, empty)
+        bias = problem.bias if constant else []
+        vars(made).update(bias=bias, branches=(), values=None, sink=None, sink_value=None, turn_back=None, modifiers=())
+        return cls(made, problem.kinds(), plan, effects.positions.with_gates(()), rotation, plain)
+
+    def __call__(self, call: Call, backend: str) -> Tensor:
+        """The output of a call."""
+        call = visible_part(call)
+        if self.plain:
+            q, k, v = call[:3]
+            if self.rotation is not None:
+                q, k = self.rotation(q, None if call.keys_rotated else k)
+            return self.plan.run(self.problem.of_layer(q, call.k if k is None else k, v))
+        assert call.encoding is not None
+        effects = Effects(call.encoding.acting_in(call.layer), self.at.with_gates(tuple(call.gates or ())))
+        problem = assembled(call, effects, self.rotation, self.problem.bias if self.problem.constant else None)
+        plan = self.plan if problem.kinds() == self.kinds else _choose(problem, backend)[1]
+        return problem.finished(plan.run(problem))
+
+
+def _attended(call: Call, backend: str) -> Tensor:
+    """The output of a call among keys that are all here."""
+    exchange.refuse_ring()
+    positions, memory = call.positions, None
+    if positions is not None:
+        if call.causal is not None:
+            positions = positions.with_causal(call.causal)  # made once, and with it what layers share
+        memory = positions.memory
+        if memory is None:
+            memory = Memory.of_pass(lasts=False)  # for this call
+            positions = positions.in_pass(memory)
+        call = call._replace(positions=positions, causal=None)
+    key = None if memory is None or not memory.lasts else _key(call, backend)
+    kept = None if key is None or memory is None else memory.get(key)
+    if kept is not None:
+        return kept(call, backend)
+    call = checked(call)
+    effects = effects_of(call)
+    rotation = None
+    if "rotate" in effects.sites and not effects.acting.maps:
+        rotation = effects.rotation(call.q, None if call.keys_rotated else call.k)
+    problem = assembled(call, effects, rotation)
+    _, plan = _choose(problem, backend)
+    out = problem.finished(plan.run(problem))
+    if key is not None and memory is not None:
+        memory[key] = _Kept.of(call, effects, rotation, problem, plan)
+    return out
+
+
+def _key(call: Call, backend: object) -> tuple[object, ...] | None:
+    """What calls have in common that are computed alike in a pass; None: a call that no other is like."""
+    q, k, v, encoding, positions, _, scale, softcap, sink, dropout_p, layer, keys_rotated, gates = call
+    exact = type(layer) is int and layer >= 0 and type(keys_rotated) is bool and type(dropout_p) is float
+    exact = exact and (scale is None or type(scale) is float) and (softcap is None or type(softcap) is float)
+    if not exact or type(backend) is not str or positions is None or positions.q.requires_grad:
+        return None
+    part, at = None, positions
+    if encoding is not None:
+        acting = encoding.acting_in(layer)
+        part = acting.part
+        if "bias" in acting.sites and again_alone():
+            return None
+        if "restrict" in acting.sites:
+            at = encoding.effects(positions, layer).restricted().positions
+    return (
+        part, at, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap,
+        sink is None, dropout_p, keys_rotated, gates is None, torch.is_grad_enabled(), backend,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------- who computes it
+
+
+def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
+    """The backend that computes a problem, and its plan."""
+    if isinstance(name, str) and name == "auto":
+        for each in by_speed(problem):
+            plan = AUTO[each].plan(problem)
+            if isinstance(plan, Plan):
+                return each, plan
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise unknown("backend", name, ["auto", *BACKENDS])
+    plan = BACKENDS[name].plan(problem)
+    if isinstance(plan, str):
+        raise InputError(f"cannot serve this: {plan}", "pass backend='auto'", backend=name)
+    return name, plan
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backend `attention` takes, why, and what would be faster."""
+
+    backend: str
+    reason: str
+    faster: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}" + (f"; faster: {self.faster}" if self.faster else "")
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: "Encoding | Pass | None" = None,
+    positions: Positions | None = None,
+    *,
+    causal: bool | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: float | Tensor | None = None,
+    dropout_p: float = 0.0,
+    layer: int = 0,
+    keys_rotated: bool = False,
+    gates: Tensor | Sequence[Tensor] | None = None,
+    backend: str = "auto",
+    **others: Never,
+) -> Explanation:
+    """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
+    if others:
+        check_names("explain", others)
+    alone = not isinstance(encoding, Pass) and encoding is not None
+    encoding, positions = _of_pass(encoding, positions)
+    check_given(encoding, positions, q=q, k=k, v=v)
+    call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    calls, gathered = [call], ""
+    if positions is not None and positions.sharding is not None:
+        calls, gathered = _of_shard(call, gather=False), "keys and values gathered from all processes; "
+    name, plan = _choose(prepare(calls[0]), backend)
+    more = "; made for this call alone: pass encoding.at(positions), once for all layers" if alone else ""
+    return Explanation(name, gathered + plan.why + more, plan.faster)
+
+
+# -------------------------------------------------------------------- a sequence over several processes
+
+
+def _of_shard(call: Call, gather: bool) -> list[Call]:
+    """The calls that a shard takes among all keys, see `calls_of`. gather: keys from all processes; False: as many of this
+    one's own."""
+    (q, k, v), positions = call[:3], call.positions
+    assert positions is not None
+    assert positions.sharding is not None
+    check_dims(q=q, k=k)
+    if (q.shape[2], k.shape[2]) != (positions.num_queries, positions.num_queries):
+        raise InputError(
+            f"positions are a shard of {positions.num_queries} tokens, q has {q.shape[2]} and k has {k.shape[2]}: pass "
+            "this process's queries, keys and values; posenc.distributed.shard takes its part of an unsharded tensor"
+        )
+    if call.keys_rotated:
+        raise InputError("a cache and the shards of a sequence exclude one another", keys_rotated=True)
+    causal = positions.causal if call.causal is None else positions.with_causal(call.causal).causal
+    gates = checked_gates(call.encoding, call.gates, k, call.layer)
+    if gather:
+        gates = tuple(exchange.gather(gate, positions, 2) for gate in gates)
+        k, v = exchange.gather_keys(k, v, positions)
+    else:
+        k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
+    calls = positions.shared(("calls", causal), partial(calls_of, positions, causal))
+    parts = []
+    for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):
+        keys, values, *of_keys = (x[:, :, : at.num_keys] for x in (k, v, *gates))
+        parts.append(call._replace(q=part, k=keys, v=values, positions=at, causal=None, gates=of_keys or None))
+    return parts

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encodings that are made of encodings: sums, and another one for each layer."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding.declared import HeadRange, is_torchs
+from posenc.encoding.effects import (
+    Acting,
+    agreed_scale,
+    augmented_by,
+    check_layer,
+    gates_of,
+    joined,
+    only,
+)
+from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
+from posenc.errors import InputError, check_sizes
+from posenc.positions import Positions
+from posenc.positions.visibility import Branch
+
+
+class Composite(Encoding):
+    """An encoding made of parts: its traits are the strictest of theirs."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        own = [hook for hook in HOOKS if hook in vars(cls)]
+        if own and not is_torchs(cls) and cls.__module__ != __name__:
+            raise InputError(
+                f"{cls.__name__} is made of its parts and cannot override {', '.join(own)}: write an Encoding with these hooks, and "
+                "add it to the others"
+            )
+        super().__init_subclass__(**options)
+        cls.own_sites = ()
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__()
+        if not parts:
+            raise InputError(f"{type(self).__name__}() needs at least one encoding")
+        for part in parts:
+            if not isinstance(part, Encoding):
+                raise InputError("pass encodings, such as posenc.create('rope', head_dim=64)", parts=part)
+        self.parts: nn.ModuleList = nn.ModuleList(parts)
+        self.max_positions = min((p.max_positions for p in parts if p.max_positions is not None), default=None)
+        self.shift_invariant = all(part.shift_invariant for part in parts)
+        self.needs_length = any(part.needs_length for part in parts)
+        self.causal_only = any(part.causal_only for part in parts)
+        self.looks_back = max(part.looks_back for part in parts)
+        vars(self)["papers"] = tuple(dict.fromkeys(paper for part in parts for paper in part.papers))
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    @property
+    def sees_order(self) -> bool:
+        return any(part.sees_order for part in self)
+
+    @property
+    def bias_reads_keys(self) -> bool:
+        return any(part.bias_reads_keys for part in self)
+
+    @property
+    def isometric(self) -> bool:
+        return all(part.isometric for part in self)
+
+    def sites(self) -> tuple[str, ...]:
+        used = {site for part in self for site in part.sites()}
+        return tuple(site for site in SITES if site in used)
+
+    def augment(self, positions: Positions, batch: int) -> Positions:
+        for part in dict.fromkeys(self):
+            positions = augmented_by(part, positions, batch)
+        return positions
+
+    def gates(self, x: Tensor, layer: int = 0) -> Sequence[Tensor]:
+        return gates_of(self, x, layer)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        found = [leaf.encoding.branches(leaf.layer) or None for leaf in self.acting_in(layer).leaves]
+        return only("position maps", found) or ()
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        return only("sinks", [leaf.encoding.sink(leaf.layer) for leaf in self.acting_in(layer).leaves])
+
+    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
+        pairs = [leaf.encoding.prefix_kv(leaf.layer) for leaf in self.acting_in(layer).leaves]
+        return joined([pair for pair in pairs if pair is not None])
+
+    def values(self, positions: Positions, layer: int = 0) -> Any:
+        found = [p.encoding.values(p.positions, p.layer) for p in self.effects(positions, layer).parts]
+        return only("encodings that act on the values", found)
+
+    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
+        found = [p.encoding.query_sink(q, p.positions, p.layer) for p in self.effects(positions, layer).parts]
+        return only("sinks", found)
+
+    def reset_parameters(self) -> None:
+        for part in dict.fromkeys(self):
+            part.reset_parameters()
+
+    def _head_counts(self) -> tuple[set[int], set[int], set[int]]:
+        heads, sharing, together = (
+            {n for part in of_parts for n in part} for of_parts in zip(*(p._head_counts() for p in self), strict=True)
+        )
+        return heads, sharing, together
+
+    def _check_part(self, q: Tensor, k: Tensor) -> None:
+        for part in self:
+            part._check_part(q, k)
+
+    def _of_process(self, of: "HeadRange") -> Self:
+        cut = {each: each._of_process(of) for each in self}
+        copied = deepcopy(self)
+        copied.parts = nn.ModuleList(cut[each] for each in self)
+        if isinstance(copied, Sum):
+            copied._acting = {}
+        return copied
+
+    def spec(self) -> dict[str, Any]:
+        """The parts' specs; "order" lists them by number, since one may occur several times."""
+        different = list(dict.fromkeys(self))
+        order = [different.index(part) for part in self]
+        return {"name": self.known_as, "parts": [part.spec() for part in different], "order": order}
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def _of_parts(effect: str, pick: Callable[[Any], Any] = lambda made: made) -> Callable[..., Any]:
+    """A hook of a composite: (tensors .., positions, layer=0) -> the effect of its parts."""
+
+    def hook(self: Composite, *given: Any, positions: Positions | None = None, layer: int | None = None) -> Any:
+        tensors = list(given)
+        if layer is None:
+            layer = 0 if isinstance(tensors[-1], (Positions, Tensor)) else tensors.pop()
+        positions = tensors.pop() if positions is None else positions
+        return pick(getattr(self.effects(positions, layer), effect)(*tensors))
+
+    return hook
+
+
+for _hook, _effect in {
+    "embed": "embedded", "rotate": "rotated", "rotate_queries": "queries_rotated", "rotate_keys": "keys_rotated",
+    "bias": "terms", "modify": "modifiers", "rotate_values": "values_rotated", "turn_back": "turned_back",
+}.items():  # fmt: skip
+    setattr(Composite, _hook, _of_parts(_effect))
+Composite.scores = _of_parts("products", lambda terms: next(iter(terms), None))  # type: ignore[method-assign]
+Composite.restrict = _of_parts("restricted", lambda effects: effects.positions)  # type: ignore[method-assign]
+
+
+def _leaves(part: Encoding) -> list[Encoding]:
+    """The encodings that a part is made of."""
+    return [leaf for each in part for leaf in _leaves(each)] if isinstance(part, Composite) else [part]
+
+
+def _in_order(parts: Iterable[Encoding]) -> list[Encoding]:
+    """The parts of a sum in the order in which they rotate."""
+    return sorted(parts, key=lambda part: part.rotates_last)
+
+
+class Sum(Composite):
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added.
+
+    commutes: what its parts do to queries and keys depends on distances alone, if it does in each part.
+    """
+
+    name = "sum"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
+        rotating = [part.planes for part in self if part.planes != ()]
+        self.commutes: bool = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        leaves = [(number, leaf) for number, part in enumerate(_in_order(self)) for leaf in _leaves(part)]
+        for number, leaf in leaves:
+            if leaf.centres_keys:
+                self._check_beside_centred(number, leaf, leaves)
+            if "scores" in leaf.sites() and rotating:  # what it does to queries does not commute with a rotation
+                self.commutes = False
+            before = [other for at, other in leaves if at < number and other.planes != ()]
+            if (leaf.shifts_queries and before) or (leaf.normalises and not all(other.isometric for other in before)):
+                self.commutes = False
+        self.shift_invariant = self.commutes and self.shift_invariant
+        self._acting: dict[int, tuple[Any, ...]] = {}
+        only("encodings that rotate values", [part if "rotate_values" in part.sites() else None for part in self])
+
+    @staticmethod
+    def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
+        def mixes(x: Encoding) -> bool:
+            return "scores" in x.sites() and not x.scores_by_channel
+
+        others = [
+            x for at, x in leaves
+            if at != number and (x.planes != () or mixes(x) or (at > number and (x.shifts_queries or x.normalises)))
+        ]  # fmt: skip
+        if any(x.planes is None or x.planes != centred.planes or mixes(x) for x in others):
+            raise InputError(
+                f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
+                "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
+                "the same layout, and of queries moved or normalised before it; use one of them, or that other first"
+            )
+
+    @property
+    def planes(self) -> Hashable:
+        rotating = {part.planes for part in self if part.planes != ()}
+        if len(rotating) > 1:
+            return None
+        return rotating.pop() if rotating else ()
+
+    def acting_in(self, layer: int) -> Acting:
+        traced = torch.compiler.is_compiling()  # where what is stored later must change nothing
+        # without the sum: what refers to itself is freed by a search for garbage alone
+        found = None if traced else self._acting.get(layer)
+        if found is None:
+            parts = [part.acting_in(layer) for part in self]
+            leaves, gates = tuple(leaf for part in parts for leaf in part.leaves), sum(part.gates for part in parts)
+            sites = frozenset(site for part in parts for site in part.sites)
+            constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
+            found = leaves, sites, gates, constant, maps
+            if not traced:
+                self._acting[layer] = found
+        return Acting(self, layer, *found)
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in self:
+            part.share(projections)
+
+    def scale(self, head_dim: int) -> float:
+        return agreed_scale(self, head_dim)
+
+
+Encoding.sum_of = Sum
+
+
+class PerLayer(Composite):
+    """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
+    layer. Each part counts only the layers that are its own.
+
+    num_layers: of the model; a layer beyond them is refused. None: the parts take turns without end.
+    """
+
+    name = "per_layer"
+
+    def __init__(self, *parts: Encoding, num_layers: int | None = None) -> None:
+        super().__init__(*parts)
+        # of each: how often it comes in a cycle before this place, and in all
+        same = [[each is part for each in parts] for part in parts]
+        self._counts = [(sum(row[:place]), sum(row)) for place, row in enumerate(same)]
+        if num_layers is not None:
+            check_sizes(num_layers=num_layers)
+        self.layers: int | None = num_layers
+        if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
+            raise InputError(
+                "several layers' encodings change positions, which are changed once for all layers: let the layers share "
+                "one object, or add it outside, as in SHAPE() + PerLayer(...)"
+            )
+
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | ({} if self.layers is None else {"num_layers": self.layers})
+
+    def _chosen(self, layer: int) -> tuple[Encoding, int]:
+        check_layer(self, layer, self.layers)
+        cycles, place = layer // len(self._counts), layer % len(self._counts)  # a graph has no divmod of its sizes
+        before, times = self._counts[place]
+        return self.parts[place], cycles * times + before  # type: ignore[return-value]
+
+    def acting_in(self, layer: int) -> Acting:
+        part, number = self._chosen(layer)
+        return part.acting_in(number)
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in dict.fromkeys(self):
+            part.share([pair for layer, pair in enumerate(projections) if self._chosen(layer)[0] is part])
+
+    def scale(self, head_dim: int) -> float:
+        scales = {part.scale(head_dim) for part in self}
+        if len(scales) > 1:
+            raise InputError(f"PerLayer's parts have different scales {sorted(scales)}: pass scale= to attention")
+        return scales.pop()

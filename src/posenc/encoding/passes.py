@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forward pass: the one owner of what the layers of a model share."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.effects import Hooked
+from posenc.encoding.heads import Sliced
+from posenc.errors import InputError
+from posenc.positions import Positions
+from posenc.positions.memory import Memory
+
+
+class Pass:
+    """One forward pass: an encoding at positions, and what the layers share of them: tables, masks, terms, plans.
+
+        here = encoding.at(positions)
+        for number, layer in enumerate(layers):
+            ... here.attention(q, k, v, layer=number)
+
+    It is made in each forward pass, since it is of the parameters as they are: after an optimiser's step it is refused. A write to
+    `.data`, which PyTorch does not count, is not seen. encoding: None does nothing.
+
+    Raises:
+        InputError: no encoding, or no `Positions`.
+    """
+
+    compute: ClassVar[Callable[..., Tensor]]
+    """`posenc.attention`, which is made of passes"""
+
+    def __init__(self, encoding: Hooked | None, positions: Positions) -> None:
+        if encoding is not None and not isinstance(encoding, Sliced):
+            raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
+        if not isinstance(positions, Positions):
+            raise InputError("pass Positions, such as Positions.arange(n, causal=True)", positions=positions)
+        self.encoding: Any = encoding
+        self._memory = Memory.of_pass()
+        self.positions = (positions.origin or positions).in_pass(self._memory)
+        parameters = () if encoding is None or torch.compiler.is_compiling() else encoding.parameters()
+        self.versions: list[tuple[Tensor, int]] = [(x, x._version) for x in parameters if not x.is_inference()]
+
+    def require_current(self) -> None:
+        """Refuse to go on once a parameter has been written to.
+
+        Raises:
+            InputError: another pass is wanted.
+        """
+        if torch.compiler.is_compiling():
+            return
+        for parameter, version in self.versions:
+            if parameter._version != version:
+                raise InputError(
+                    "the encoding's parameters have changed since this pass was made: make one in each forward pass, "
+                    "encoding.at(positions)"
+                )
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """`posenc.attention` here; options: its keyword arguments, such as layer."""
+        return Pass.compute(q, k, v, self, **options)
+
+    def embed(self, x: Tensor, layer: int = 0) -> Tensor:
+        """The input x (batch, seq, dim) of a layer with what the encoding does to it."""
+        if self.encoding is None:
+            return x
+        self.require_current()
+        return self.encoding.effects(self.positions, layer).embedded(x)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers of one forward pass share, and when it may be read."""
+
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+
+World = tuple[int, int, int]
+
+
+def world() -> World:
+    """Which modes make of operations what they like: dispatch modes such as FakeTensorMode, transforms of torch.func,
+    forward-mode differentiation. What is made under some is nothing under others."""
+    return (
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._functorch.maybe_current_level() or 0,
+        forward_ad._current_level,
+    )
+
+
+class Memory(dict[Hashable, Any]):
+    """Values by key. lasts: for several calls, not for one alone. world: the modes that it is for."""
+
+    def __init__(self, lasts: bool) -> None:
+        super().__init__()
+        self.lasts, self.world = lasts, world()
+
+    @classmethod
+    def of_pass(cls, lasts: bool = True) -> "Memory | None":
+        """None: where a graph is traced, which shares by itself."""
+        return None if torch.compiler.is_compiling() else cls(lasts)
+
+    def apart(self) -> AbstractContextManager[Any]:
+        """Where values are made that other layers read: hooks on saved tensors, as those of a checkpoint, do not see them."""
+        return _apart() if self.lasts else nullcontext()
+
+
+def apart(positions: Any) -> AbstractContextManager[Any]:
+    """The same for what is made at positions that may be those of a pass."""
+    memory: Memory | None = positions.memory
+    return nullcontext() if memory is None else memory.apart()
+
+
+def hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    learns = torch.is_grad_enabled()
+    hooks: AbstractContextManager[Any] = saved_tensors_hooks(_same, _same) if learns and hooked() else nullcontext()
+    with hooks, torch.inference_mode(False), torch.set_grad_enabled(learns):
+        yield
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs, in which a checkpoint computes its layers again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def again_alone() -> bool:
+    """Whether a reentrant checkpoint computes a layer again, with a way back of its own, which must not share a graph."""
+    return in_backward() and torch.is_grad_enabled() and not hooked()
+
+
+def is_learned(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return isinstance(value, (tuple, list)) and any(map(is_learned, value))
