@@ -35,6 +35,7 @@ if _TYPE_CHECKING:  # type checkers do not find a class by its definition; one t
     from posenc.encodings.stick_breaking import StickBreaking
     from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
     from posenc.encodings.temperature import LogN, StepTemperature, Temperature
+    from posenc.encodings.tisa import TISA
     from posenc.encodings.transformer_xl import TransformerXL, XLNet
     from posenc.encodings.tupe import TUPE, TUPER
     from posenc.encodings.visible import Chunks, Window
