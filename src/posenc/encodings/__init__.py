@@ -52,7 +52,7 @@ if _TYPE_CHECKING:  # type checkers do not find a class by its definition; one t
         "KERPLE",
         "SHAPE",
         "STRING",
-        "T5",
+        "T5", "TISA",
         "TUPE",
         "TUPER",
         "ALiBi",
