@@ -22,7 +22,6 @@ from posenc.backends.reference import of_token
 from posenc.bias import Added, Modifier, Score, SoftCap, Values, Weights
 from posenc.cache import KVCache
 from posenc.distributed import exchange
-from posenc.distributed.shards import calls_of
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
 from posenc.errors import (
     LEAST_DIVISOR,
@@ -371,7 +370,7 @@ def _problems(
 ) -> list[tuple[Problem, tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """The calls that a shard takes among all keys, see `calls_of`, each with its queries, keys and values."""
     causal, problems = positions.causal, []
-    calls = positions.shared(("calls", causal), partial(calls_of, positions, causal))
+    calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     for part, call in zip(q.split([call.num_queries for call in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : call.num_keys] for x in (k, v, *gates))
         problem = prepare(

@@ -12,7 +12,7 @@ import posenc
 from posenc import InputError, Positions
 from posenc.cache import KVCache
 from posenc.distributed import LAYOUTS, exchange, gather, shard
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.encoding import Encoding
 from posenc.lab.transformer import Transformer, TransformerConfig
 
