@@ -104,7 +104,7 @@ def test_positions_of_shards_are_those_of_the_unsharded_sequence(case, layout):
         at = local_positions.sharding.indices()
         seen += at.tolist()
         assert local_positions.num_queries == n // world_size
-        assert local_positions.unsharded is full
+        assert local_positions.sharding.full is full
         assert torch.equal(local_positions.k, full.k)
         for name in ("q", "q_order", "q_valid", "q_document"):
             ours, theirs = getattr(local_positions, name), getattr(full, name)
@@ -203,7 +203,7 @@ def test_shards_are_copied_and_moved():
         assert copy.sharding.runs == local_positions.sharding.runs
         assert torch.equal(copy.lengths(), local_positions.lengths())
     shifted = local_positions.moved(lambda ids, order: ids + 5)
-    assert torch.equal(shifted.sharding.take(shifted.unsharded.q), shifted.q)
+    assert torch.equal(shifted.sharding.take(shifted.sharding.full.q), shifted.q)
 
 
 def test_refusals():
@@ -248,5 +248,3 @@ def test_refusals():
     model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
     with pytest.raises(InputError, match=r"a cache and a shard of a sequence exclude one another"):
         model(torch.zeros(1, 6, dtype=torch.long), local_positions, KVCache())
-    with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
-        Positions.arange(2, 10).unsharded  # noqa: B018

@@ -473,7 +473,9 @@ class Positions(Visibility):
             )
         if causal == self.causal:
             return self
-        if causal and self.unchecked and not torch.compiler.is_compiling():
+        of_k = self.extents["k"]
+        unknown = "last" in self.unchecked or of_k is None or not of_k.runs
+        if causal and self.unchecked and unknown and not torch.compiler.is_compiling():
             self.shared("checked", lambda: check_order(self.q, self.k, self.unchecked))
         return self.shared(
             ("causal", causal),
@@ -678,20 +680,8 @@ class Positions(Visibility):
         runs = runs_of(self.num_queries, rank, world_size, layout)
         return Shard(self, rank, world_size, layout, runs, group=group).of(self)
 
-    @property
-    def unsharded(self) -> "Positions":
-        """The positions of the full sequence of a shard; these positions if they are not a shard.
-
-        Raises:
-            InputError: queries that are only some of the sequence's tokens, as with a cache.
-        """
-        if self.sharding is not None:
-            return self.sharding.full
-        self.require_full_sequence("this reads every token")
-        return self
-
     def local(self, x: Tensor) -> Tensor:
-        """The local part of a tensor with a row per token of `unsharded`, (batch or 1, n, ...)."""
+        """The part of a shard's tokens of a tensor with a row for each of the full sequence, (batch or 1, n, ...)."""
         return x if self.sharding is None else self.sharding.take(x)
 
     def require_complete(self, verb: str) -> None:
