@@ -33,6 +33,7 @@ from posenc.encodings.floater import FLOATER
 from posenc.lab.experiment import Run
 from posenc.lab.text import Settings
 from posenc.lab.train import train
+from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
 
 FILE = Path(__file__).with_name("trained.npz")

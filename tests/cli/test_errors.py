@@ -1,10 +1,10 @@
 """What an error looks like on the command line: a place for a bug in the user's code, and a traceback on demand."""
 
 import pytest
-from posenc.lab.messages import located, users_line
 
 from posenc import cli
 from posenc.errors import InputError
+from posenc.lab.messages import located, users_line
 
 BUG = """
 import posenc
