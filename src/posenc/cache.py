@@ -253,11 +253,11 @@ def _rotated(
     effects = encoding.effects(new, layer)
     key = "rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled()
     rotation = None if new.memory is None else new.memory.get(key)
-    if rotation is None and "rotate" in sites:
-        rotation = effects.rotation(None, k)
-        if new.memory is not None and rotation is not None:  # for the other layers of the pass
-            new.memory[key] = rotation
     try:
+        if rotation is None and "rotate" in sites:
+            rotation = effects.rotation(None, k)
+            if new.memory is not None and rotation is not None:  # for the other layers of the pass
+                new.memory[key] = rotation
         k = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
         return k, effects.values_rotated(v), True
     except InputError:

@@ -309,7 +309,8 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
         gates = tuple(exchange.gather(gate, positions, 2) for gate in gates)
         k, v = exchange.gather_keys(k, v, positions)
     else:
-        k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
+        k, v, *more = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
+        gates = tuple(more)
     calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     parts = []
     for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):

@@ -29,7 +29,7 @@ from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_value, r
 from posenc.positions import Positions
 from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import Branch, left_out
+from posenc.positions.visibility import Branch, Region, left_out
 
 
 class Call(NamedTuple):
@@ -270,18 +270,33 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
         )
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
-    made = []
+    key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
+    made = positions.kept(key, partial(_branch_rotations, q, k, effects, branches, reads_all))
+    parts = []
+    for region, first, end, at, rotation in made:
+        keys = k if end - first == k.shape[2] else k[:, :, first:end]
+        pair = effects.at(at).rotated(q, keys) if rotation is None else rotation(q, keys)
+        parts.append(Rotated(*pair, region, first))
+    return parts
+
+
+def _branch_rotations(
+    q: Tensor, k: Tensor, effects: Effects, branches: Sequence[Branch], reads_all: bool
+) -> list[tuple[Region, int, int, Positions, Rotation | None]]:
+    """Of each branch where something is visible: its region, its first key and their end, its positions, and their rotation."""
+    positions, made = effects.positions, []
     for branch in branches:
-        at = positions.at(branch)
-        first, end, _ = (0, k.shape[2], False) if reads_all else visible_keys(positions, branch.region)
+        at, (first, end, _) = positions.at(branch), (0, k.shape[2], False)
+        if not reads_all:
+            first, end, _ = visible_keys(positions, branch.region)
         if first >= end:
             continue
-        keys = k
         if end - first < k.shape[2]:
-            at, keys = positions.shared(("keys", branch), partial(at.keys, first, end)), k[:, :, first:end]
-        made.append(Rotated(*effects.at(at).rotated(q, keys), branch.region, first))
+            at = positions.shared(("keys", branch), partial(at.keys, first, end))
+        rotation = effects.at(at).rotation(q, k[:, :, first:end])
+        made.append((branch.region, first, end, at, rotation))
     if not made:  # nothing is visible, in any branch
-        made.append(Rotated(*effects.at(positions.at(branches[0])).rotated(q, k), branches[0].region))
+        made.append((branches[0].region, 0, k.shape[2], positions.at(branches[0]), None))
     return made
 
 

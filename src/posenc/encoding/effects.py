@@ -216,7 +216,7 @@ def checked_gates(
     return tuple(checked)
 
 
-NOTHING: Any = Acting(None, 0, (), frozenset(), 0, True, False)  # type: ignore[arg-type]
+NOTHING: Any = Acting(None, 0, (), frozenset(), 0, True, False)
 """Where no encoding acts."""
 
 
@@ -323,10 +323,10 @@ class Effects:
         return self._through("rotate", "rotate_keys", k, partial(_check_rotated, name="k"))
 
     def rotation(self, q: Tensor | None, k: Tensor | None) -> Rotation | None:
-        """`Encoding.rotation` of all parts."""
+        """`Encoding.shared_rotation` of all parts."""
         known = []
         for part in self._in_turn("rotate"):
-            found = part.encoding.rotation(part.positions, q, k)
+            found = part.encoding.shared_rotation(part.positions, q, k)
             if found is None:
                 return None
             known.append(found)

@@ -208,7 +208,7 @@ class Encoding(Sliced):
                 "cache its keys unrotated, and rotate them in each call"
             )
 
-    def rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
+    def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         """`rotate` as a function for all layers of a pass, of tensors shaped as q and k; of queries or keys alone where the other is
         None, as `rotate_queries` and `rotate_keys` are. None: there is none, and those are called in each layer."""
         return None

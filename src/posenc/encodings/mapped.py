@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posenc.encoding import Composite, Encoding, HeadRange
+from posenc.encoding import Composite, Encoding, HeadRange, Rotation
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_arguments
 from posenc.position_maps import PositionMap, create
@@ -79,6 +79,21 @@ class Mapped(Encoding):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         return q if self._leaves_queries(positions) else self.encoding.rotate_queries(q, self._moved(positions), layer)
+
+    def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
+        stays = self._leaves_queries(positions), self._leaves_keys(positions)
+        given = [None if stay else x for stay, x in zip(stays, (q, k), strict=True)]
+        if given[0] is given[1] is None:
+            return lambda q, k: (q, k)
+        found = self.encoding.shared_rotation(self._moved(positions), *given)
+        if found is None:
+            return None
+
+        def rotate(q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+            of_q, of_k = found(None if stays[0] else q, None if stays[1] else k)
+            return q if stays[0] else of_q, k if stays[1] else of_k
+
+        return rotate
 
     def _leaves_queries(self, positions: Positions) -> bool:
         """Whether queries of a branch stay as they are."""

@@ -163,7 +163,7 @@ class Rotary(PairwiseRotary):
         _, of_k = self._tables_of(positions, self._check(k, positions), queries=False, keys=True)
         return self.turn(k, *of_k)
 
-    def rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
+    def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         hook, x = ("rotate_queries", q) if k is None else ("rotate_keys" if q is None else "rotate", k)
         if getattr(type(self), hook) is not getattr(Rotary, hook) or type(self).turn is not PairwiseRotary.turn:
             return None

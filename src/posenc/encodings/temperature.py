@@ -35,7 +35,7 @@ class QueryScale(Encoding):
         factor = self.remember(positions, "factor", lambda: self.factor(positions))
         return _times(q, factor)
 
-    def rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
+    def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         if type(self).rotate is not QueryScale.rotate or type(self).rotate_queries is not QueryScale.rotate_queries:
             return None
         factor = self.remember(positions, "factor", lambda: self.factor(positions))

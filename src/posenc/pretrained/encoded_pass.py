@@ -63,7 +63,7 @@ class ModelPass:
         # without a mask its keys are the last before the end of the queries
         order = cut.k_order if mask is not None else cut.k_order + (positions.q_order[..., -1:] + 1 - keys)
         k = positions.k.gather(1, order.expand(len(positions.k), -1))
-        visible = replace(visible, positions=replace(cut, q=positions.q, k=k).in_pass(self.memory))
+        visible = replace(visible, positions=cut.derived(q=positions.q, k=k).in_pass(self.memory))
         self.made.append((mask, keys, visible))
         return visible
 
