@@ -90,7 +90,7 @@ def test_rows_that_see_nothing_are_zero(trainable):
 
 def gradients(backend, make, encoding, given, learned, scale=None, sink=None):
     problem = prepare(Call(*given, encoding, make(), scale=scale, sink=sink))
-    out = BACKENDS[backend].plan(problem).run()
+    out = BACKENDS[backend].plan(problem).run(problem)
     weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5)).to(out.device)
     return [out, *torch.autograd.grad((out * weights).sum(), [*given, *learned])]
 

@@ -146,7 +146,7 @@ def both(q, k, v, encoding, positions):
     for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         given = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
         problem = prepare(Call(*given, encoding.to(dtype), positions))
-        out = BACKENDS[backend].plan(problem).run()
+        out = BACKENDS[backend].plan(problem).run(problem)
         weights = draw(*out.shape, grad=False).to(dtype)
         found = torch.autograd.grad((out * weights).sum(), [*given, *learned], allow_unused=True)
         results.append([out, *(x for x in found if x is not None)])

@@ -60,7 +60,7 @@ else:
     from posenc.encodings.distance import DistanceBias
     from posenc.encodings.mapped import Mapped
 
-    _CLASSES = {x.__name__: x for x in (*ENCODINGS.values(), Absolute, DistanceBias, EnhancedMaskDecoder, Mapped)}
+    _CLASSES = {x.__name__: x for x in [*ENCODINGS.values(), Absolute, DistanceBias, EnhancedMaskDecoder, Mapped]}  # type: ignore[attr-defined]
     globals().update(_CLASSES)
     __all__ = [*_CLASSES, "ENCODINGS", "create", "from_spec"]
 # fmt: on

@@ -98,7 +98,8 @@ class Positions(Visibility):
     """The positions without gates"""
 
     def __post_init__(self, known: Mapping[str, Extent | None] | None) -> None:
-        known, extents = known or {}, {}
+        known = known or {}
+        extents: dict[str, Extent | None] = {}
         for names in (("q", "k"), ("q_order", "k_order")):
             q, k = (getattr(self, name) for name in names)
             of_q = known[names[0]] if names[0] in known else Extent.of(q)
