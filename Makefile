@@ -1,6 +1,7 @@
 # make demo   compare positional encodings on real text and say where the report is
 # make test   the test suite: a few cases of each test, which the commit draws, but for the slow tests; five minutes on two cores
 # make test-core  those of encodings, positions, frequencies and attention that need torch alone
+# make test-cases  all cases of the tests that are not slow
 # make test-all   the whole of it: slow tests and all cases
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-core test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
+.PHONY: demo test test-core test-cases test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -43,9 +44,12 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # by their module of src/posenc; FlexAttention is traced for each call, which takes longest
-CORE := attention bias cache encodings functional functional_rotary gates hooks linear_attention position_maps spec terms transformer vision
+CORE := attention bias cache encodings functional functional_rotary gates hooks linear_attention pass position_maps spec terms
 test-core: $(VENV)/dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --core --all-cases -k "not flex" tests/encodings tests/frequencies tests/positions tests/rotation $(CORE:%=tests/test_%.py)
+
+test-cases: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all-cases
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "" --all-cases

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "weight.json"
-CORE = {"backends", "bias", "distributed", "encodings", "frequencies", "positions", "testing"}
+CORE = {"attention", "backends", "bias", "distributed", "encoding", "encodings", "frequencies", "positions", "testing"}
 """Folders that are counted with the modules at the root of the package."""
 
 
