@@ -161,7 +161,6 @@ DISTRIBUTED = {
     "all parameters' gradients equal those of one process": "distributed/test_processes.py::test_every_encoding_is_the_same_on_shards",
 }
 PADDING = {
-    "whatever the others hold": "test_examples.py::test_a_static_cache_in_an_exported_program",
     "the same output as each sequence alone": "test_conformance.py::test_every_encoding_conforms",
     "A query that sees no key gives zeros": "test_attention.py::test_rows_that_see_nothing_are_zero_with_finite_gradients",
     "are documents of no tokens": "positions/test_positions.py::test_documents_of_no_tokens_are_none",

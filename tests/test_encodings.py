@@ -1,7 +1,6 @@
 """Absolute codes against the formulas, the registry, specs, composition, and refusals."""
 
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -309,7 +308,7 @@ def test_each_packed_image_has_its_own_prefix():
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
     ids = torch.cat((image.q, image.q), 1)
     placed = torch.cat((image.q_placed, image.q_placed), 1)
-    packed = replace(Positions.from_ids(ids, placed=placed), q_document=documents, k_document=documents)
+    packed = Positions.from_ids(ids, placed=placed).derived(q_document=documents, k_document=documents)
     table = posenc.GridTable(8, height=1, width=2, prefix=1).double()
     alone = codes(table, image)
     assert torch.equal(codes(table, packed), torch.cat((alone, alone), 1))

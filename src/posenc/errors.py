@@ -9,16 +9,12 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 
 import importlib.util
 import math
-import os
-import re
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import Enum
 from functools import cache
 from inspect import isclass, signature
 from numbers import Integral, Real
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
@@ -50,12 +46,6 @@ LARGEST_SHAPE: dict[str, int] = {
 
 LEAST_DIVISOR = 1e-19
 """Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
-
-INSTALLED = (str(Path(__file__).parent) + os.sep, str(Path(os.__file__).parent) + os.sep)
-"""Folders of posenc and of Python's standard library."""
-
-TRACEBACK = "POSENC_TRACEBACK"
-"""The environment variable with which the command line prints the traceback of every error."""
 
 CALLABLE = get_origin(Callable[..., Any])
 WORDS: dict[Any, str] = {
@@ -447,11 +437,6 @@ def shown(value: object) -> str:
     return text if len(text) <= (400 if isinstance(value, str) else 80) else f"{text[:60]}.. ({type(value).__name__})"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def on_one_line(error: BaseException, most: int | None = None) -> str:
     """An error's message on one line, at most so many characters of it; its type where it has none."""
     return " ".join(str(error).split())[:most] or type(error).__name__
@@ -461,26 +446,6 @@ def described(error: BaseException, most: int | None = None) -> str:
     """An error's type, and its message if it has one, on one line; most: characters of the message."""
     name = type(error).__name__
     return f"{name}: {on_one_line(error, most)}" if str(error).strip() else name
-
-
-def users_line(error: BaseException) -> str | None:
-    """FILE:LINE of the last line of the caller's own code that an error came through, in a worker process too; None: it came
-    through installed packages alone."""
-    text = "".join(traceback.format_exception(error))
-    theirs = [
-        f"{file}:{line}"
-        for file, line in re.findall(r'File "([^"<]+)", line (\d+)', text)
-        if not file.startswith(INSTALLED) and "-packages" + os.sep not in file
-    ]
-    return theirs[-1] if theirs else None
-
-
-def located(error: BaseException) -> str:
-    """An error's type and message; of one from the caller's own code the file and line, too; of an InputError the message."""
-    if isinstance(error, InputError):
-        return first_line(error)
-    line = users_line(error)
-    return described(error) + ("" if line is None else f" (at {line}; {TRACEBACK}=1 shows the traceback)")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -496,21 +461,3 @@ def counted(number: int, noun: str) -> str:
 def summary(documented: object) -> str:
     """The first paragraph of a docstring, on one line."""
     return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
-
-
-def as_json(value: Any, digits: int | None = None) -> Any:
-    """Dataclasses, mappings, sequences and tensors of numbers as JSON has them; what is not finite becomes None. digits:
-    significant ones of a fraction; None: all."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, Tensor):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item, digits) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item, digits) for item in value]
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return value if digits is None else float(f"{value:.{digits}g}")
-    return value

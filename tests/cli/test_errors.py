@@ -3,7 +3,8 @@
 import pytest
 
 from posenc import cli
-from posenc.errors import InputError, located, users_line
+from posenc.errors import InputError
+from posenc.lab.messages import located, users_line
 
 BUG = """
 import posenc

@@ -12,7 +12,7 @@ import posenc
 from posenc import InputError, Positions
 from posenc.cache import KVCache
 from posenc.distributed import LAYOUTS, exchange, gather, shard
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.encoding import Encoding
 from posenc.lab.transformer import Transformer, TransformerConfig
 
@@ -104,7 +104,7 @@ def test_positions_of_shards_are_those_of_the_unsharded_sequence(case, layout):
         at = local_positions.sharding.indices()
         seen += at.tolist()
         assert local_positions.num_queries == n // world_size
-        assert local_positions.unsharded is full
+        assert local_positions.sharding.full is full
         assert torch.equal(local_positions.k, full.k)
         for name in ("q", "q_order", "q_valid", "q_document"):
             ours, theirs = getattr(local_positions, name), getattr(full, name)
@@ -202,7 +202,7 @@ def test_shards_are_copied_and_moved():
         assert copy.sharding.runs == local_positions.sharding.runs
         assert torch.equal(copy.lengths(), local_positions.lengths())
     shifted = local_positions.moved(lambda ids, order: ids + 5)
-    assert torch.equal(shifted.sharding.take(shifted.unsharded.q), shifted.q)
+    assert torch.equal(shifted.sharding.take(shifted.sharding.full.q), shifted.q)
 
 
 def test_refusals():
@@ -247,5 +247,3 @@ def test_refusals():
     model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
     with pytest.raises(InputError, match=r"a cache and a shard of a sequence exclude one another"):
         model(torch.zeros(1, 6, dtype=torch.long), local_positions, KVCache())
-    with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
-        Positions.arange(2, 10).unsharded  # noqa: B018

@@ -147,7 +147,7 @@ def test_derived_positions_carry_it():
         "with_causal": grid.with_causal(True), "with_window": grid.with_window(3), "with_blocks": grid.with_blocks(2),
         "with_prefix": grid.with_prefix(2), "to": grid.to("cpu"), "moved": grid.moved(lambda at, order: at * 3),
         "with_gates": grid.with_gates((torch.zeros(1, 1, 8, 1),)), "at": grid.at(None),
-        "unsharded": grid.shard(0, 2).unsharded, "marked": marked(grid),
+        "marked": marked(grid),
     }  # fmt: skip
     for name, positions in same.items():
         assert torch.equal(positions.q_placed, want), name

@@ -11,7 +11,7 @@ import posenc
 from hostile.test_checkpoints import little_memory
 from posenc import InputError, Positions, Randomized
 from posenc.conformance.fixtures import DECODER, MAX_POSITIONS, EncodingUnderTest, named
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.positions.memory import Memory
 from posenc.pretrained import multimodal
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, KVCache, Positions, attention
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.positions.visibility import Branch, Region
 

@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import posenc
 from posenc import InputError, Positions, attention, explain, linear_attention
 from posenc.cache import KVCache
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.lab.transformer import Transformer, TransformerConfig
 
 PREFIXES = {

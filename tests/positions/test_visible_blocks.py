@@ -7,7 +7,7 @@ import torch
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.backends import fused
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.positions.segments import segments
 
 SIZE = 4

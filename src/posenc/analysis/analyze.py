@@ -22,7 +22,8 @@ from posenc.analysis.subspaces import SUBSPACES, SUM
 from posenc.analysis.survival import SURVIVAL
 from posenc.analysis.symmetry import SYMMETRY, TWINS
 from posenc.analysis.target import MEASURED, Target, target_of
-from posenc.errors import InputError, as_json, located
+from posenc.errors import InputError
+from posenc.lab.messages import as_json, located
 
 QUESTIONS: dict[str, AnalysisQuestion] = {
     "properties": PROPERTIES,

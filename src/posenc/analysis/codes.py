@@ -21,8 +21,9 @@ from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, gates_of
 from posenc.encodings import Mapped, create
 from posenc.encodings.shared import key_angles
-from posenc.errors import InputError, check_integers, first_line, located
+from posenc.errors import InputError, check_integers
 from posenc.functional import Layout, turning
+from posenc.lab.messages import first_line, located
 from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.errors import as_json, check_positive, counted
+from posenc.errors import check_positive, counted
 from posenc.frequencies.create_schedule import as_text, complete, create, parse
 from posenc.frequencies.schedules import Frequencies, check_factor, check_length, rope_frequencies, stretch, wavelengths
+from posenc.lab.messages import as_json
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from posenc.errors import InputError, as_json
+from posenc.errors import InputError
+from posenc.lab.messages import as_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes

@@ -24,7 +24,6 @@ from posenc.attention.call import (
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
-from posenc.distributed.shards import calls_of
 from posenc.encoding import Effects, Encoding, Pass, Rotation, checked_gates, require_fit
 from posenc.errors import InputError, unknown
 from posenc.functional import exactly
@@ -312,7 +311,7 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
     else:
         k, v, *more = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
         gates = tuple(more)
-    calls = positions.shared(("calls", causal), partial(calls_of, positions, causal))
+    calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     parts = []
     for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : at.num_keys] for x in (k, v, *gates))

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from posenc.bias.structures import Block, Score
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.order import at, of_queries, order_of, require_among_keys
+from posenc.positions.order import at, order_of
 
 SIZE = 64
 """Tokens of a chunk, a power of 2."""
@@ -53,13 +53,13 @@ def stream(positions: Positions, user: str) -> Stream:
 
 
 def _stream(p: Positions) -> Stream:
-    require_among_keys(p)
+    p.require_among_keys()
     first = p.diagonal
     if first is not None and (not p.hides_tokens or _in_order(p)):
         return Stream(None, None, first, p.valid)
     keys, ranks = order_of(p)[:2]
     slots = torch.arange(p.num_keys, device=p.k.device)[None, None, :, None].expand(keys.shape[0], -1, -1, -1)
-    rank = ranks.gather(1, of_queries(slots, p)[:, 0, :, 0])
+    rank = ranks.gather(1, p.of_queries(slots)[:, 0, :, 0])
     return Stream(keys, rank, 0, None if p.valid is None else p.valid.expand(keys.shape).gather(1, keys))
 
 

@@ -23,7 +23,8 @@ from posenc.cli.explore_command import Explore
 from posenc.cli.extend_command import Extend
 from posenc.cli.list_command import Cite, List
 from posenc.cli.predict_command import Predict
-from posenc.errors import TRACEBACK, InputError, located, users_line
+from posenc.errors import InputError
+from posenc.lab.messages import TRACEBACK, located, users_line
 from posenc.pretrained.stopping import terminable
 from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
 from posenc_cli.arguments import Mistake

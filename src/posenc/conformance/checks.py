@@ -31,7 +31,7 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
-from posenc.distributed.shards import calls_of
+from posenc.distributed.exchange import calls_of
 from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError

@@ -5,6 +5,6 @@
 """
 
 from posenc.distributed.exchange import gather, shard
-from posenc.distributed.shards import LAYOUTS, Shard, shard_positions
+from posenc.positions.shards import LAYOUTS, Shard
 
-__all__ = ["LAYOUTS", "Shard", "gather", "shard", "shard_positions"]
+__all__ = ["LAYOUTS", "Shard", "gather", "shard"]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from posenc.distributed.shards import Shard, chunks_of
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.positions.shards import Shard, chunks_of
 
 _PLAIN = torch.nn.functional.scaled_dot_product_attention
 
@@ -100,6 +100,16 @@ def _sharding(positions: Positions) -> Shard:
 def _check_length(x: Tensor, dim: int, length: int, whose: str) -> None:
     if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
         raise InputError(f"x of shape {tuple(x.shape)} along dim={dim}: {whose} {length} tokens")
+
+
+def calls_of(positions: Positions, causal: bool) -> list[Positions]:
+    """Positions of the calls of attention that a shard takes: one for each run of tokens, among all keys or, if causal,
+    those up to its own end. That keeps each one contiguous where the sequence is, and leaves out what no query of it
+    sees."""
+    shard = positions.sharding
+    assert shard is not None
+    full = shard.full.with_causal(causal)
+    return [shard._replace(runs=(run,), keys=None if full.sees_future else run[1]).of(full) for run in shard.runs]
 
 
 def refuse_ring() -> None:

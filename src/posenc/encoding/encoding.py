@@ -180,7 +180,7 @@ class Encoding(Sliced):
     def gates(self, x: Tensor, layer: int = 0) -> Tensor | Sequence[Tensor] | None:
         """Numbers for each token, (batch, heads, seq, width), from the input of the layer's projections, x (batch, seq, dim):
         each token's from its part of x alone. The model caches them as it does keys, and `attention` gives those of all keys
-        to the hooks that act there, as `positions.gate(name)`; `posenc.positions.order.of_queries` gives those of the queries."""
+        to the hooks that act there, as `positions.gate(name)`; `positions.of_queries` are those of the queries."""
         return None
 
     # ---------------------------------------------------------------- further hooks: of queries and keys

@@ -91,7 +91,7 @@ def flow_backward(
     def function(initial: Tensor, *layers: Tensor) -> Tensor:
         return solved(initial, layers, positions, step, substeps)
 
-    _, back = torch.func.vjp(function, initial, weight1, bias1, weight2, bias2)
+    back = torch.func.vjp(function, initial, weight1, bias1, weight2, bias2)[1]
     of_initial, *of_layers = (x.clone() for x in back(gradient))
     return of_initial, of_layers[0], of_layers[1], of_layers[2], of_layers[3]
 

@@ -13,7 +13,6 @@ from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadProjection, check_heads, check_input, normal_parameter
 from posenc.errors import LARGEST_SIZE, InputError, check_integers
 from posenc.positions import Positions
-from posenc.positions.order import of_queries
 
 
 @dataclass(eq=False, repr=False)
@@ -73,6 +72,6 @@ class ProjectedRelative(Encoding):
         if positions.fractional:
             raise InputError("ProjectedRelative has rows for integer distances only: round the positions")
         dtype = torch.promote_types(q.dtype, torch.float32)
-        weights = of_queries(positions.gate(self.known_as, self.num_heads, self.profiles), positions)
+        weights = positions.of_queries(positions.gate(self.known_as, self.num_heads, self.profiles))
         table = pad(self.table[self.own_layer(layer)], (0, 0, 1, 1))
         return QueryRelative(weights.to(dtype), table.to(dtype)[None], self.row, positions)

@@ -6,7 +6,7 @@ from pkgutil import iter_modules
 
 from posenc.encoding import SITES, Encoding
 
-MADE_OF_ALL = ("catalogue", "create_encoding", "patterns", "registry")
+MADE_OF_ALL = ("catalogue", "create_encoding", "names", "patterns", "registry")
 """Modules of this package that read the registry."""
 
 
@@ -19,8 +19,9 @@ def _registered() -> dict[str, type[Encoding]]:
 
 
 def _is_scheme(each: object, module: str) -> bool:
-    is_class = isinstance(each, type) and issubclass(each, Encoding) and each.__module__ == module
-    return is_class and bool(each.name) and bool(each.title)  # which a subclass does not inherit
+    if not isinstance(each, type) or not issubclass(each, Encoding) or each.__module__ != module:
+        return False
+    return bool(each.name) and bool(each.title)  # which a subclass does not inherit
 
 
 def _place(cls: type[Encoding]) -> tuple[int, str]:

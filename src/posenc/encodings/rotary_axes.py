@@ -279,8 +279,8 @@ class AxialRotary(AxesRotary):
             remedy = "pass the full sequence, or centred=False"
             positions.require_full_sequence("AxialRotary(centred=True) counts from the middle of an image", remedy)
         if positions.sharding is not None:
-            q, _ = super().coordinates(positions.unsharded)
-        full = positions.unsharded
+            q, _ = super().coordinates(positions.sharding.full)
+        full = positions if positions.sharding is None else positions.sharding.full
         if not torch.compiler.is_compiling() and not intercepted() and not q.is_meta:
             placed = q if full.q_placed is None else q.masked_fill(~full.q_placed[..., None], 0)
             if full.shared("negative", lambda: bool((placed < 0).any())):

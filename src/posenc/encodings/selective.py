@@ -17,7 +17,7 @@ from posenc.encodings.shared import check_head_dim, projected_by
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
-from posenc.positions.order import order_of, require_among_keys
+from posenc.positions.order import order_of
 
 TOKENS = 256
 """Tokens whose selections are added up at a time."""
@@ -88,7 +88,7 @@ class SelectiveAttention(Encoding):
                 "selective_attention looks at the tokens between a key and its query: pass causal positions"
             )
         positions.require_counted()
-        require_among_keys(positions)
+        positions.require_among_keys()
         dtype = torch.promote_types(q.dtype, torch.float32)
         queries = positions.gate(self.known_as, 1, self.head_dim).to(dtype)
         tokens = positions.shared("tokens as queries", lambda: positions.of_side("k"))

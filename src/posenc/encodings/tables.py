@@ -226,7 +226,7 @@ class GridTable(Absolute):
 
     def _unplaced_numbers(self, positions: Positions) -> Tensor:
         """Which of its document's tokens without a place each query is, counted from 0; -1: a patch."""
-        full = positions if positions.sharding is None else positions.unsharded
+        full = positions if positions.sharding is None else positions.sharding.full
         assert full.q_placed is not None
         return positions.local(unplaced_index(full.q_placed, full.q_document))
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from posenc.encoding import PerLayer
-from posenc.errors import InputError, located, unknown, users_line
+from posenc.errors import InputError, unknown
 from posenc.lab.archive import archived
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import behaviour, measure, work
+from posenc.lab.messages import located, users_line
 from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import Stored

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, first_line, unknown
+from posenc.errors import InputError, unknown
 from posenc.lab.experiment import Run
+from posenc.lab.messages import first_line
 from posenc.lab.records import RunRecord
 from posenc.lab.train import schedule
 

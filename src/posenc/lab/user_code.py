@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from posenc.errors import InputError, located
+from posenc.errors import InputError
+from posenc.lab.messages import located
 from posenc.spec import parse, split_list
 
 OURS = __name__.partition(".")[0]

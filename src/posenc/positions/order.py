@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, refuse_in_onnx
+from posenc.errors import refuse_in_onnx
 from posenc.positions.ids import begins
 from posenc.positions.positions import Positions
 
@@ -20,48 +20,6 @@ class Order(NamedTuple):
     rank: Tensor
     at: Tensor
     first: Tensor
-
-
-def of_queries(x: Tensor, positions: Positions) -> Tensor:
-    """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens.
-
-    Raises:
-        InputError: what `require_among_keys` refuses.
-    """
-    require_among_keys(positions)
-    if positions.q_order is positions.k_order:
-        return x
-    if positions.diagonal is not None:
-        return x[:, :, positions.diagonal : positions.diagonal + positions.num_queries]
-    slots = _slots(positions)[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
-    return x.gather(2, slots)
-
-
-def _slots(positions: Positions) -> Tensor:
-    """Which key each query is, (batch or 1, num_queries), where keys lie in their order."""
-    return positions.q_order - positions.k_order[:, :1]
-
-
-def require_among_keys(positions: Positions) -> None:
-    """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone.
-
-    Raises:
-        InputError: a query's place in the order is before the first key's or after the last one's.
-    """
-    p = positions
-    if p.q_order is p.k_order:
-        return
-    if p.diagonal is not None:
-        fits = 0 <= p.diagonal <= p.num_keys - p.num_queries
-    elif torch.compiler.is_compiling() or p.q_order.device.type != "cpu":
-        return  # reading them would wait for the device
-    else:
-        fits = p.shared("among keys", lambda: bool(((_slots(p) >= 0) & (_slots(p) < p.num_keys)).all()))
-    if not fits:
-        raise InputError(
-            f"the {p.num_queries} queries are not among the {p.num_keys} keys, whose tokens the gates are of: pass "
-            "positions of self-attention, with the queries' own keys"
-        )
 
 
 def order_of(positions: Positions) -> Order:
@@ -106,13 +64,13 @@ def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     Raises:
         InputError: queries that are not among the keys.
     """
-    require_among_keys(positions)
+    positions.require_among_keys()
     x = x.double()
     if positions.valid is not None:
         x = x.masked_fill(~positions.valid[:, None, :, None], 0.0)
     if positions.diagonal is not None and positions.k_document is None:
         sums = x.cumsum(2)
-        return of_queries(sums, positions), sums
+        return positions.of_queries(sums), sums
     order = order_of(positions)
     sums = at(x, order.keys).cumsum(2)
     return at(sums, order.at), at(sums, order.rank)

@@ -43,12 +43,11 @@ from posenc.positions.ids import (
     unplaced_index,
 )  # fmt: skip
 from posenc.positions.memory import Memory
+from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import PAIRS, Branch, Cut, Extent, Visibility, taken
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from posenc.distributed.shards import Shard
 
 T = TypeVar("T")
 
@@ -83,7 +82,7 @@ class Positions(Visibility):
     """The branch of a position map to rotate for, see `at`. None: there is no map."""
     of_keys: KeyRange | None = None
     """The positions with all keys of the call, where these have only some of them, see `keys`"""
-    sharding: "Shard | None" = None
+    sharding: Shard | None = None
     """The queries are those of one process, of a sequence that several have, see `shard`. None: of all."""
     images: tuple[tuple[int, ...], ...] | None = None
     """(height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the images of
@@ -99,7 +98,8 @@ class Positions(Visibility):
     """The positions without gates"""
 
     def __post_init__(self, known: Mapping[str, Extent | None] | None) -> None:
-        known, extents = known or {}, {}
+        known = known or {}
+        extents: dict[str, Extent | None] = {}
         for names in (("q", "k"), ("q_order", "k_order")):
             q, k = (getattr(self, name) for name in names)
             of_q = known[names[0]] if names[0] in known else Extent.of(q)
@@ -474,7 +474,9 @@ class Positions(Visibility):
             )
         if causal == self.causal:
             return self
-        if causal and self.unchecked and not torch.compiler.is_compiling():
+        of_k = self.extents["k"]
+        unknown = "last" in self.unchecked or of_k is None or not of_k.runs
+        if causal and self.unchecked and unknown and not torch.compiler.is_compiling():
             self.shared("checked", lambda: check_order(self.q, self.k, self.unchecked))
         return self.shared(
             ("causal", causal),
@@ -663,26 +665,24 @@ class Positions(Visibility):
     def shard(
         self, rank: int, world_size: int, *, layout: str = "contiguous", group: "ProcessGroup | None" = None
     ) -> "Positions":
-        """The positions of the tokens that one process has of a sequence, among all keys: see
-        `posenc.distributed.shards.shard_positions`."""
-        from posenc.distributed.shards import shard_positions
+        """The positions of the tokens that one process has of a sequence, among all keys.
 
-        return shard_positions(self, rank, world_size, layout, group)
-
-    @property
-    def unsharded(self) -> "Positions":
-        """The positions of the full sequence of a shard; these positions if they are not a shard.
+        rank, world_size: the process, of so many. layout: "contiguous" cuts the sequence into world_size parts;
+        "zigzag" into twice as many, of which a process has the rank-th from the front and from the back: causal
+        attention is then the same work for all. group: the processes that have the sequence; None: all there are.
+        `posenc.attention` and the models gather keys and values from them; without several processes nothing is sent.
+        What restricts a shard afterwards, as `with_window` does, restricts the full sequence.
 
         Raises:
-            InputError: queries that are only some of the sequence's tokens, as with a cache.
+            InputError: a rank out of range, an unknown layout, a length that cannot be cut into so many equal parts,
+                positions whose keys are not the queries, as with a cache, or that are a shard already.
         """
-        if self.sharding is not None:
-            return self.sharding.full
-        self.require_full_sequence("this reads every token")
-        return self
+        self.require_complete("be sharded")
+        runs = runs_of(self.num_queries, rank, world_size, layout)
+        return Shard(self, rank, world_size, layout, runs, group=group).of(self)
 
     def local(self, x: Tensor) -> Tensor:
-        """The local part of a tensor with a row per token of `unsharded`, (batch or 1, n, ...)."""
+        """The part of a shard's tokens of a tensor with a row for each of the full sequence, (batch or 1, n, ...)."""
         return x if self.sharding is None else self.sharding.take(x)
 
     def require_complete(self, verb: str) -> None:

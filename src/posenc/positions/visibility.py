@@ -417,6 +417,46 @@ class Visibility(Shared):
         counts = count_between(q, k, q_document, k_document, valid, (before, after))
         return counts if self.q_valid is None else counts * self.q_valid
 
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens.
+
+        Raises:
+            InputError: what `require_among_keys` refuses.
+        """
+        self.require_among_keys()
+        if self.q_order is self.k_order:
+            return x
+        if self.diagonal is not None:
+            return x[:, :, self.diagonal : self.diagonal + self.num_queries]
+        slots = self._slots()[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
+        return x.gather(2, slots)
+
+    def _slots(self) -> Tensor:
+        """Which key each query is, (batch or 1, num_queries), where keys lie in their order."""
+        return self.q_order - self.k_order[:, :1]
+
+    def require_among_keys(self) -> None:
+        """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone.
+
+        Raises:
+            InputError: a query's place in the order is before the first key's or after the last one's.
+        """
+        if self.q_order is self.k_order:
+            return
+        if self.diagonal is not None:
+            fits = 0 <= self.diagonal <= self.num_keys - self.num_queries
+        elif torch.compiler.is_compiling() or self.q_order.device.type != "cpu":
+            return  # reading them would wait for the device
+        else:
+            fits = self.shared(
+                "among keys", lambda: bool(((self._slots() >= 0) & (self._slots() < self.num_keys)).all())
+            )
+        if not fits:
+            raise InputError(
+                f"the {self.num_queries} queries are not among the {self.num_keys} keys, whose tokens the gates are of: pass "
+                "positions of self-attention, with the queries' own keys"
+            )
+
     def in_blocks(self, size: int, table: Tensor | None) -> VisibleBlocks:
         """The blocks of `Positions.with_blocks`."""
         numbers = [

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from posenc.errors import InputError, first_line
+from posenc.errors import InputError
+from posenc.lab.messages import first_line
 
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".csv", ".json", ".c", ".h", ".js"}
 ROWS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from posenc.errors import InputError, first_line
+from posenc.errors import InputError
 from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
+from posenc.lab.messages import first_line
 from posenc.pretrained.scratch import scratch
 
 BYTES, LARGEST = 256, 1_000_000

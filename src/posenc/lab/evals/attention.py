@@ -21,9 +21,10 @@ from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
 from posenc.encodings.visible import Window
-from posenc.errors import InputError, as_json
+from posenc.errors import InputError
 from posenc.frequencies import create, wavelengths
 from posenc.functional import Layout
+from posenc.lab.messages import as_json
 from posenc.positions import Positions
 from posenc.pretrained.attach import (
     AttentionCall,

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.errors import InputError, first_line
+from posenc.errors import InputError
 from posenc.lab.data.sources import HUB, STRINGS, column, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.machine import free_bytes
+from posenc.lab.messages import first_line
 from posenc.lab.vision.scenes import Scenes
 from posenc.positions import Positions
 

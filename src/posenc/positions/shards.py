@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sequence over several processes: which tokens each has, and their positions."""
+"""Which tokens of a sequence one of several processes has."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError, check_integers, check_word
-from posenc.positions.positions import Positions
 from posenc.positions.visibility import Cut
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 LAYOUTS = ("contiguous", "zigzag")
 
@@ -24,7 +20,7 @@ class Shard(NamedTuple):
     all. group: the processes that have the other parts; None: all there are.
     """
 
-    full: Positions
+    full: Any
     rank: int
     world_size: int
     layout: str
@@ -48,41 +44,11 @@ class Shard(NamedTuple):
         parts = [x.narrow(dim, first, end - first) for first, end in self.runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
-    def of(self, full: Positions) -> Positions:
+    def of(self, full: Any) -> Any:
         """The positions of this part, of those of the full sequence."""
         queries: Cut = slice(*self.runs[0]) if len(self.runs) == 1 else self.take
         keys = None if self.keys is None else slice(0, self.keys)
         return full.select(queries, keys, sharding=self._replace(full=full), gates=())
-
-
-def shard_positions(
-    positions: Positions, rank: int, world_size: int, layout: str = "contiguous", group: "ProcessGroup | None" = None
-) -> Positions:
-    """The positions of the tokens that one process has of a sequence, among all keys.
-
-    rank, world_size: the process, of so many. layout: "contiguous" cuts the sequence into world_size parts;
-    "zigzag" into twice as many, of which a process has the rank-th from the front and from the back: causal
-    attention is then the same work for all. group: the processes that have the sequence; None: all there are.
-    `posenc.attention` and the models gather keys and values from them; without several processes nothing is sent.
-    What restricts the positions of a shard afterwards, as `with_window`, restricts the full sequence.
-
-    Raises:
-        InputError: a rank out of range, an unknown layout, a length that cannot be cut into so many equal parts,
-            positions whose keys are not the queries, as with a cache, or that are a shard already.
-    """
-    positions.require_complete("be sharded")
-    runs = runs_of(positions.num_queries, rank, world_size, layout)
-    return Shard(positions, rank, world_size, layout, runs, group=group).of(positions)
-
-
-def calls_of(positions: Positions, causal: bool) -> list[Positions]:
-    """Positions of the calls of attention that a shard takes: one for each run of tokens, among all keys or, if causal,
-    those up to its own end. That keeps each one contiguous where the sequence is, and leaves out what no query of it
-    sees."""
-    shard = positions.sharding
-    assert shard is not None
-    full = shard.full.with_causal(causal)
-    return [shard._replace(runs=(run,), keys=None if full.sees_future else run[1]).of(full) for run in shard.runs]
 
 
 def chunks_of(rank: int, world_size: int, layout: str) -> tuple[int, ...]:
