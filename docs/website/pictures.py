@@ -27,6 +27,7 @@ from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS, HeadRotary, RoPEPlusPlus, SelectiveAttention, StickBreaking, create
 from posenc.encodings.accumulated_rotary import AccumulatedRotary
 from posenc.encodings.catalogue import family
+from posenc.encodings.shared import key_angles
 from posenc.errors import InputError
 from posenc.report.analyze import drawn
 from website.measured import loss_by_length
@@ -450,7 +451,7 @@ def _accumulated(name: str) -> Tensor:
 def _turns_by_head(name: str) -> Tensor:
     """(key heads, pairs): wavelengths over those of RoPE."""
     plain, angles = (
-        create(each, **SHAPE).key_angles(posenc.Positions.from_ids([1]))[0, :, 0] for each in ("rope", name)
+        key_angles(create(each, **SHAPE), posenc.Positions.from_ids([1]))[0, :, 0] for each in ("rope", name)
     )
     return plain / angles
 

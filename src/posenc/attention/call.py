@@ -275,8 +275,8 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
     parts = []
     for region, first, end, at, rotation in made:
         keys = k if end - first == k.shape[2] else k[:, :, first:end]
-        pair = effects.at(at).rotated(q, keys) if rotation is None else rotation(q, keys)
-        parts.append(Rotated(*pair, region, first))
+        of_q, of_k = effects.at(at).rotated(q, keys) if rotation is None else rotation(q, keys)
+        parts.append(Rotated(of_q, of_k, region, first))
     return parts
 
 

@@ -173,13 +173,13 @@ class Rotary(PairwiseRotary):
         if (of_q or of_k)[0].requires_grad:
             return None
         if q is not None and k is not None and of_q is of_k and fits_kernel(q, k, of_k[0]):
-            return lambda q, k: rotary_kernel(q, k, *of_k, layout=layout, start=start)
+            return lambda q, k: rotary_kernel(q, k, *of_k, layout=layout, start=start)  # type: ignore[arg-type]
         rotate = partial(rotary, layout=layout, start=start)
         if self._turns_all and turns_token(x):
             of_q, of_k = (
                 None
                 if tables is None
-                else self.remember(positions, (dtype, "wide", at), partial(widened, *tables, layout))
+                else self.remember(positions, (dtype, "wide", at), partial(widened, tables[0], tables[1], layout))
                 for at, tables in (("q", of_q), ("k", of_k))
             )
             rotate = partial(turn_token, layout=layout)
