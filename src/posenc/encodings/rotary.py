@@ -172,7 +172,7 @@ class Rotary(PairwiseRotary):
         of_q, of_k = self._tables_of(positions, dtype, q is not None, k is not None)
         if (of_q or of_k)[0].requires_grad:
             return None
-        if q is not None and k is not None and of_q is of_k and fits_kernel(q, k, of_k[0]):
+        if q is not None and k is not None and of_q[0] is of_k[0] and fits_kernel(q, k, of_k[0]):
             return lambda q, k: rotary_kernel(q, k, *of_k, layout=layout, start=start)  # type: ignore[arg-type]
         rotate = partial(rotary, layout=layout, start=start)
         if self._turns_all and turns_token(x):
