@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.utils import _apply_to_tensors
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -384,3 +385,14 @@ def test_the_next_positions_of_a_cache_are_in_one_graph():
     for got, want in zip(caches[0].outs, caches[1].outs, strict=True):
         assert_close(got, want)
     assert counter.frame_count == 2, "the prefill and the step"
+
+
+@pytest.mark.parametrize("name", [*posenc.encodings.ENCODINGS])
+def test_casts_of_inputs_leave_encodings_positions_and_passes(name):
+    """As FSDP2's MixedPrecisionPolicy and DDP's mixed precision do: dataclasses among inputs are replaced by new ones."""
+    cast = partial(_apply_to_tensors, lambda x: x.bfloat16() if x.is_floating_point() else x)
+    encoding, positions = made(name), Positions.from_ids(torch.tensor([0.5, 1.25, 7.0]), causal=True)
+    here = encoding.at(positions)
+    assert cast([here, positions]) == [here, positions]
+    assert positions.q.dtype != torch.bfloat16
+    assert cast(encoding) is encoding

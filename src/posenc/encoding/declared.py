@@ -2,6 +2,7 @@
 """What a module has that is made of its arguments: parameters that can be drawn anew, tables that are never cast, and a spec."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
@@ -65,6 +66,17 @@ class _Fixed(type):
             made = super().__call__(*args, **kwargs)
             vars(made)["_fixed"] = frozenset(cls.arguments())
             return made
+
+        @property
+        def __dataclass_fields__(cls):
+            """Of the class for what makes and reads dataclasses; not for FSDP2 and DDP, which replace dataclasses among inputs."""
+            if sys._getframe(1).f_code.co_name == "is_dataclass":
+                raise AttributeError("__dataclass_fields__")
+            return cls._declared
+
+        @__dataclass_fields__.setter
+        def __dataclass_fields__(cls, found):
+            cls._declared = found
 
         @property
         def __signature__(cls):

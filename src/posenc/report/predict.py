@@ -111,7 +111,7 @@ def _check_usual(encoding: Encoding) -> None:
     """Refuse options of RoPE and of sinusoidal codes that the page does not read."""
     if isinstance(encoding, (Rotary, Sinusoidal)):
         usual = type(encoding)(encoding.head_dim if isinstance(encoding, Rotary) else encoding.dim)
-        for each in fields(encoding):
+        for each in fields(type(encoding)):
             value = getattr(encoding, each.name)
             if each.init and each.name != "rope_theta" and value != getattr(usual, each.name):
                 raise InputError(
