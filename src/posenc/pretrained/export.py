@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extended models as checkpoints that plain transformers loads, and what to tell vLLM and llama.cpp to serve them.
 
-What programs compute from a configuration is asked before it is written, see agreement.py. The flags follow from the source of
-llama.cpp of October 2026 (ggml's rope, llama-context.cpp, src/models, server-context.cpp).
+What programs compute from a configuration is asked before it is written, see agreement.py.
 """
 
 import json
@@ -23,10 +22,10 @@ from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport, config_changes
 from posenc.pretrained.config_file import ConfigFile
-from posenc.pretrained.gguf_keys import DIVISORS, llama_cpp_keys
+from posenc.pretrained.gguf_file import expressed
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
-from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.plain_form import plain_form
 from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, VLLM
 from posenc.pretrained.rope_config import hf_config, rope_parameters_of, writable
@@ -41,8 +40,6 @@ LAYERS_KNOWN = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "phi3", "gemma"
 """Model types whose layers were compared with llama.cpp's."""
 WINDOWS = ("gemma2", "gemma3_text")
 """Those with sliding windows there."""
-REWRITTEN = "posenc extend FILE.gguf --gguf NEW.gguf, of a GGUF file of the model before,"
-"""What writes other frequencies than flags express."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export]:
         no = f"cannot express {' and '.join(missing)}"
         before = structure.loaded_length, False, missing, config.rope_parameters, no, no
         return config, Export(name, model_type, method, *before)
-    written, length, wanted, answers = _written(attachment)
+    written, length, answers = _written(attachment)
     parts = [part for part in config.sub_configs if getattr(inner.config, part) is structure.config]
     if parts:  # of a model that reads more than text
         setattr(config, parts[0], written)
@@ -171,9 +168,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export]:
         config = written
     refused = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
     command = _served(name, length) if refused is None else f"cannot serve these frequencies: {refused.why}"
-    flags = llama_cpp(structure, wanted, length, written.rope_parameters)
     of = name, model_type, method, length, True, ()
-    return config, Export(*of, written.rope_parameters, command, flags, answers)
+    return config, Export(*of, written.rope_parameters, command, _llama_cpp(attachment, length), answers)
 
 
 def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export]:
@@ -230,8 +226,8 @@ def _layers_differ(structure: ModelStructure, length: int) -> str:
 
 def _written(
     attachment: Attachment,
-) -> tuple[Any, int, dict[str, Frequencies], tuple[ProgramAnswer, ...]]:
-    """The configuration of an extension by frequencies, its length, the frequencies by layer type, and what programs make of it."""
+) -> tuple[Any, int, tuple[ProgramAnswer, ...]]:
+    """The configuration of an extension by frequencies, its length, and what programs make of it."""
     structure, length = attachment.structure, int(attachment.design.config.get("max_position_embeddings", 0))
     length = length or int(structure.config.max_position_embeddings)
     rotations = attachment.design.rotations
@@ -260,7 +256,7 @@ def _written(
             else each
             for each in answers
         )
-    return written, length, wanted, answers
+    return written, length, answers
 
 
 @torch.no_grad()
@@ -283,51 +279,15 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
             )
 
 
-def llama_cpp(
-    structure: ModelStructure, frequencies: Mapping[str, Frequencies], length: int, parameters: Mapping[str, Any]
-) -> str:
-    """Flags for llama.cpp on a GGUF file of these weights without the extension, or what such a file must contain, or why neither
-    will do.
-
-    frequencies: by layer type, empty if they are as before. parameters: rope_parameters of the exported configuration.
-    """
-    if frequencies and structure.family.latent:
-        return "no flags are known to express it for latent attention"
-    if frequencies and structure.rope_per_type:
-        return "no flags express it: they act on all layers alike, and this model's layer types rotate differently"
-    if frequencies and structure.rope.scaled:
-        return "no flags express it: the model as loaded is scaled already, in a way of its GGUF file that is not known here"
-    architecture = ARCHITECTURES.get(structure.model_type, "{arch}")
-    # llama-server caps its slots at the file's context length, whatever -c says
-    room = f"-c {length} --override-kv {architecture}.context_length=int:{length}"
-    wanted = next(iter(frequencies.values()), None)
-    stated = {"original_max_positions": parameters.get("original_max_position_embeddings")} | dict(parameters)
-    scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture, stated)
-    if scaling is not None:
-        return f"{room}{scaling} (on a GGUF file of these weights without the extension)"
-    if architecture not in DIVISORS:
-        return (
-            f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
-            "frequencies from the file; take linear, yarn, ntk or abf"
-        )
-    return f"no flags express it; {REWRITTEN} writes a file that needs none, and serve that: -c {length}"
-
-
-def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[str, Any]) -> str | None:
-    """The end of llama.cpp's flags for frequencies, after --override-kv and a key; None: it has none. options: of yarn."""
-    loaded = rope.frequencies().inv_freq
-    keys = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, loaded, options, betas=True)
-    if keys is None:
-        return None
-    factor = keys.pop("rope.scaling.attn_factor", None)  # --yarn-attn-factor is not read under yarn
-    override = "" if factor is None else f",{architecture}.rope.scaling.attn_factor=float:{factor:.10g}"
-    flags = {
-        "rope.scaling.type": "--rope-scaling",
-        "rope.scaling.factor": "--rope-scale",
-        "rope.freq_base": "--rope-freq-base",
-        "rope.scaling.original_context_length": "--yarn-orig-ctx",
-        "rope.scaling.yarn_beta_fast": "--yarn-beta-fast",
-        "rope.scaling.yarn_beta_slow": "--yarn-beta-slow",
-    }
-    texts = {key: f"{value:.10g}" if isinstance(value, float) else value for key, value in keys.items()}
-    return override + "".join(f" {flags[key]} {text}" for key, text in texts.items())
+def _llama_cpp(attachment: Attachment, length: int) -> str:
+    """The command that makes a GGUF file with the extension, or why there is none."""
+    structure, report = attachment.structure, attachment.report
+    try:
+        expressed(attachment, ARCHITECTURES.get(structure.model_type, structure.model_type))
+    except InputError as error:
+        return f"cannot serve these frequencies: {error}"
+    target = "" if report.new_length is None else f" --target-length {length}"
+    return (
+        f"posenc extend FILE.gguf --method {shlex.quote(report.method)}{target} --gguf NEW.gguf, of a GGUF file of the model before, "
+        f"and serve that: -c {length}"
+    )
