@@ -439,8 +439,8 @@ def multimodal(
             for name, (grid, _) in tables.items()
         )
     else:
-        for name, given in tables.items():
-            for what, value in zip(("grid_thw", "token_id"), given, strict=True):
+        for name, pair in tables.items():
+            for what, value in zip(("grid_thw", "token_id"), pair, strict=True):
                 if value is not None:
                     raise InputError(
                         "is for a tensor of token ids",
