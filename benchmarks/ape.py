@@ -8,7 +8,8 @@ it is for one text read in sequence:
     a = (sum over contexts of e^(s / T))^(S T),  b = sum over other keys of e^s,  output = (a o_contexts + b o_others) / (a + b)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, check_positive, check_sizes
-from posenc.pretrained.attach import AttentionCall, attached, attending, check_attention
+from posenc.pretrained.attach import (
+    INSTEAD,
+    AttentionCall,
+    attached,
+    attend_instead,
+    check_attention,
+    register_attention,
+    set_implementation,
+)
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import ModelStructure, cache_name, model_structure, unwrap
 from posenc.pretrained.nbce import TEMPLATE
@@ -41,6 +50,26 @@ class APEAnswer:
     tokens: tuple[int, ...]
     positions: int
     context_tokens: int
+
+
+@contextmanager
+def attending(structure: ModelStructure, function: Callable[[AttentionCall], Tensor]) -> Iterator[None]:
+    """Let the layers of a model attend by a function, and afterwards as before.
+
+    Raises:
+        InputError: its classes do not allow it.
+    """
+    before, modules = structure.config._attn_implementation, [layer.module for layer in structure.layers]
+    register_attention(INSTEAD, attend_instead, None)
+    try:
+        for module in modules:
+            setattr(module, f"_{INSTEAD}", function)
+        set_implementation(structure.model, INSTEAD)
+        yield
+    finally:
+        set_implementation(structure.model, before)
+        for module in modules:
+            delattr(module, f"_{INSTEAD}")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, parallel: Parallel, scale: float) -> Tensor:

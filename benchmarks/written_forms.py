@@ -1,11 +1,9 @@
 """The logits of each form that to_hf writes, and of GGUF files with the keys of an extension, in the programs that read it, against
 the model's own.
 
-    python benchmarks/written_forms.py FOLDER [--transformers-4 SITE]
+    python benchmarks/written_forms.py FOLDER
 
-Tiny random models in float32, 250 tokens of one text (60 of those with an encoding), 64 tokens before the extension. SITE: a folder into which transformers 4.57
-was installed (pip install --no-deps --target SITE 'transformers==4.57.*' 'huggingface-hub<1' 'tokenizers<0.23'). Results go to
-written_forms.json beside this file: by program the largest difference of a logit (of llama.cpp, of a log-probability), and the
+Tiny random models in float32, 250 tokens of one text, 64 tokens before the extension. Results go to written_forms.json beside this file: by program the largest difference of a logit (of llama.cpp, of a log-probability), and the
 logits' standard deviation.
 """
 
@@ -13,7 +11,6 @@ import argparse
 import datetime
 import json
 import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +26,6 @@ from posenc.pretrained.gguf_file import rewrite  # noqa: E402
 from references import gguf_files, llama_cpp  # noqa: E402
 from references.small_models import METHODS  # noqa: E402
 
-ENCODINGS = ("rope/rope/rope/none", "none", "rope/rope+window:before=15", "rope+window:before=15")
 SHAPE = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
     "max_position_embeddings": 64, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -37,20 +33,6 @@ SHAPE = {
 GEMMA = {
     "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2
 }  # fmt: skip
-BY_4 = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch, transformers
-tokens, found = torch.load(sys.argv[2]), {}
-for folder in sys.argv[4:]:
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-        with torch.no_grad():
-            found[folder] = model(tokens[:, : model.config.max_position_embeddings]).logits
-    except Exception as error:
-        found[folder] = f"{type(error).__name__}: {error}"
-torch.save({"version": transformers.__version__, "found": found}, sys.argv[3])
-"""
 
 
 def made(kind, **fields):
@@ -67,22 +49,12 @@ def written(tokens):
             posenc.extend(model, method, factor=4)
             yield f"{kind} {method}", model, tokens
             posenc.restore(model)
-    posenc.hf.register()
-    for encoding in ENCODINGS:
-        config = transformers.AutoConfig.for_model("llama", **SHAPE | {"intermediate_size": 128})
-        torch.manual_seed(0)
-        yield (
-            f"llama {encoding}",
-            transformers.AutoModelForCausalLM.from_config(config, encoding=encoding).eval(),
-            tokens[:, :60],
-        )
 
 
 @torch.no_grad()
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--transformers-4", type=Path)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     tokens = torch.randint(3, 97, (1, 250), generator=torch.Generator().manual_seed(0))
@@ -104,8 +76,6 @@ def main():
         try:
             file = given.folder / f"{number}.gguf"
             kind, _, method = name.partition(" ")
-            if hasattr(model, "encoding"):
-                raise posenc.InputError("llama.cpp's converter makes its file")
             source = gguf_files.written(
                 given.folder / f"{number} before.gguf", made(kind, **(GEMMA if kind == "gemma3_text" else {}))
             )
@@ -116,19 +86,6 @@ def main():
         rows.append(row)
         print(name, row["off"], flush=True)
     versions = {"transformers 5": transformers.__version__, "torch": torch.__version__}
-    if given.transformers_4:
-        out = given.folder / "out.pt"
-        subprocess.run(
-            [sys.executable, "-c", BY_4, given.transformers_4, given.folder / "tokens.pt", out, *wanted], check=True
-        )
-        answer = torch.load(out)
-        versions["transformers 4"] = answer["version"]
-        for row, (folder, logits) in zip(rows, wanted.items(), strict=True):
-            found = answer["found"][folder]
-            if isinstance(found, str):
-                row["fails"] = {"transformers 4": found[:200]}
-            else:
-                row["off"]["transformers 4"] = float((found[:, : logits.shape[1]] - logits).abs().max())
     prompts = {file: text.tolist() for file, (_, text, _) in files.items()}
     for file, (found,) in llama_cpp.log_probabilities(prompts).items():  # of the 20 likeliest tokens after the text
         row, _, own = files[file]

@@ -52,6 +52,13 @@ def test_images_of_several_sizes_in_a_diffusion_transformer():
     assert example("diffusion_transformer").main() < 1e-5
 
 
+def test_doctor_in_a_trainer():
+    main = example("doctor_callback").main
+    main(use_cache=False)
+    with pytest.raises(posenc.InputError, match=r"row 0: tokens before 15 move the text that begins there"):
+        main(attention_mask=torch.ones(2, 40, dtype=torch.long))
+
+
 def test_a_tree_of_drafts_is_each_of_its_paths():
     assert example("draft_tree").main() < 1e-5
 

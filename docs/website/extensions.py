@@ -283,10 +283,8 @@ def _loads(name: str) -> str:
 
 def _command(text: str) -> str:
     """A command as code, a sentence as text."""
-    if text.startswith(("vllm", "-c")):
-        command, _, note = text.partition(" (on ")
-        return f"`{command}`" + (f" on {note.rstrip(')')}" if note else "")
-    return plain(text)
+    command, comma, note = text.partition(", of ")
+    return f"`{command}`{comma}{note}" if text.startswith(("vllm", "posenc")) else plain(text)
 
 
 @cache

@@ -2,6 +2,10 @@
 """What left posenc in this version, and what to use instead. Imports nothing."""
 
 LEFT: dict[str, str] = {
+    "--for": "name the methods that the program runs with --candidates, for vLLM and llama.cpp frequency schedules",
+    "pretrained.export.expresses": "call posenc.to_hf, whose report names what each program computes",
+    "pretrained.training": "adapt examples/doctor_callback.py, which examines a Trainer's first batch",
+    "pretrained.training.DoctorCallback": "adapt examples/doctor_callback.py, which examines a Trainer's first batch",
     "accept": "verify drafts as examples/draft_tree.py does, and crop the cache",
     "compile_rotary": "call torch.compile(posenc.functional.rotary)",
     "frequencies.diff": "call posenc.analysis.diff",

@@ -241,7 +241,7 @@ def test_the_page_of_a_schedule_says_what_loads_it():
     said = page.text.split("## What loads it")[1]
     assert '"rope_type": "yarn"' in said
     assert "vllm serve longer --max-model-len 16384" in said
-    assert "--rope-scaling yarn" in said
+    assert "posenc extend FILE.gguf --method yarn" in said
     assert "| stories15M, 8×, running text | **2.17** | 1.29 | 5.55 |" in page.text
 
 

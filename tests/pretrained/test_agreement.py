@@ -8,10 +8,8 @@ import torch
 import transformers
 
 import posenc
-from posenc import InputError
 from posenc.pretrained.agreement import agreement
 from posenc.pretrained.config_file import ConfigFile
-from posenc.pretrained.export import expresses
 from posenc.pretrained.extend import plan_rotary
 from posenc.pretrained.models import model_structure
 from posenc.pretrained.rope_config import NAMED, hf_config, hf_rope_parameters
@@ -62,32 +60,12 @@ def test_the_options_of_a_schedule_are_written(model_type, method, tmp_path):
         assert (plain(ids).logits - model(ids).logits).abs().max() < 1e-3
 
 
-def test_both_schemas_are_written_where_they_agree(tmp_path):
-    for number, (model_type, method) in enumerate(
-        [("llama", "yarn"), ("llama", "ntk"), ("gpt_neox", "linear"), ("gemma3_text", "linear"), ("olmo", "yarn")]
-    ):
-        model = small_model(model_type)
-        posenc.extend(model, method, factor=4)
-        export = posenc.to_hf(model, tmp_path / str(number))
-        fields = json.loads((tmp_path / str(number) / "config.json").read_text())
-        both = "rope_theta" in fields or "rotary_emb_base" in fields
-        assert both is ("transformers 4" in agreeing(export.programs)) is (model_type != "olmo")
-        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / str(number)).eval()
-        with torch.no_grad():
-            ids = tokens(1, 200)
-            assert (plain(ids).logits - model(ids).logits).abs().max() < 1e-3
-        stored = json.loads(plain.config.to_json_string())
-        assert not stored.keys() & {"rope_theta", "rope_scaling", "rotary_emb_base"}, (
-            "not written again by transformers"
-        )
-
-
 def test_the_report_names_who_agrees_who_differs_and_who_is_not_known(tmp_path):
     model = small_model("llama")
     posenc.extend(model, "ntk_mixed", factor=4)
     text = str(posenc.to_hf(model, tmp_path / "a"))
     assert "the same positions in transformers 5 (run)\n" in text
-    assert "by posenc's rules of them the same positions in transformers 4, vLLM and SGLang" in text
+    assert "by posenc's rules of them the same positions in vLLM and SGLang" in text
     assert "llama.cpp differs: schedule default, not longrope" in text
     assert "DeepSpeed does not run it" in text
     model = small_model("deepseek_v3")
@@ -103,38 +81,13 @@ def test_windows_that_llama_cpp_does_not_have(tmp_path):
     assert "llama has no windows" in found.why
 
 
-@pytest.mark.parametrize("attached", [False, True])
-def test_expresses(attached):
-    model = small_model("llama")
-
-    def asked(method, program):
-        change = plan_rotary(model, method, 4, None, {})
-        if attached:
-            posenc.restore(model)
-            posenc.extend(model, method, factor=4)
-        return expresses(change, program)
-
-    assert [asked("yarn", each).agrees for each in ("transformers", "vLLM", "llama.cpp", "SGLang", "python")] == [
-        True
-    ] * 5
-    assert [asked("rerope", each).agrees for each in ("transformers", "vllm", "llama.cpp", "python")] == [False] * 3 + [
-        True
-    ]
-    assert "cannot express the position map rerope" in asked("rerope", "vllm").why
-    assert asked("ntk_mixed", "llama.cpp").why.startswith("posenc extend FILE.gguf")
-    with pytest.raises(InputError, match=r"unknown program 'vlm': did you mean 'vllm'"):
-        asked("yarn", "vlm")
-
-
 def test_the_measured_forms_are_what_the_report_says():
     """Of benchmarks/written_forms.py: a program that was run computes the same exactly where the rules say that it does."""
     forms = json.loads(FORMS.read_text())["forms"]
-    assert {"transformers 5", "transformers 4", "llama.cpp"} <= {program for row in forms for program in row["off"]}
+    assert {"transformers 5", "llama.cpp"} <= {program for row in forms for program in row["off"]}
     for row in forms:
         small = 2e-3 * row["deviation"]
         assert row["off"]["transformers 5"] < small, row["name"]
-        if "transformers 4" in row["agree"]:
-            assert row["off"]["transformers 4"] < small, row["name"]
         assert row["off"].get("llama.cpp", 0) < 5e-3, row["name"]
         assert ("llama.cpp" in row["off"]) != ("no_gguf" in row)
 
@@ -149,6 +102,5 @@ def test_the_page_has_the_measured_numbers():
 
     page = (FORMS.parents[1] / "docs" / "export.md").read_text()
     assert f"{len(forms)} forms of tiny models" in page
-    for program in ("transformers 5", "transformers 4"):
-        assert largest(program) in page
+    assert largest("transformers 5") in page
     assert largest("llama.cpp", agreeing_alone=False) in page

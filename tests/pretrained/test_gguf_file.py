@@ -141,19 +141,6 @@ def test_what_transformers_does_not_read_is_read_with_its_tokenizer(name, tmp_pa
     torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "method", ["linear", "ntk", "yarn", "yarn:beta_fast=4:beta_slow=0.1", "yarn:original_max_positions=32"]
-)
-def test_the_flags_that_to_hf_prints(method, tmp_path):
-    """On the file of the model before; within its length, since xllamacpp cannot override the context."""
-    model, ids = model_of("llama"), tokens(1, 60)
-    file = gguf_files.written(tmp_path / "m.gguf", model)
-    posenc.extend(model, method, factor=4)
-    flags = posenc.to_hf(model, tmp_path / "longer").llama_cpp.partition(" (on a GGUF file")[0]
-    assert "--rope" in flags
-    assert differs(model, ids, llama_cpp.log_probabilities({file: ids.tolist()}, 64, flags)[file]) < 1e-3
-
-
 def test_the_command_copies_all_but_the_keys_of_the_rotation(tmp_path, capsys):
     (tmp_path / "two words").mkdir()
     source, file = gguf_files.written(tmp_path / "m.gguf", model_of("llama")), tmp_path / "two words" / "longer.gguf"

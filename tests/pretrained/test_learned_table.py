@@ -73,7 +73,7 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
     before, short = table(model), torch.randint(3, 50, (2, L))
     want, buffers = out(model, short), {name: b.clone() for name, b in model.named_buffers()}
     report = posenc.extend(model, method, target_length=TARGET)
-    assert (report.original_length, report.target_length) == (L, TARGET)
+    assert (report.trained_length, report.new_length) == (L, TARGET)
     assert report.added_bytes == (TARGET - L) * table(model).shape[1] * 4
     long = torch.randint(3, 50, (2, TARGET))
     plain = small(model_type, TARGET)

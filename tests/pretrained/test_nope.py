@@ -1,8 +1,6 @@
 """DroPE: a model without its rotation, against transformers' own model whose cos is 1 and sin 0."""
 
 import copy
-import json
-import math
 
 import pytest
 import torch
@@ -72,35 +70,10 @@ def test_it_is_trained_on_and_saved(tmp_path):
             assert_close(again(x).logits, model(x).logits, rtol=1e-5, atol=1e-5)
 
 
-def drope_folder(model, folder, **changes):
-    """A folder as DroPELlamaForCausalLM.save_pretrained writes it."""
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    named = {
-        "model_type": "llama_drope", "architectures": ["DroPELlamaForCausalLM"], "attention_type": "nope",
-        "auto_map": {"AutoConfig": "drope.DroPEConfig", "AutoModelForCausalLM": "drope.DroPELlamaForCausalLM"},
-    }  # fmt: skip
-    path.write_text(json.dumps(json.loads(path.read_text()) | named | changes))
-    return folder
-
-
-@pytest.mark.parametrize("beta", [None, 1.25])
-def test_a_published_checkpoint_is_loaded_without_its_code(tmp_path, beta):
-    model, x = small_model("llama"), tokens(2, 80)
-    scale = {} if beta is None else {"softmax_scale": beta / math.sqrt(model.config.head_dim)}
-    loaded, _ = posenc.load(drope_folder(model, tmp_path, **scale))
-    with torch.no_grad():
-        assert_close(loaded(x).logits, unrotated(model, beta or 1.0)(x).logits, rtol=1e-4, atol=1e-4)
-        assert posenc.restore(loaded)
-        assert_close(loaded(x).logits, model(x).logits, rtol=1e-5, atol=1e-6)
-
-
-def test_refusals(tmp_path):
+def test_refusals():
     model = small_model("llama")
     for method in ("nope+yarn", "nope+rerope:window=16", "linear+nope"):
         with pytest.raises(InputError, match="under nope nothing is rotated"):
             posenc.extend(model, method, factor=2)
     with pytest.raises(InputError, match="none does not combine"):
         posenc.extend(model, "nope+none", factor=2)
-    with pytest.raises(InputError, match=r"attention_type='qk_norm_nope' normalises"):
-        posenc.load(drope_folder(model, tmp_path, attention_type="qk_norm_nope"))

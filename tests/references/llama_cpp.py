@@ -9,41 +9,18 @@ from importlib.util import find_spec
 import pytest
 
 
-def log_probabilities(files, tokens=512, flags=""):
-    """files: path -> prompts, lists of token ids or texts. flags: of llama-server, for the rotation. Of each prompt, token id -> log-probability of the 20 likeliest."""
+def log_probabilities(files, tokens=512):
+    """files: path -> prompts, lists of token ids or texts. Of each prompt, token id -> log-probability of the 20 likeliest."""
     if find_spec("xllamacpp") is None:
         pytest.skip("no llama.cpp here (make test installs it: pip install xllamacpp)")
-    asked = json.dumps(
-        {"tokens": tokens, "flags": flags, "files": {str(path): prompts for path, prompts in files.items()}}
-    )
+    asked = json.dumps({"tokens": tokens, "files": {str(path): prompts for path, prompts in files.items()}})
     done = subprocess.run([sys.executable, __file__], input=asked, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {path: [{int(k): v for k, v in one.items()} for one in found[str(path)]] for path in files}
 
 
-def _set(params, flags):
-    """What llama-server's flags of these names set (common/arg.cpp)."""
-    import xllamacpp
-
-    kinds = xllamacpp.llama_rope_scaling_type
-    words = flags.split()
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        if flag == "--rope-scaling":
-            params.rope_scaling_type = getattr(kinds, f"LLAMA_ROPE_SCALING_TYPE_{value.upper()}")
-        elif flag == "--rope-scale":
-            params.rope_freq_scale = 1 / float(value)
-        elif flag == "--rope-freq-base":
-            params.rope_freq_base = float(value)
-        elif flag == "--yarn-orig-ctx":
-            params.yarn_orig_ctx = int(value)
-        elif flag in ("--yarn-beta-fast", "--yarn-beta-slow"):
-            setattr(params, flag[2:].replace("-", "_"), float(value))
-        elif flag not in ("-c", "--override-kv"):  # the context, which xllamacpp cannot override
-            raise ValueError(flag)
-
-
-def _answer(path, prompts, tokens, flags):
+def _answer(path, prompts, tokens):
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -51,7 +28,6 @@ def _answer(path, prompts, tokens, flags):
     params.cpuparams.n_threads, params.warmup, params.fit_params = 1, False, False
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    _set(params, flags)
     server, answers = xllamacpp.Server(params), []
     for prompt in prompts:
         asked = {"prompt": prompt, "n_predict": 1, "n_probs": 20, "temperature": -1.0, "cache_prompt": False}
@@ -63,8 +39,4 @@ def _answer(path, prompts, tokens, flags):
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    print(
-        json.dumps(
-            {path: _answer(path, prompts, given["tokens"], given["flags"]) for path, prompts in given["files"].items()}
-        )
-    )
+    print(json.dumps({path: _answer(path, prompts, given["tokens"]) for path, prompts in given["files"].items()}))

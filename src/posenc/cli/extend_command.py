@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from posenc.cli.common import WithModel, WithOutput
 from posenc.errors import InputError
@@ -43,11 +43,6 @@ class TrainingOptions:
 class AutoOptions:
     """What `posenc.choose` takes."""
 
-    program: Annotated[
-        Literal["python", "transformers", "vllm", "llama.cpp"] | None,
-        "the program that is to run the model: methods that it cannot express are not tried (default: python, which is posenc)",
-        How(flag="for"),
-    ] = None
     samples: Annotated[int | None, "documents of each task (default: 8)"] = None
     candidates: Annotated[
         tuple[str, ...], "methods to try (default: those of posenc eval --preset longer)", How("METHOD", names="method")

@@ -7,7 +7,6 @@
     posenc.to_hf(model, directory) -> Export                       export.py     what plain transformers, vLLM, llama.cpp load
     posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable
     posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.toml, their remedies
-    DoctorCallback()                                               training.py   of a Trainer: its first batch
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
     multimodal(tokens, rule) -> Positions                          multimodal_positions.py   text with images and videos
     posenc.hf.register()                                           hf.py         transformers' models with any encoding

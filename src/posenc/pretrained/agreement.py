@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which programs compute from a configuration what a model computes, asked before the configuration is written."""
 
-import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from posenc.errors import InputError, listed
 from posenc.frequencies import Frequencies
 from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.parameters import rope_parameters_by_type
-from posenc.pretrained.programs import ALL, PROGRAMS, TRANSFORMERS, TRANSFORMERS_4, Reading
+from posenc.pretrained.programs import ALL, PROGRAMS, Reading
 from posenc.pretrained.readers import compare, difference
 
 
@@ -81,48 +79,3 @@ def as_text(answers: Iterable[ProgramAnswer]) -> list[str]:
         lines.append(f"{each.program} {'differs' if each.runs else 'does not run it'}: {each.why}")
     lines += [f"not known for {each.program}: {each.why}" for each in answers if each.agrees is None]
     return lines
-
-
-def readable_by_transformers_4(
-    fields: Mapping[str, Any], wanted: Mapping[str, Frequencies], length: int
-) -> tuple[dict[str, Any], tuple[ProgramAnswer, ...]]:
-    """The fields to add to a configuration of transformers 5, by which programs that read the names of transformers 4 compute
-    the same, and every program's answer then; no fields where transformers 4 would still compute something else, or where
-    another program would do so because of them."""
-    file = ConfigFile("config.json", fields)
-    before = agreement(file, wanted, length)
-    if file.raw != file.outer or "rope_parameters" not in fields:
-        return {}, before
-    agreed = {each.program for each in before if each.agrees}
-    known = {each.program for each in before if each.agrees is not None}
-    if TRANSFORMERS not in agreed or TRANSFORMERS_4 not in known:
-        return {}, before
-    for old in _old_fields(file):
-        both = ConfigFile("config.json", json.loads(json.dumps({**fields, **old})))
-        after = agreement(both, wanted, length)
-        now = {each.program for each in after if each.agrees}
-        if now >= agreed | {TRANSFORMERS_4} and not vars(both.hf).keys() & old.keys():
-            return old, after
-    return {}, before
-
-
-def _old_fields(file: ConfigFile) -> Iterator[dict[str, Any]]:
-    """rope_parameters by the names of transformers 4, which of some model types takes fewer keys."""
-    table = file.raw["rope_parameters"]
-    nested = {kind: each for kind, each in table.items() if isinstance(each, Mapping)}
-    main = dict(nested.get("full_attention", table))
-    base, part = main.pop("rope_theta", None), main.pop("partial_rotary_factor", None)
-    neox = file.model_type == "gpt_neox"
-    fields: dict[str, Any] = {"rotary_emb_base" if neox else "rope_theta": base}
-    if part is not None:
-        fields["rotary_pct" if neox else "partial_rotary_factor"] = part
-    if "sliding_attention" in nested:
-        fields["rope_local_base_freq"] = nested["sliding_attention"]["rope_theta"]
-    if main.get("rope_type", "default") == "default":
-        yield fields
-        return
-    yield fields | {"rope_scaling": main}
-    kind = main.pop("rope_type")
-    keys = {"linear": ("factor",), "dynamic": ("factor",), "longrope": ("short_factor", "long_factor")}.get(kind, ())
-    if keys:
-        yield fields | {"rope_scaling": {"type": kind} | {key: main[key] for key in keys}}

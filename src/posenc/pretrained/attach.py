@@ -7,8 +7,7 @@ the name "posenc" together with its masks. The rotary module rotates as before, 
 round its frequencies, and a map turns queries and keys on from there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -168,26 +167,6 @@ INSTEAD = "posenc_instead"
 def attend_instead(call: AttentionCall) -> Tensor:
     """By the layer's function: transformers forgets nothing that is registered, so that it must refer to no model."""
     return getattr(call.module, f"_{INSTEAD}")(call)
-
-
-@contextmanager
-def attending(structure: ModelStructure, function: Callable[[AttentionCall], Tensor]) -> Iterator[None]:
-    """Let the layers of a model attend by a function, and afterwards as before.
-
-    Raises:
-        InputError: its classes do not allow it.
-    """
-    before, modules = structure.config._attn_implementation, [layer.module for layer in structure.layers]
-    register_attention(INSTEAD, attend_instead, None)
-    try:
-        for module in modules:
-            setattr(module, f"_{INSTEAD}", function)
-        set_implementation(structure.model, INSTEAD)
-        yield
-    finally:
-        set_implementation(structure.model, before)
-        for module in modules:
-            delattr(module, f"_{INSTEAD}")
 
 
 def check_attention(structure: ModelStructure) -> None:

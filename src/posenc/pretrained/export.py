@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extended models as checkpoints that plain transformers loads, and what to tell vLLM and llama.cpp to serve them.
 
-What programs compute from a configuration is asked before it is written, see agreement.py. The flags follow from the source of
-llama.cpp of October 2026 (ggml's rope, llama-context.cpp, src/models, server-context.cpp).
+What programs compute from a configuration is asked before it is written, see agreement.py.
 """
 
 import json
@@ -16,23 +15,23 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError
 from posenc.frequencies import Frequencies
-from posenc.pretrained.agreement import ProgramAnswer, as_text, readable_by_transformers_4
+from posenc.pretrained.agreement import ProgramAnswer, agreement, as_text
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.bars import without_bars
-from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
+from posenc.pretrained.changes import ChangeReport, config_changes
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.gguf_file import expressed
-from posenc.pretrained.gguf_keys import DIVISORS, llama_cpp_keys
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
-from posenc.pretrained.models import ModelStructure, Rope, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.plain_form import plain_form
-from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, PROGRAMS, TRANSFORMERS, VLLM
+from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, VLLM
 from posenc.pretrained.rope_config import hf_config, rope_parameters_of, writable
 from posenc.pretrained.scratch import replacing, sweep
 
-__all__ = ["Export", "ProgramAnswer", "expresses", "rope_parameters_of", "to_hf"]
+__all__ = ["Export", "ProgramAnswer", "rope_parameters_of", "to_hf"]
 
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""
@@ -41,8 +40,6 @@ LAYERS_KNOWN = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "phi3", "gemma"
 """Model types whose layers were compared with llama.cpp's."""
 WINDOWS = ("gemma2", "gemma3_text")
 """Those with sliding windows there."""
-REWRITTEN = "posenc extend FILE.gguf --gguf NEW.gguf, of a GGUF file of the model before,"
-"""What writes other frequencies than flags express."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +107,9 @@ def to_hf(
             f"is {'not empty' if folder.is_dir() else 'a file'}", "name a new folder", directory=str(folder)
         )
     if hasattr(inner, "encoding"):
-        inner, config, report, old = _encoded(inner, folder)
+        inner, config, report = _encoded(inner, folder)
     else:
-        config, report, old = _expressed(inner, folder)
+        config, report = _expressed(inner, folder)
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
@@ -127,10 +124,6 @@ def to_hf(
                 tokenizer.save_pretrained(made)
             finally:
                 tokenizer.model_max_length = before
-        if old:
-            file = made / "config.json"
-            both = json.loads(file.read_text(encoding="utf-8")) | old
-            file.write_text(json.dumps(both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return report
 
 
@@ -146,57 +139,47 @@ def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return state
 
 
-def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
-    """The configuration to write, the report, and fields of transformers 4 to add to it."""
+def _expressed(inner: Any, folder: Path) -> tuple[Any, Export]:
+    """The configuration to write, and the report."""
     config, attachment, name = deepcopy(inner.config), attached(inner), str(folder)
     model_type = str(config.model_type)
     if has_learned_table(inner):
         table = "its table is in the weights; nothing to set"
-        return config, Export(name, model_type, *table_of(inner), True, (), {}, table, table), {}
+        return config, Export(name, model_type, *table_of(inner), True, (), {}, table, table)
     structure = model_structure(inner)
     if attachment is None:
         length = int(structure.config.max_position_embeddings)
-        old, answers = _answers(structure, structure.config, _loaded(structure, length), length)
+        answers = _answers(structure, structure.config, _loaded(structure, length), length)
         command, parameters = _served(name, length), structure.config.rope_parameters
         flags = f"-c {length} (on a GGUF file of it)"
-        old = {} if structure.config is not inner.config else old
-        return config, Export(name, model_type, None, length, True, (), parameters, command, flags, answers), old
+        return config, Export(name, model_type, None, length, True, (), parameters, command, flags, answers)
     method = attachment.report.method
     if missing := attachment.not_expressed:  # as it was before, so that extending it after loading starts from there
         for change in config_changes(config, {k: v for k, v in attachment.config.items() if k != "posenc"}):
             change.swap()
         no = f"cannot express {' and '.join(missing)}"
         before = structure.loaded_length, False, missing, config.rope_parameters, no, no
-        return config, Export(name, model_type, method, *before), {}
-    written, length, wanted, old, answers = _written(attachment)
+        return config, Export(name, model_type, method, *before)
+    written, length, answers = _written(attachment)
     parts = [part for part in config.sub_configs if getattr(inner.config, part) is structure.config]
     if parts:  # of a model that reads more than text
         setattr(config, parts[0], written)
-        old = {}
     else:
         config = written
     refused = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
     command = _served(name, length) if refused is None else f"cannot serve these frequencies: {refused.why}"
-    flags = llama_cpp(structure, wanted, length, written.rope_parameters)
     of = name, model_type, method, length, True, ()
-    return config, Export(*of, written.rope_parameters, command, flags, answers), old
+    return config, Export(*of, written.rope_parameters, command, _llama_cpp(attachment, length), answers)
 
 
-def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export, dict[str, Any]]:
-    """A model with an encoding as one that plain transformers has, its configuration, the report, and fields of transformers 4."""
+def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export]:
+    """A model with an encoding as one that plain transformers has, its configuration, and the report."""
     made, wanted = plain_form(inner)
     config, length, name = made.config, int(inner.config.max_position_embeddings), str(folder)
-    old: dict[str, Any] = {}
-    if wanted:
-        old, answers = _answers(model_structure(made), config, wanted, length)
-    else:
-        no_rules = f"posenc does not have its rules for positions of {config.model_type} that are not RoPE's"
-        others = (ProgramAnswer(each, None, no_rules) for each in PROGRAMS if each != TRANSFORMERS)
-        answers = (ProgramAnswer(TRANSFORMERS, True, known_by="run"), *others)
+    answers = _answers(model_structure(made), config, wanted, length)
     flags = f"make a GGUF file of this folder with convert_hf_to_gguf.py, and serve that: -c {length}"
-    parameters = getattr(config, "rope_parameters", None) or {}
     of = name, config.model_type, inner.config.encoding, length, True, ()
-    return made, config, Export(*of, parameters, _served(name, length), flags, answers), old
+    return made, config, Export(*of, config.rope_parameters, _served(name, length), flags, answers)
 
 
 def _served(folder: str, length: int) -> str:
@@ -210,19 +193,17 @@ def _loaded(structure: ModelStructure, length: int) -> dict[str, Frequencies]:
 
 def _answers(
     structure: ModelStructure, config: Any, wanted: Mapping[str, Frequencies], length: int
-) -> tuple[dict[str, Any], tuple[ProgramAnswer, ...]]:
-    """Fields of transformers 4 to add to a configuration, and every program's answer; llama.cpp's also by what it computes of the
-    layers beside their rotation: windows, and which rotate."""
-    old, answers = readable_by_transformers_4(json.loads(config.to_json_string()), wanted, length)
-    differs = _layers_differ(structure, length)
-    if differs:
+) -> tuple[ProgramAnswer, ...]:
+    """Every program's answer; llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
+    answers = agreement(ConfigFile("config.json", json.loads(config.to_json_string())), wanted, length)
+    if differs := _layers_differ(structure, length):
         answers = tuple(
             replace(each, agrees=False, why=f"{differs}{each.why and '; '}{each.why}")
             if each.program == LLAMA_CPP
             else each
             for each in answers
         )
-    return old, answers
+    return answers
 
 
 def _layers_differ(structure: ModelStructure, length: int) -> str:
@@ -245,9 +226,8 @@ def _layers_differ(structure: ModelStructure, length: int) -> str:
 
 def _written(
     attachment: Attachment,
-) -> tuple[Any, int, dict[str, Frequencies], dict[str, Any], tuple[ProgramAnswer, ...]]:
-    """The configuration of an extension by frequencies, its length, the frequencies by layer type, fields of transformers 4 to
-    add to it, and what programs make of both."""
+) -> tuple[Any, int, tuple[ProgramAnswer, ...]]:
+    """The configuration of an extension by frequencies, its length, and what programs make of it."""
     structure, length = attachment.structure, int(attachment.design.config.get("max_position_embeddings", 0))
     length = length or int(structure.config.max_position_embeddings)
     rotations = attachment.design.rotations
@@ -263,7 +243,7 @@ def _written(
         )
     if wanted:
         _check_rotation(attachment, written, length)
-    old, answers = _answers(structure, written, wanted or _loaded(structure, length), length)
+    answers = _answers(structure, written, wanted or _loaded(structure, length), length)
     kind = written.rope_parameters.get("rope_type")
     if structure.family.latent and wanted and kind not in ("default", "yarn"):
         why = "its latent attention takes every scaling for yarn"
@@ -276,47 +256,7 @@ def _written(
             else each
             for each in answers
         )
-    return written, length, wanted, old, answers
-
-
-PYTHON = "python"
-"""Where posenc computes an extension itself."""
-
-
-def expresses(change: ModelChange, program: str) -> ProgramAnswer:
-    """Whether a program can compute an extension, from a checkpoint of `to_hf` or, of llama.cpp, a rewritten GGUF file or flags.
-
-    change: an extension, attached to its model or not, as `plan_rotary` makes it. program: of `PROGRAMS`, in any case,
-    "transformers" for the fifth, or "python", where posenc extends the model.
-
-    Raises:
-        InputError: no such program.
-    """
-    names = {each.lower(): each for each in (*PROGRAMS, PYTHON)} | {"transformers": TRANSFORMERS}
-    if program.lower() not in names:
-        raise unknown("program", program, names)
-    name = names[program.lower()]
-    if name == PYTHON:
-        return ProgramAnswer(name, True, known_by="run")
-    if not isinstance(change, Attachment):
-        known = name == TRANSFORMERS
-        return ProgramAnswer(name, True if known else None, "its table is in the weights", "run" if known else "rules")
-    if missing := change.not_expressed:
-        return ProgramAnswer(name, False, f"cannot express {' and '.join(missing)}")
-    try:
-        written, length, wanted, _, answers = _written(change)
-    except InputError as error:
-        return ProgramAnswer(name, False, str(error), "run")
-    if name != LLAMA_CPP:
-        return next(each for each in answers if each.program == name)
-    try:
-        expressed(change, ARCHITECTURES.get(change.structure.model_type, ""))
-        return ProgramAnswer(name, True, REWRITTEN)
-    except InputError as error:
-        flags = llama_cpp(change.structure, wanted, length, written.rope_parameters)
-        if not flags.startswith("-c "):
-            return ProgramAnswer(name, False, str(error))
-        return ProgramAnswer(name, True if change.structure.model_type in ARCHITECTURES else None, flags)
+    return written, length, answers
 
 
 @torch.no_grad()
@@ -339,51 +279,15 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
             )
 
 
-def llama_cpp(
-    structure: ModelStructure, frequencies: Mapping[str, Frequencies], length: int, parameters: Mapping[str, Any]
-) -> str:
-    """Flags for llama.cpp on a GGUF file of these weights without the extension, or what such a file must contain, or why neither
-    will do.
-
-    frequencies: by layer type, empty if they are as before. parameters: rope_parameters of the exported configuration.
-    """
-    if frequencies and structure.family.latent:
-        return "no flags are known to express it for latent attention"
-    if frequencies and structure.rope_per_type:
-        return "no flags express it: they act on all layers alike, and this model's layer types rotate differently"
-    if frequencies and structure.rope.scaled:
-        return "no flags express it: the model as loaded is scaled already, in a way of its GGUF file that is not known here"
-    architecture = ARCHITECTURES.get(structure.model_type, "{arch}")
-    # llama-server caps its slots at the file's context length, whatever -c says
-    room = f"-c {length} --override-kv {architecture}.context_length=int:{length}"
-    wanted = next(iter(frequencies.values()), None)
-    stated = {"original_max_positions": parameters.get("original_max_position_embeddings")} | dict(parameters)
-    scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture, stated)
-    if scaling is not None:
-        return f"{room}{scaling} (on a GGUF file of these weights without the extension)"
-    if architecture not in DIVISORS:
-        return (
-            f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
-            "frequencies from the file; take linear, yarn, ntk or abf"
-        )
-    return f"no flags express it; {REWRITTEN} writes a file that needs none, and serve that: -c {length}"
-
-
-def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[str, Any]) -> str | None:
-    """The end of llama.cpp's flags for frequencies, after --override-kv and a key; None: it has none. options: of yarn."""
-    loaded = rope.frequencies().inv_freq
-    keys = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, loaded, options, betas=True)
-    if keys is None:
-        return None
-    factor = keys.pop("rope.scaling.attn_factor", None)  # --yarn-attn-factor is not read under yarn
-    override = "" if factor is None else f",{architecture}.rope.scaling.attn_factor=float:{factor:.10g}"
-    flags = {
-        "rope.scaling.type": "--rope-scaling",
-        "rope.scaling.factor": "--rope-scale",
-        "rope.freq_base": "--rope-freq-base",
-        "rope.scaling.original_context_length": "--yarn-orig-ctx",
-        "rope.scaling.yarn_beta_fast": "--yarn-beta-fast",
-        "rope.scaling.yarn_beta_slow": "--yarn-beta-slow",
-    }
-    texts = {key: f"{value:.10g}" if isinstance(value, float) else value for key, value in keys.items()}
-    return override + "".join(f" {flags[key]} {text}" for key, text in texts.items())
+def _llama_cpp(attachment: Attachment, length: int) -> str:
+    """The command that makes a GGUF file with the extension, or why there is none."""
+    structure, report = attachment.structure, attachment.report
+    try:
+        expressed(attachment, ARCHITECTURES.get(structure.model_type, structure.model_type))
+    except InputError as error:
+        return f"cannot serve these frequencies: {error}"
+    target = "" if report.new_length is None else f" --target-length {length}"
+    return (
+        f"posenc extend FILE.gguf --method {shlex.quote(report.method)}{target} --gguf NEW.gguf, of a GGUF file of the model before, "
+        f"and serve that: -c {length}"
+    )

@@ -133,9 +133,6 @@ def extend(
     a schedule's own text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the
     method's parts, as in `extend(model, "rerope", window=2048)`.
 
-    "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
-    factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
-
     BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
     `learned_table.plan_table`.
 

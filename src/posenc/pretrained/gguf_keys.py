@@ -18,8 +18,6 @@ DIVISORS: dict[str, tuple[str, ...]] = {
 YARN_KEYS = {
     "factor": "rope.scaling.factor",
     "original_max_positions": "rope.scaling.original_context_length",
-    "beta_fast": "rope.scaling.yarn_beta_fast",
-    "beta_slow": "rope.scaling.yarn_beta_slow",
 }
 """An option of yarn -> its key in a GGUF file, after the architecture."""
 Keys = dict[str, str | float | int]
@@ -32,26 +30,23 @@ def llama_cpp_keys(
     original: int,
     loaded: torch.Tensor,
     options: Mapping[str, Any],
-    *,
-    betas: bool = False,
 ) -> Keys | None:
     """The keys of a GGUF file that turn its frequencies into others; None: no keys do.
 
     original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,). options: of the schedule that
-    made the wanted ones, in which those of yarn are looked up. betas: whether yarn's may be others than 32 and 1: llama.cpp takes
-    them from flags, and from the files of few architectures.
+    made the wanted ones, in which those of yarn are looked up; its betas are 32 and 1, since llama.cpp takes others from
+    the files of few architectures.
     """
     plain, factor = Frequencies(wanted.inv_freq), stretch(wanted, rotary_dim, base=rope_theta).max().item()
     usual, keys = 1.0, _keys_of(plain, factor, rotary_dim, loaded)
     if keys is None and 1 < factor < MAX_STRETCH:
         first: dict[str, Any] = {"factor": factor, "original_max_positions": original}
         stated = {key: type(first[key])(options.get(key) or first[key]) for key in first}
-        others = {key: float(options[key]) for key in ("beta_fast", "beta_slow") if betas and options.get(key)}
-        for tried in (first, stated, stated | others):
+        for tried in (first, stated):
             found = yarn(rotary_dim, base=rope_theta, **tried)
             if same_frequencies(plain, Frequencies(found.inv_freq)):
                 usual, keys = found.attention_factor, {"rope.scaling.type": "yarn"}
-                keys |= {key: tried[name] for name, key in YARN_KEYS.items() if name in tried}
+                keys |= {key: tried[name] for name, key in YARN_KEYS.items()}
                 break
     if keys is not None and not math.isclose(wanted.attention_factor, usual, rel_tol=1e-9):
         keys["rope.scaling.attn_factor"] = float(wanted.attention_factor / usual)  # which multiplies yarn's own

@@ -33,36 +33,26 @@ METHODS = ("hierarchical", "interpolate")
 
 @dataclass(frozen=True)
 class TableExtension(ChangeReport):
-    """What `posenc.extend` did to a learned table. original_length, target_length: tokens. added_bytes: of the table."""
+    """What `posenc.extend` did to a learned table. trained_length, new_length: tokens. added_bytes: of the table."""
 
     method: str
     options: dict[str, float]
-    original_length: int
-    target_length: int
+    trained_length: int
+    new_length: int
     added_bytes: int
-
-    @property
-    def trained_length(self) -> int:
-        """`original_length`, named as in `Extension`."""
-        return self.original_length
-
-    @property
-    def new_length(self) -> int:
-        """`target_length`, named as in `Extension`."""
-        return self.target_length
 
     def __str__(self) -> str:
         options = "".join(f", {name}={value:g}" for name, value in self.options.items())
         expected = (
-            f"Inputs of up to {self.original_length} tokens are unchanged."
+            f"Inputs of up to {self.trained_length} tokens are unchanged."
             if self.method == "hierarchical"
             else "Every text gets other codes than in training, short ones too."
         )
         return (
-            f"learned table: {self.original_length} -> {self.target_length} positions ({self.method}{options}), "
+            f"learned table: {self.trained_length} -> {self.new_length} positions ({self.method}{options}), "
             f"{self.added_bytes / 2**20:.1f} MiB more. {expected}\n"
             f"Attention itself is unchanged. Let the tokenizer make longer inputs: "
-            f"tokenizer.model_max_length = {self.target_length}"
+            f"tokenizer.model_max_length = {self.new_length}"
         )
 
 

@@ -266,7 +266,6 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
         stored, _ = PretrainedConfig.get_config_dict(name, local_files_only=local)
         if str(stored.get("model_type")).startswith(ENCODED):
             register()
-        dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
         if stored.get(ENTRY) is not None:
             check_entry(stored[ENTRY], "config.json")
@@ -275,7 +274,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             raise InputError(f"{name}: {why}")
         shapes = shapes_in(_files(name, stored, local))
         check_sizes_stated(name, stored, len(shapes))
-        config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
+        config = AutoConfig.from_pretrained(name, **safe)
         _take_own_attention(config)
         text = config.get_text_config(decoder=True)
         if text.model_type in FAMILIES:
@@ -318,32 +317,6 @@ def _take_own_attention(config: Any) -> None:
             encoded = str(each.model_type).startswith(ENCODED)
             each._attn_implementation = NAME if encoded else "eager" if each.output_attentions else None
             each._experts_implementation = None
-
-
-def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
-    """The configuration of a DroPE checkpoint (SakanaAI/DroPE, custom_models/drope.py: model_type llama_drope or
-    qwen2_drope) as that of the model it was made of, with the method to extend it by; None: it is none. From `stored` is
-    taken what names the authors' code."""
-    from transformers import AutoConfig
-
-    kind = str(stored.get("model_type"))
-    if kind not in ("llama_drope", "qwen2_drope"):
-        return None
-    if stored.get("attention_type", "nope") != "nope":
-        raise InputError(
-            f"{name}: attention_type={stored['attention_type']!r} normalises queries or keys over all heads, which no class "
-            'of transformers does before it splits them; posenc reads DroPE checkpoints of attention_type "nope"'
-        )
-    stored.pop("auto_map", None)
-    stored["model_type"] = kind.removesuffix("_drope")
-    stored["architectures"] = [arch.removeprefix("DroPE") for arch in stored.get("architectures") or ()]
-    config = AutoConfig.for_model(**stored)
-    method, scale = "nope", stored.get("softmax_scale")
-    if scale is not None:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        method += f"+temperature:beta={scale * head_dim**0.5!r}"
-    config.posenc = {"method": method, "target_length": None}
-    return config
 
 
 def _check_safe(name: str, stored: Mapping[str, Any]) -> None:

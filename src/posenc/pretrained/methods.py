@@ -70,10 +70,8 @@ class Method:
     """How many tokens from the start are computed exactly as before, from the options and the lengths; None: a schedule, whose frequencies decide"""
     reach: Callable[[Options, float], float] | None = None
     """Of a map: the longest sequence in which it makes no distance beyond the tokens that the frequencies serve, from the options and those tokens"""
-    remedy: str = "a window below {:.0f}"
-    """How to reach farther"""
-    grows: str = ""
-    """An option by which it does"""
+    for_longer: bool = True
+    """Of a map: whether its defaults reach beyond the tokens that the frequencies serve"""
 
     @property
     def summary(self) -> str:
@@ -156,7 +154,7 @@ METHODS: dict[str, Method] = {
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
-    # position maps; string has no remedy: it is for inputs within the context length, and gains little beyond
+    # position maps; string is for inputs within the context length, and gains little beyond
     "rerope": Method(
         "map",
         position_maps.rerope,
@@ -170,7 +168,6 @@ METHODS: dict[str, Method] = {
         defaults={"window": _window, "factor": _slowdown},
         exact=lambda o, n: o["window"],
         reach=lambda o, n: math.ceil((n - o["window"]) * o["factor"] + o["window"]) if o["window"] < n else n,
-        grows="factor",
     ),
     "self_extend": Method(
         "map",
@@ -178,7 +175,6 @@ METHODS: dict[str, Method] = {
         defaults={"window": lambda n: max(n.trained // 4, 1), "group": _group},
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
         reach=_grouped_reach,
-        grows="group",
     ),
     "jet_long": Method(
         "map",
@@ -191,8 +187,6 @@ METHODS: dict[str, Method] = {
         },
         exact=lambda o, n: o["trained"] if o["least"] == 1 else o["window"],
         reach=lambda o, n: math.ceil(n) * o["groups"] if max(o["window"], o["trained"]) <= n else n,
-        remedy="trained and window of {:.0f} at most",
-        grows="groups",
     ),
     "dual_chunk": Method(
         "map",
@@ -200,7 +194,6 @@ METHODS: dict[str, Method] = {
         defaults={"chunk": lambda n: max(n.trained * 3 // 4, 2), "local": lambda n: max(n.trained // 8, 1)},
         exact=lambda o, n: o["chunk"],
         reach=_unbounded(lambda o, n: min(2 * (o["chunk"] - o["local"]) - 1, o["chunk"]) < n),
-        remedy="a chunk below {:.0f}",
     ),
     "string": Method(
         "map",
@@ -208,7 +201,7 @@ METHODS: dict[str, Method] = {
         defaults={"shift": lambda n: max(n.trained // 3, 1), "window": lambda n: max(min(n.trained // 16, 128), 1)},
         exact=lambda o, n: o["shift"],
         reach=lambda o, n: n + o["shift"] - o["window"] if o["shift"] <= n else n,
-        remedy="",
+        for_longer=False,
     ),
     "lampe": Method(
         "map",
@@ -220,7 +213,6 @@ METHODS: dict[str, Method] = {
         },
         exact=lambda o, n: o["window"],
         reach=_lampe_reach,
-        remedy="used and window that together are below {:.0f}, and length={:.0f}",
     ),
     "streaming": Method(
         "map",
@@ -228,7 +220,6 @@ METHODS: dict[str, Method] = {
         defaults={"sinks": lambda n: 4, "recent": lambda n: max(n.trained - 4, 1)},
         exact=lambda o, n: o["sinks"] + o["recent"],
         reach=_unbounded(lambda o, n: o["sinks"] + o["recent"] <= n),
-        remedy="sinks + recent of {:.0f} at most",
     ),
     "lm_infinite": Method(
         "map",
@@ -236,7 +227,6 @@ METHODS: dict[str, Method] = {
         defaults={"sinks": lambda n: 10, "window": lambda n: n.trained},
         exact=lambda o, n: o["window"],
         reach=_unbounded(lambda o, n: o["window"] <= n),
-        remedy="a window of {:.0f} at most",
     ),
     # the attention around it
     "log_n": Method(
@@ -365,27 +355,18 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
         method = METHODS[chosen.map["name"]]
         assert method.reach is not None
         reached = max(method.reach(chosen.map, served), served)
-        remedy = _remedy(method, chosen.map, served, wanted) if reached * (1 + STEP) < wanted else ""
+        if method.for_longer and reached * (1 + STEP) < wanted:
+            remedy = f"leave the options of {chosen.map['name']} out, whose defaults reach farther"
     elif chosen.factor is not None and served * (1 + STEP) < wanted:
         innermost: Options = chosen.schedule or {}
         while isinstance(innermost.get("of"), Mapping):
             innermost = innermost["of"]
         if innermost.get("name") in BY_FACTOR:
-            remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
+            remedy = f"give factor={wanted / rope.original_length:g} or more, or leave factor out"
     if remedy:
         missing = "the model reads as many without it" if target is None else f"{target} are wanted"
-        raise InputError(f"reaches {reached:.0f} tokens, and {missing}", f"give {remedy}", method=chosen.text)
+        raise InputError(f"reaches {reached:.0f} tokens, and {missing}", remedy, method=chosen.text)
     return None if reached == math.inf else round(reached)
-
-
-def _remedy(method: Method, options: Options, served: float, wanted: int) -> str:
-    """Options of a map with which it reaches a length."""
-    name, reach = method.grows, method.reach
-    if not name or reach is None or options["window"] >= served:
-        return method.remedy.format(served, wanted)
-    values = range(math.ceil(options[name]), wanted + 1)
-    enough = next((n for n in values if reach({**options, name: n}, served) >= wanted), None)
-    return method.remedy.format(served, wanted) if enough is None else f"{name}={enough} or more"
 
 
 def _needs_length(schedule: Options) -> bool:

@@ -3,9 +3,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from posenc.errors import (
     LARGEST_SIZE,
     InputError,
     as_numbers,
-    check_fields,
     check_flags,
     check_integers,
     check_numbers,
@@ -69,176 +68,105 @@ class Patches:
         """Of (tokens,) values the largest of each image, (images,)."""
         return values.new_zeros(self.sizes.shape[0]).scatter_reduce(0, self.image, values, "amax", include_self=False)
 
-    def smallest(self, values: Tensor) -> Tensor:
-        """Of (tokens,) values the smallest of each image, (images,)."""
-        return -self.largest(-values)
+
+Places = tuple[Tensor, Tensor]
+"""Where the tokens of images are, counted from where a text token would be in their place, (tokens, axes), int64 or float64; and how far
+after its beginning text goes on behind each image, (images,)."""
+
+
+def _qwen2_vl(patches: Patches, count_frames: bool = True, tokens_per_second: float = 2.0) -> Places:
+    """At (t, y, x), where t is in float32 as in transformers; text goes on after the largest number on any axis, as in the paper, vLLM
+    and transformers 4, or without count_frames after that of the rows and columns, as in transformers 5. tokens_per_second: of the
+    model's vision_config; what it makes of seconds is in `Patches.interval`."""
+    t = (patches.t.float() * patches.interval[patches.image]).long()
+    at = torch.stack((t, patches.y, patches.x), 1)
+    return at, patches.largest(at[:, 0 if count_frames else 1 :].amax(1)) + 1
+
+
+def _videorope(patches: Patches, spacing: float) -> Places:
+    """Frames are `spacing` apart; rows and columns are centred around the frame's number; text goes on after the last frame's."""
+    _, height, width = patches.sizes[patches.image].unbind(1)
+    t = patches.t * int(spacing) if float(spacing).is_integer() else exact(patches.t) * spacing
+    at = torch.stack((t, t + patches.y - (height - 1) // 2, t + patches.x - (width - 1) // 2), 1)
+    return at, patches.largest(t) + 1
+
+
+def _v2pe(patches: Patches, delta: float) -> Places:
+    """One axis, on which an image's tokens are `delta` apart, the first of them after the text before it; text goes on at the next
+    integer, as in the authors' code."""
+    return exact(patches.index + 1)[:, None] * delta - 1, (exact(patches.sizes.prod(1)) * delta).ceil()
+
+
+def _circle_rope(patches: Patches, radius: float | None, alpha: float) -> Places:
+    """An image's tokens are on a circle around the axis of the text, all as far from a text token. radius: of the circle; None: the
+    largest coordinate from the image's centre. alpha: how much an angle follows the token's direction from the centre; the rest
+    follows its index."""
+    image = patches.image
+    _, height, width = patches.sizes[image].unbind(1)
+    y, x = exact(patches.y) - exact(height - 1) / 2, exact(patches.x) - exact(width - 1) / 2
+    direction = torch.atan2(y, x)
+    first, last = -patches.largest(-direction)[image], patches.largest(direction)[image]
+    spread = torch.where(last > first, (direction - first) / (last - first) * 2 * math.pi, direction)
+    even = exact(patches.index) / (height * width) * 2 * math.pi
+    angle = alpha * spread + (1 - alpha) * even
+    wide = patches.largest(torch.maximum(y, x))[image] if radius is None else radius
+    u, v = wide * angle.cos() / math.sqrt(2), wide * angle.sin() / math.sqrt(6)
+    at = torch.stack((2 * v, u - v, -u - v), 1)  # orthogonal to (1, 1, 1), along which text goes
+    return at, patches.largest(at.amax(1)) + 1
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where the tokens of an image are, counted from where a text token would be in its place, and where text goes on.
+    """The rule of a model. places: from `Patches` and the options. options: with their defaults. framewise: each frame of a video is an
+    image by itself, after the tokens of its timestamp. timed: a frame is at its time, for which the seconds of each video are needed.
+    needs_sizes: more than the number of an image's tokens. moving: it serves more than one frame."""
 
-    Here: at (t, y, x), and after the largest number on any axis.
-    """
-
-    framewise: ClassVar[bool] = False
-    """Whether each frame of a video is an image by itself, after the tokens of its timestamp."""
-    timed: ClassVar[bool] = False
-    """Whether it needs the seconds of each video, for `interval`."""
-    needs_sizes: ClassVar[bool] = True
-    """Whether it needs more than the number of an image's tokens."""
-    moving: ClassVar[bool] = True
-    """Whether it serves more than one frame."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def interval(self, seconds: float) -> float:
-        """Positions from one frame to the next."""
-        return 1.0
-
-    def coordinates(self, patches: Patches) -> Tensor:
-        """(tokens, axes), int64 or float64."""
-        return torch.stack((patches.t, patches.y, patches.x), 1)
-
-    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
-        """How far after its beginning text goes on behind each image, (images,)."""
-        return patches.largest(coordinates.amax(1)) + 1
+    places: Callable[..., Places]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    framewise: bool = False
+    timed: bool = False
+    needs_sizes: bool = True
+    moving: bool = True
 
 
-@dataclass(frozen=True)
-class Qwen2VL(Rule):
-    """Wang et al. 2024, "Qwen2-VL" (2409.12191), section 2.1. count_frames: text goes on after the largest number on any axis, as in
-    the paper, vLLM and transformers 4; False: after that of the rows and columns, as in transformers 5."""
-
-    count_frames: bool = True
-
-    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
-        return super().extents(patches, coordinates if self.count_frames else coordinates[:, 1:])
-
-
-@dataclass(frozen=True)
-class Qwen25VL(Qwen2VL):
-    """Bai et al. 2025, "Qwen2.5-VL" (2502.13923): a frame is at its time, tokens_per_second times the seconds, rounded
-    down (in float32, as in transformers). tokens_per_second: of the model's vision_config."""
-
-    timed = True
-    tokens_per_second: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(tokens_per_second=self.tokens_per_second)
-
-    def interval(self, seconds: float) -> float:
-        return self.tokens_per_second * seconds
-
-    def coordinates(self, patches: Patches) -> Tensor:
-        t = (patches.t.float() * patches.interval[patches.image]).long()
-        return torch.stack((t, patches.y, patches.x), 1)
-
-
-@dataclass(frozen=True)
-class Qwen3VL(Rule):
-    """Bai et al. 2025, "Qwen3-VL" (2511.21631): a frame is an image, with its timestamp as text before it."""
-
-    framewise = True
-
-
-@dataclass(frozen=True)
-class VideoRoPE(Rule):
-    """Wei et al. 2025, "VideoRoPE" (2502.05173): frames are `spacing` apart; rows and columns are centred around the
-    frame's number; text goes on after the last frame's."""
-
-    spacing: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(spacing=self.spacing)
-
-    def coordinates(self, patches: Patches) -> Tensor:
-        _, height, width = patches.sizes[patches.image].unbind(1)
-        t = patches.t * int(self.spacing) if float(self.spacing).is_integer() else exact(patches.t) * self.spacing
-        return torch.stack((t, t + patches.y - (height - 1) // 2, t + patches.x - (width - 1) // 2), 1)
-
-    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
-        return super().extents(patches, coordinates[:, :1])
-
-
-@dataclass(frozen=True)
-class V2PE(Rule):
-    """Ge et al. 2024, "V2PE" (2412.09616): one axis, on which an image's tokens are `delta` apart, the first of them after
-    the text before it; text goes on at the next integer, as in the authors' code."""
-
-    needs_sizes = False
-    delta: float = 0.0625
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(delta=self.delta)
-
-    def coordinates(self, patches: Patches) -> Tensor:
-        return exact(patches.index + 1)[:, None] * self.delta - 1
-
-    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
-        return (exact(patches.sizes.prod(1)) * self.delta).ceil()
-
-
-@dataclass(frozen=True)
-class CircleRoPE(Rule):
-    """Wang et al. 2025, "Circle-RoPE" (2505.16416): an image's tokens are on a circle around the axis of the text, all as
-    far from a text token. radius: of the circle; None: the largest coordinate from the image's centre. alpha: how much an
-    angle follows the token's direction from the centre; the rest follows its index."""
-
-    moving = False
-    radius: float | None = 10.0
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.radius is not None:
-            check_positive(radius=self.radius)
-        check_numbers(0, 1, alpha=self.alpha)
-
-    def coordinates(self, patches: Patches) -> Tensor:
-        image = patches.image
-        _, height, width = patches.sizes[image].unbind(1)
-        y, x = exact(patches.y) - exact(height - 1) / 2, exact(patches.x) - exact(width - 1) / 2
-        direction = torch.atan2(y, x)
-        first, last = patches.smallest(direction)[image], patches.largest(direction)[image]
-        spread = torch.where(last > first, (direction - first) / (last - first) * 2 * math.pi, direction)
-        even = exact(patches.index) / (height * width) * 2 * math.pi
-        angle = self.alpha * spread + (1 - self.alpha) * even
-        radius = patches.largest(torch.maximum(y, x))[image] if self.radius is None else self.radius
-        u, v = radius * angle.cos() / math.sqrt(2), radius * angle.sin() / math.sqrt(6)
-        return torch.stack((2 * v, u - v, -u - v), 1)  # orthogonal to (1, 1, 1), along which text goes
-
-
-RULES: dict[str, type[Rule]] = {
-    "circle_rope": CircleRoPE,
-    "qwen2_5_vl": Qwen25VL,
-    "qwen2_vl": Qwen2VL,
-    "qwen3_5": Qwen3VL,
-    "qwen3_vl": Qwen3VL,
-    "v2pe": V2PE,
-    "videorope": VideoRoPE,
+RULES: dict[str, Rule] = {
+    # Wang et al. 2025, "Circle-RoPE" (2505.16416)
+    "circle_rope": Rule(_circle_rope, {"radius": 10.0, "alpha": 0.5}, moving=False),
+    # Bai et al. 2025, "Qwen2.5-VL" (2502.13923)
+    "qwen2_5_vl": Rule(_qwen2_vl, {"count_frames": True, "tokens_per_second": 2.0}, timed=True),
+    # Wang et al. 2024, "Qwen2-VL" (2409.12191), section 2.1
+    "qwen2_vl": Rule(_qwen2_vl, {"count_frames": True}),
+    # Bai et al. 2025, "Qwen3-VL" (2511.21631)
+    **dict.fromkeys(("qwen3_5", "qwen3_vl"), Rule(_qwen2_vl, framewise=True)),
+    # Ge et al. 2024, "V2PE" (2412.09616)
+    "v2pe": Rule(_v2pe, {"delta": 0.0625}, needs_sizes=False),
+    # Wei et al. 2025, "VideoRoPE" (2502.05173)
+    "videorope": Rule(_videorope, {"spacing": 2.0}),
 }
-"""Names of rules, as `multimodal` takes them."""
+"""By the names that `multimodal` takes."""
 
 
-def create_rule(name: str, options: Mapping[str, Any]) -> Rule:
-    """The rule of a name with its options.
+def create_rule(name: str, given: Mapping[str, Any]) -> Rule:
+    """The rule of a name with options.
 
     Raises:
         InputError: an unknown name or option, or a value that does not fit.
     """
     if not isinstance(name, str) or name not in RULES:
         raise unknown("rule", name, RULES)
-    known = [field.name for field in fields(RULES[name])]
-    if wrong := [option for option in options if option not in known]:
-        raise InputError(
-            f"rule {name!r} takes {listed(known or ['no options'])}", argument=wrong[0], value=options[wrong[0]]
-        )
-    return RULES[name](**options)
+    rule = RULES[name]
+    for option, value in given.items():
+        if option not in rule.options:
+            raise InputError(
+                f"rule {name!r} takes {listed([*rule.options] or ['no options'])}", argument=option, value=value
+            )
+        if option == "count_frames":
+            check_flags(count_frames=value)
+        elif option == "alpha":
+            check_numbers(0, 1, alpha=value)
+        elif option != "radius" or value is not None:
+            check_positive(**{option: value})
+    return replace(rule, options={**rule.options, **given})
 
 
 # ---------------------------------------------------------------- images and videos of a row
@@ -323,7 +251,7 @@ def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule, mo
 
 
 def intervals_of(second_per_grid_ts: Ids | None, videos: int, rule: Rule) -> list[float]:
-    """`Rule.interval` of each video.
+    """Positions from one frame of each video to the next.
 
     Raises:
         InputError: seconds missing, not one for each video, not above 0, or given to a rule without them.
@@ -347,7 +275,7 @@ def intervals_of(second_per_grid_ts: Ids | None, videos: int, rule: Rule) -> lis
         raise InputError(f"pass a number above 0 for each of {videos} videos", second_per_grid_ts=second_per_grid_ts)
     # a list is multiplied in float64, a tensor in its dtype, as in transformers
     given = seconds if isinstance(second_per_grid_ts, Tensor) else second_per_grid_ts
-    return [float(rule.interval(value)) for value in given]
+    return [float(rule.options["tokens_per_second"] * value) for value in given]
 
 
 def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mapping[int, Grids], rule: Rule) -> Tensor:
@@ -388,8 +316,8 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
                 f"those alone, and the {known.what.split()[0]}_token_id of the model's config"
             )
     patches = Patches.of(sizes, intervals, kinds.device)
-    local = rule.coordinates(patches)
-    extents = rule.extents(patches, local).tolist()
+    local, after = rule.places(patches, **rule.options)
+    extents = after.tolist()
     starts, following = [], defaultdict[int, float](int)
     for length, of, image in segments:
         starts.append(following[of])
@@ -498,26 +426,28 @@ def multimodal(
     by = create_rule(rule, options)
     check_value("spatial_merge_size", spatial_merge_size, int)
     check_sizes(spatial_merge_size=spatial_merge_size)
+    tables = {"image": (image_grid_thw, image_token_id), "video": (video_grid_thw, video_token_id)}
     if isinstance(tokens, Tensor):
         kinds = from_tokens(tokens if device is None else tokens.to(device), image_token_id, video_token_id)
-        for name, grid, token in (
-            ("image", image_grid_thw, image_token_id), ("video", video_grid_thw, video_token_id)
-        ):  # fmt: skip
+        for name, (grid, token) in tables.items():
             if grid is not None and token is None:
                 raise InputError(
                     f"{name}_grid_thw without {name}_token_id: pass the {name}_token_id of the model's config"
                 )
-        images = grids_of("image_grid_thw", "image", image_grid_thw, spatial_merge_size, by, kinds.numel())
-        videos = grids_of("video_grid_thw", "video", video_grid_thw, spatial_merge_size, by, kinds.numel())
+        images, videos = (
+            grids_of(f"{name}_grid_thw", name, grid, spatial_merge_size, by, kinds.numel())
+            for name, (grid, _) in tables.items()
+        )
     else:
-        for name, value in (
-            ("image_token_id", image_token_id), ("video_token_id", video_token_id), ("image_grid_thw", image_grid_thw),
-            ("video_grid_thw", video_grid_thw),
-        ):  # fmt: skip
-            if value is not None:
-                raise InputError(
-                    "is for a tensor of token ids", "parts have their sizes in them", argument=name, value=value
-                )
+        for name, pair in tables.items():
+            for what, value in zip(("grid_thw", "token_id"), pair, strict=True):
+                if value is not None:
+                    raise InputError(
+                        "is for a tensor of token ids",
+                        "parts have their sizes in them",
+                        argument=f"{name}_{what}",
+                        value=value,
+                    )
         kinds, of_images, of_videos = from_parts(tokens, device)
         images, videos = Grids("parts", "image", of_images, by), Grids("parts", "video", of_videos, by)
     videos.intervals = intervals_of(second_per_grid_ts, len(videos.sizes), by)

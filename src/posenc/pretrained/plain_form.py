@@ -1,131 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model with an encoding (hf.py) as a model type that plain transformers and servers have, where one computes the same.
+"""A model with an encoding (hf.py) as a model of its type in plain transformers, where that computes the same: one rotation in
+all layers that rotate, and the type's own windows. It is run beside the one with the encoding before it is written."""
 
-Layers with and without a rotation, with and without a sliding window, are SmolLM3's or the type's own; a window in all layers of
-a Llama is Mistral's. The new model is run beside the one with the encoding before it is written.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from posenc.encoding import Encoding, Sum
 from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
-from posenc.encodings.naive import NoPE
 from posenc.encodings.rotary import PRotary, Rotary
-from posenc.encodings.visible import Window
-from posenc.errors import InputError, listed
+from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.inference import evaluating
-from posenc.pretrained.parameters import head_dim_of
 from posenc.pretrained.rope_config import rope_parameters_of, same_frequencies
 
-LLAMA_LIKE = ("llama", "mistral", "ministral", "qwen2", "smollm3")
-"""Types whose layers SmolLM3 has too, weight by weight."""
-WINDOWED = ("mistral", "mixtral", "phi3", "starcoder2")
-"""Types with a sliding window in all layers or in none."""
-BY_LAYER = ("ministral", "qwen2", "qwen3", "qwen2_moe", "smollm3")
-"""Types with a sliding window in the layers that layer_types names."""
 TESTED = 256
 """Tokens of the longest text that both models read."""
-SHAPE = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "max_position_embeddings", "rms_norm_eps", "hidden_act", "tie_word_embeddings", "initializer_range", "pad_token_id",
-    "bos_token_id", "eos_token_id", "attention_dropout", "mlp_bias",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """What an encoding is in a layer. rotation: None: no rotation. window: keys that a query sees, itself too."""
-
-    rotation: Encoding | None
-    window: int | None
 
 
 def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
     """A plain transformers model that computes what a model with an encoding does, with its weights, and the frequencies of its
-    rotation, none without one.
+    rotation.
 
     Raises:
-        InputError: what of the encoding or of the layers no such model has.
+        InputError: what of the encoding the model type does not have.
     """
     kind = str(model.config.model_type).removeprefix(ENCODED)
     try:
-        layers = [_layer(model, plan) for plan in model._plans]
-        found = [layer.rotation for layer in layers if layer.rotation is not None]
-        rotation = found[0] if found else None
-        if any(not same_frequencies(_frequencies(each), _frequencies(rotation)) for each in found):
-            raise InputError("its layers rotate by different frequencies")
-        made = _rotated(model, kind, layers, rotation)
-        _compare(model, made, layers)
+        acting = [model.acting_encoding.acting_in(plan.number).part for plan in model._plans if plan.layer.rotates]
+        for part in acting:
+            if type(part) not in (Rotary, PRotary, LearnedRotary, HeadRotary):
+                raise InputError(f"{part.known_as} is in none")
+            if not same_frequencies(_frequencies(part), _frequencies(acting[0])):
+                raise InputError("its layers rotate by different frequencies")
+        made = _made(model, kind, _own_fields(model.config) | {"rope_parameters": _parameters(model, acting[0])})
+        _compare(model, made)
     except InputError as error:
         raise InputError(
             f"no model type of plain transformers computes it in a {kind}: {error}. save_pretrained writes a checkpoint that "
             "posenc.load reads",
             encoding=model.config.encoding,
         ) from error
-    return made, {} if rotation is None else {"full_attention": _frequencies(rotation)}
-
-
-def _layer(model: Any, plan: Any) -> _Layer:
-    encoding = model.acting_encoding.acting_in(plan.number).part if plan.layer.rotates else NoPE()
-    window, rotation = plan.layer.window, None
-    for part in _parts(encoding):
-        if type(part) is Window and isinstance(part.before, int):
-            window = part.before + 1 if window is None else min(window, part.before + 1)
-        elif type(part) in (Rotary, PRotary, LearnedRotary, HeadRotary) and rotation is None:
-            rotation = part
-        elif type(part) is not NoPE:
-            raise InputError(f"{part.known_as} is in none")
-    return _Layer(rotation, window)
-
-
-def _parts(encoding: Encoding) -> Iterator[Encoding]:
-    if isinstance(encoding, Sum):
-        for part in encoding:
-            yield from _parts(part)
-    else:
-        yield encoding
+    return made, {"full_attention": _frequencies(acting[0])}
 
 
 def _frequencies(rotation: Any) -> Frequencies:
     if isinstance(rotation, Rotary):
         return rotation.frequencies()
     return Frequencies(rotation.vectors(0)[0, :, 0].detach().cpu().double(), rotation.attention_factor)
-
-
-def _rotated(model: Any, kind: str, layers: list[_Layer], rotation: Encoding | None) -> Any:
-    config = model.config
-    fields: dict[str, Any] = {} if rotation is None else {"rope_parameters": _parameters(model, rotation)}
-    own = [plan.layer.rotates for plan in model._plans]
-    rotates = [layer.rotation is not None for layer in layers]
-    windows = sorted({layer.window for layer in layers if layer.window is not None})
-    if len(windows) > 1:
-        raise InputError(f"sliding windows of {listed([*map(str, windows)])} keys in one model are in none")
-    types = ["full_attention" if layer.window is None else "sliding_attention" for layer in layers]
-    same_windows = [layer.window for layer in layers] == [plan.layer.window for plan in model._plans]
-    if rotates == own and same_windows:
-        return _made(model, kind, _own_fields(config) | fields)
-    window = {"sliding_window": windows[0] if windows else None, "use_sliding_window": bool(windows)}
-    if rotates == own and (kind in BY_LAYER or (kind in WINDOWED and len({*types}) == 1)):
-        by_layer = {"layer_types": types} if kind in BY_LAYER else {}
-        return _made(model, kind, _own_fields(config) | fields | window | by_layer)
-    bias = bool(getattr(config, "attention_bias", kind == "qwen2"))
-    plain = all(rotates) and {*types} == {"sliding_attention"} and not bias and not getattr(config, "mlp_bias", False)
-    if kind == "llama" and plain:
-        return _made(model, "mistral", _shape(config) | fields | window)
-    if kind not in LLAMA_LIKE:
-        what = "layers without a rotation" if rotates != own else "sliding windows in some layers"
-        raise InputError(f"{what} are SmolLM3's, whose other layers are those of {listed(LLAMA_LIKE)}")
-    numbers = [int(each) for each in rotates]
-    smollm3 = {"no_rope_layers": numbers, "layer_types": types, "attention_bias": bias, "head_dim": head_dim_of(config)}
-    base = {"rope_type": "default", "rope_theta": float(config.rope_parameters.get("rope_theta", 10000.0))}
-    return _made(model, "smollm3", _shape(config) | {"rope_parameters": base} | fields | window | smollm3)
 
 
 def _parameters(model: Any, rotation: Any) -> dict[str, Any]:
@@ -143,13 +67,8 @@ def _parameters(model: Any, rotation: Any) -> dict[str, Any]:
 
 
 def _own_fields(config: Any) -> dict[str, Any]:
-    left = ("model_type", "encoding", "rope_scaling")
+    left = ("model_type", "encoding", "rope_scaling", "architectures", "_attn_implementation")
     return {key: value for key, value in config.to_dict().items() if key not in left}
-
-
-def _shape(config: Any) -> dict[str, Any]:
-    fields = {key: getattr(config, key) for key in SHAPE if hasattr(config, key)}
-    return fields | {"head_dim": head_dim_of(config)}
 
 
 def _made(model: Any, kind: str, fields: Mapping[str, Any]) -> Any:
@@ -157,33 +76,22 @@ def _made(model: Any, kind: str, fields: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     weights = {key: value for key, value in model.state_dict().items() if not key.startswith("encoding.")}
-    fields = {key: value for key, value in fields.items() if key not in ("architectures", "_attn_implementation")}
     config: Any = CONFIG_MAPPING[kind](**deepcopy(dict(fields)))
     mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         made = getattr(mapped, "plain", mapped)(config)
-    wanted = made.state_dict()
-    for key in wanted.keys() - weights.keys():
-        if not key.endswith("o_proj.bias"):
-            raise InputError(f"{kind} has the weight {key}, which this model has not")
-        like = weights[key.replace("o_proj.bias", "o_proj.weight")]
-        weights[key] = like.new_zeros(like.shape[0])
-    if left := sorted(weights.keys() - wanted.keys()):
-        raise InputError(f"{kind} has no weight {left[0]}")
     made.load_state_dict(weights, assign=True)
     made.tie_weights()
-    device = next(iter(weights.values())).device
-    rotary = getattr(getattr(made, "model", None), "rotary_emb", None)
-    if rotary is not None:  # its frequencies are no weights
-        made.model.rotary_emb = type(rotary)(config).to(device)
+    rotary = made.model.rotary_emb  # its frequencies are no weights
+    made.model.rotary_emb = type(rotary)(config).to(next(iter(weights.values())).device)
     made.generation_config = deepcopy(model.generation_config)
     return made.eval()
 
 
 @torch.no_grad()
-def _compare(model: Any, made: Any, layers: list[_Layer]) -> None:
+def _compare(model: Any, made: Any) -> None:
     """Run both on a text that leaves the windows, where these are not long."""
-    longest = max((layer.window or 0 for layer in layers), default=0)
+    longest = max(plan.layer.window or 0 for plan in model._plans)
     length = min(int(model.config.max_position_embeddings), max(2 * longest, 32), TESTED)
     generator = torch.Generator().manual_seed(0)
     device = next(made.parameters()).device

@@ -98,7 +98,7 @@ class Computation:
 @dataclass(frozen=True)
 class ModelDescription:
     """length: max_position_embeddings. rotations: by layer type. extended: the method of posenc.extend, None: it is not.
-    computed: which attention was computed; None: in a training's batch."""
+    computed: which attention was computed."""
 
     model_type: str
     layout: str
@@ -109,7 +109,7 @@ class ModelDescription:
     attention: str
     extended: str | None
     rotations: Mapping[str, RotationDescription]
-    computed: Computation | None
+    computed: Computation
 
     def __str__(self) -> str:
         lines = [
@@ -131,13 +131,12 @@ class ModelDescription:
                 f"{f'the window of {rotation.tokens}' if window else self.length} tokens",
                 f"  the rule of thumb for rope_theta (base bound) holds {met}",
             ]
-        if self.computed is not None:
-            lines.append(str(self.computed))
-            if self.dtype in [str(dtype).removeprefix("torch.") for dtype in HALF]:
-                lines.append(
-                    f"caches, padding and packing: compared to {ROUNDING_HALF:.0%} of the spread of the logits, since the model is in "
-                    f"{self.dtype}; in float32 to {ROUNDING:.1%}"
-                )
+        lines.append(str(self.computed))
+        if self.dtype in [str(dtype).removeprefix("torch.") for dtype in HALF]:
+            lines.append(
+                f"caches, padding and packing: compared to {ROUNDING_HALF:.0%} of the spread of the logits, since the model is in "
+                f"{self.dtype}; in float32 to {ROUNDING:.1%}"
+            )
         return "\n".join(lines)
 
 
@@ -203,7 +202,7 @@ class Probe:
         seen = [each.window or self.length for each in layers if kind in (ALL_LAYERS, each.layer_type)]
         return min(self.length, max(seen, default=self.length))
 
-    def description(self, computed: Computation | None = None) -> ModelDescription:
+    def description(self, computed: Computation) -> ModelDescription:
         return ModelDescription(
             model_type=str(self.model.config.model_type),
             layout=self.family.layout,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of `doctor` for faults of 2025 and 2026: memory that nobody wrote, a softmax factor left out, three-axis positions, and
+"""Checks of `doctor` for faults of 2025 and 2026: memory that nobody wrote, three-axis positions, and
 compiled passes that compute something else."""
 
 import copy
@@ -14,9 +14,8 @@ from posenc import frequencies
 from posenc.encodings.rotary_axes import MRotary
 from posenc.errors import InputError
 from posenc.pretrained.checked import weight_files
-from posenc.pretrained.computed import declared_scale
 from posenc.pretrained.findings import Evidence
-from posenc.pretrained.models import attention_layers, cache_name
+from posenc.pretrained.models import cache_name
 from posenc.pretrained.multimodal_positions import RULES
 from posenc.pretrained.multimodal_positions import multimodal as multimodal_positions
 from posenc.pretrained.parameters import is_number
@@ -104,17 +103,6 @@ def _off(stored: Tensor, known: Tensor, probe: Probe) -> str:
     text = f"off by {error:.3g} rad at position {probe.length - 1}"
     base = base_of(stored)
     return text if base is None else f"{text}, those of rope_theta={base:.6g}"
-
-
-def softmax_scale(probe: Probe) -> Evidence:
-    """The factors that layers state for their scores, where no attention is computed."""
-    layers = attention_layers(probe.decoder, probe.family)
-    for layer in layers:
-        stated, asked = getattr(layer.module, "scaling", None), declared_scale(probe, layer)
-        if stated is not None and not math.isclose(stated, asked, rel_tol=1e-6):
-            text = f"a layer multiplies scores by {stated:.10g}, the configuration asks for {asked:.10g}"
-            yield "softmax_scale_differs", text, stated / asked
-            return
 
 
 def impossible_sections(probe: Probe) -> Evidence:

@@ -97,15 +97,6 @@ def test_it_measures_and_truncation_leaves_the_model_as_it_was_loaded(tokenizer,
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stored
 
 
-def test_methods_that_the_program_cannot_express_are_not_tried(monkeypatch):
-    monkeypatch.setattr(module, "evaluate", lambda *_, methods, **__: pytest.fail(f"tries {methods}"))
-    for program, tried in (("transformers", r"\('yarn',\)"), ("python", r"\('yarn', 'rerope'\)")):
-        with pytest.raises(pytest.fail.Exception, match=f"tries {tried}"):
-            choose(model(), None, factor=2, candidates=("yarn", "rerope"), program=program)
-    with pytest.raises(InputError, match=r"candidates=\('rerope',\): vllm can run none"):
-        choose(model(), None, factor=2, candidates=("rerope",), program="vllm")
-
-
 @pytest.mark.parametrize("given", [{}, {"factor": 1}, {"target_length": 10**6}, {"factor": 2, "target_length": 1024}])
 def test_lengths_that_are_refused(given):
     with pytest.raises(InputError):

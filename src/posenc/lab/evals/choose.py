@@ -17,9 +17,8 @@ from posenc.lab.evals.reader import BLOCKS
 from posenc.lab.evals.study import evaluate
 from posenc.lab.study import Interrupted
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.export import expresses
 from posenc.pretrained.extend import Extension, extend, restore, target_of
-from posenc.pretrained.models import model_structure, record_of, unwrap
+from posenc.pretrained.models import model_structure, unwrap
 
 TASKS, RUNNING = ("passkey", "facts", "perplexity"), "perplexity"
 
@@ -28,7 +27,7 @@ TASKS, RUNNING = ("passkey", "facts", "perplexity"), "perplexity"
 class Choice(ChangeReport):
     """What `choose` found. choice: the method, or "truncate": the model is then as it was loaded. rows: of each method, the best
     first, its net gain in nats per token with an interval of 95 % for all of them together, and its cost. skipped: methods that
-    the model or the program does not take, and why. extension: the report of the method that was applied."""
+    the model does not take, and why. extension: the report of the method that was applied."""
 
     choice: str
     target_length: int
@@ -54,7 +53,6 @@ def choose(
     factor: float | None = None,
     target_length: int | None = None,
     candidates: Sequence[str] = EXTENSIONS,
-    program: str = "python",
     samples: int = 8,
     **options: Any,
 ) -> Choice:
@@ -62,14 +60,13 @@ def choose(
     of them; by none where there is none. An earlier extension is undone; `posenc.restore` undoes this one.
 
     model: a rotary causal language model. factor, target_length: as of `posenc.extend`; one is needed. candidates: methods to try.
-    program: that is to run the model, "python" for posenc, "transformers", "vllm" or "llama.cpp": what it cannot express is not
-    tried. samples: documents of each task. options: of `posenc.evaluate`: text=FILE, directory=DIR where the same call resumes.
+    samples: documents of each task. options: of `posenc.evaluate`: text=FILE, directory=DIR where the same call resumes.
 
         found = posenc.choose(model, tokenizer, factor=4)
         print(found.choice, found.rows[0]["gain"])
 
     Raises:
-        InputError: no length or one that is too long, or no candidate that the model and the program take.
+        InputError: no length or one that is too long, or no candidate that the model takes.
         Interrupted: Ctrl-C or SIGTERM; the model is then as it was loaded.
     """
     restore(model)
@@ -77,9 +74,9 @@ def choose(
     target, context = target_of(structure, factor, target_length), structure.loaded_length
     if target is None or not context < target <= BLOCKS * context:
         raise InputError(f"the model reads {context} tokens", f"give up to {BLOCKS * context}", target_length=target)
-    costs, skipped = _screened(model, candidates, target, program)
+    costs, skipped = _screened(model, candidates, target)
     if not costs:
-        raise InputError(f"{program} can run none: {listed(list(skipped.values()))}", candidates=tuple(candidates))
+        raise InputError(f"the model takes none: {listed(list(skipped.values()))}", candidates=tuple(candidates))
     results = evaluate(
         model, tokenizer, tasks=TASKS, methods=tuple(costs), lengths=(context, target), depths=(0.25,), samples=samples,
         generate=False, **options,
@@ -93,19 +90,15 @@ def choose(
     return Choice(choice, target, tuple(rows), skipped, uncounted, extension)
 
 
-def _screened(model: Any, methods: Sequence[str], target: int, program: str) -> tuple[dict[str, int], dict[str, str]]:
-    """What each method costs that the model takes and the program runs: 1 for frequencies in a configuration, 2 for another
+def _screened(model: Any, methods: Sequence[str], target: int) -> tuple[dict[str, int], dict[str, str]]:
+    """What each method costs that the model takes: 1 for frequencies in a configuration, 2 for another
     attention, 3 for a position map. And why others are left out."""
     costs, skipped = dict[str, int](), dict[str, str]()
     for method in methods:
         try:
             report = extend(model, method, target_length=target)
-            answer = expresses(record_of(unwrap(model)), program)  # type: ignore[arg-type]
-            if answer.agrees:
-                plain = isinstance(report, Extension) and report.plain
-                costs[method] = 1 if plain else 2 if getattr(report, "map", None) is None else 3
-            else:
-                skipped[method] = answer.why
+            plain = isinstance(report, Extension) and report.plain
+            costs[method] = 1 if plain else 2 if getattr(report, "map", None) is None else 3
         except InputError as error:
             skipped[method] = str(error)
         finally:
