@@ -13,7 +13,7 @@ from torch.nn.functional import linear, softplus
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
-from posenc.errors import InputError, check_numbers, check_positive, check_word
+from posenc.errors import InputError, check_numbers, check_positive
 from posenc.functional import Layout, check_even, rotary
 from posenc.positions import Positions
 from posenc.positions.order import convolved, running_sums
@@ -41,7 +41,6 @@ class AccumulatedRotary(Encoding):
 
     def setup(self) -> None:
         check_even("head_dim", self.head_dim)
-        check_word("layout", self.layout, ("half", "interleaved"))
         self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         self.pairs: int = self.head_dim // 2
 

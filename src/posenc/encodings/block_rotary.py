@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
-from posenc.errors import InputError, check_word, refuse_in_onnx
+from posenc.errors import InputError, refuse_in_onnx
 from posenc.functional import Layout
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -162,7 +162,6 @@ class ComRoPE(LieRE):
     variant: Literal["ld", "ap"] = "ld"
 
     def setup(self) -> None:
-        check_word("variant", self.variant, ("ld", "ap"))
         super().setup()
         self.shift_invariant = True
 

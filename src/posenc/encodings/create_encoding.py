@@ -123,11 +123,7 @@ def _single(
 
 
 def check_grid(grid: Sequence[int]) -> None:
-    """Check the size of an image or a video.
-
-    Raises:
-        InputError: names it.
-    """
+    """Check the size of an image or a video."""
     if len(grid) not in (2, 3):
         raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
     for n in grid:
@@ -191,11 +187,7 @@ def _part_of(encoding: Encoding, name: str, heads: Any = None, kv_heads: Any = N
 
 def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Refuse options with which an encoding would take more than `MOST_BYTES`, before they are allocated. given: the model's
-    shape.
-
-    Raises:
-        InputError: names the options and the bytes.
-    """
+    shape."""
     sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
     if cls not in ENCODINGS.values() or not sizes:  # without options, the model is as large
         return
@@ -216,12 +208,7 @@ def _sizes(values: Iterable[Any]) -> Iterator[int]:
 
 
 def lookup(name: object, *, may_import: bool) -> type[Encoding]:
-    """The class behind a name, or behind MODULE:CLASS or FILE:CLASS, which is imported. may_import: see `load_object`.
-
-    Raises:
-        InputError: an unknown name, with the nearest one, an object that is not a class of encodings, or a text from a file
-            that names code.
-    """
+    """The class behind a name, or behind MODULE:CLASS or FILE:CLASS, which is imported. may_import: see `load_object`."""
     if isinstance(name, str) and name in ENCODINGS:
         return ENCODINGS[name]
     if isinstance(name, str) and ":" in name:
@@ -251,9 +238,5 @@ def lookup(name: object, *, may_import: bool) -> type[Encoding]:
 
 
 def create_map(spec: Spec) -> PositionMap:
-    """The position map that a text names after "@", such as self_extend:window=1024:group=8.
-
-    Raises:
-        InputError: an unknown name or option.
-    """
+    """The position map that a text names after "@", such as self_extend:window=1024:group=8."""
     return position_maps.create({"name": spec.name, **spec.values(f"position map {spec.name!r}")})

@@ -30,11 +30,7 @@ def solved(initial: Tensor, layers: Sequence[Tensor], positions: Tensor, step: f
 
     dp/dt = W2 [relu(W1 [p, t] + b1), t] + b2 with t = step * position. layers: W1, b1, W2, b2; W1 and W2 are (dim, dim + 1),
     b1 and b2 (dim,). substeps: Runge-Kutta steps for each position. A fractional position is reached from the integer below it
-    in as many shorter steps, so a state never depends on which others are asked for.
-
-    Raises:
-        InputError: a negative position, or one above FARTHEST.
-    """
+    in as many shorter steps, so a state never depends on which others are asked for."""
     if bool((positions < 0).any()):
         raise InputError(f"FLOATER: position {positions.min().item()} is negative; its flow starts at 0")
     start = positions.floor().long()

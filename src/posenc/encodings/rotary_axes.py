@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
-from posenc.errors import InputError, check_positive, check_word, is_integer
+from posenc.errors import InputError, check_positive, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
@@ -158,20 +158,18 @@ class AxialRotary(AxesRotary):
     sections: Sequence[int] | None = None
     rope_theta: float | Sequence[float] = 100.0
     layout: Layout = "interleaved"
-    ladder: str = "axis"
+    ladder: Literal["axis", "head", "dealt"] = "axis"
     schedules: str | Sequence[Mapping[str, Any]] | None = None
     x_first: bool = True
     centred: bool = False
     start: float = 0.0
-    channels: str = "blocks"
+    channels: Literal["blocks", "turns", "apart"] = "blocks"
 
     def setup(self) -> None:
         super().setup()
         self._check_sections()
-        check_word("channels", self.channels, ("blocks", "turns", "apart"))
         if self.channels == "turns" and len(set(self.pairs)) > 1:
             raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
-        check_word("ladder", self.ladder, ("axis", "head", "dealt"))
         if isinstance(self.rope_theta, Sequence):
             self.rope_theta = tuple(self.rope_theta)
             self._check_each("rope_theta", self.rope_theta)
@@ -438,11 +436,7 @@ def _each(values: Sequence[T], count: int) -> Sequence[T]:
 
 
 def checked_sections(sections: Sequence[int]) -> tuple[int, ...]:
-    """The pairs of channels of each axis.
-
-    Raises:
-        InputError: one that is no integer from 0 on.
-    """
+    """The pairs of channels of each axis."""
     for pairs in sections:
         if not is_integer(pairs) or pairs < 0:
             raise InputError("pass integers, the pairs of channels of each axis", sections=sections)
@@ -456,11 +450,7 @@ def schedules_of(schedules: str | Sequence[Mapping[str, Any]]) -> list[Mapping[s
 
 
 def common_factor(made: Sequence[frequencies.Frequencies]) -> float:
-    """The attention factor of several schedules.
-
-    Raises:
-        InputError: they have different ones.
-    """
+    """The attention factor of several schedules."""
     factors = {each.attention_factor for each in made}
     if len(factors) > 1:
         raise InputError(

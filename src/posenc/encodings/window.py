@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter, remade
+from posenc.encodings.shared import HeadPerceptron, bicubic, check_heads, normal_parameter, remade
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -133,10 +133,9 @@ class WindowTable(_PatchBias):
     num_layers: Size = 1
     train_length: Size | None = None
     init_std: float = 0.02
-    beyond: str = "resize"
+    beyond: Literal["resize", "error", "clamp"] = "resize"
 
     def setup(self) -> None:
-        check_beyond(self.beyond, "resize")
         if self.height is None:
             rows = None if self.train_length is None else math.ceil(self.train_length / self.width)
             self.height = rows or self.default_height

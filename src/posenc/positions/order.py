@@ -23,11 +23,7 @@ class Order(NamedTuple):
 
 
 def of_queries(x: Tensor, positions: Positions) -> Tensor:
-    """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens.
-
-    Raises:
-        InputError: what `require_among_keys` refuses.
-    """
+    """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens."""
     require_among_keys(positions)
     if positions.q_order is positions.k_order:
         return x
@@ -43,11 +39,7 @@ def _slots(positions: Positions) -> Tensor:
 
 
 def require_among_keys(positions: Positions) -> None:
-    """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone.
-
-    Raises:
-        InputError: a query's place in the order is before the first key's or after the last one's.
-    """
+    """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone."""
     p = positions
     if p.q_order is p.k_order:
         return
@@ -102,9 +94,6 @@ def _numbered(of_keys: Tensor, of_queries: Tensor) -> tuple[Tensor, Tensor]:
 def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """The sum over a token and those before it in its document, of queries and of keys, (batch, heads, num_queries or num_keys,
     width), in float64; sums of different documents have no common start. x: (batch or 1, heads, num_keys, width), of the keys.
-
-    Raises:
-        InputError: queries that are not among the keys.
     """
     require_among_keys(positions)
     x = x.double()
@@ -120,11 +109,7 @@ def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
 
 def convolved(x: Tensor, weight: Tensor, positions: Positions) -> Tensor:
     """sum_s weight[.., s] x[t - s] over the tokens before t in its document, s = 0 .. steps - 1, for each channel. x: (batch or 1,
-    heads, num_keys, width), of the keys; weight: (heads, width, steps).
-
-    Raises:
-        InputError: what is visible is not known (`Positions.counted`).
-    """
+    heads, num_keys, width), of the keys; weight: (heads, width, steps)."""
     positions.require_counted()
     stored = positions.diagonal is not None and not positions.hides_tokens  # in their order
     order = None if stored else order_of(positions)

@@ -35,11 +35,7 @@ def marked(positions: Positions) -> Positions:
 
 def coordinates_of(positions: Positions, axes: int, user: str) -> tuple[Tensor, Tensor]:
     """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis;
-    an image, where three are asked for, is the first frame of a video.
-
-    Raises:
-        InputError: another number of axes.
-    """
+    an image, where three are asked for, is the first frame of a video."""
     check_integers(1, 16, axes=axes)
     if positions.axes == 1 and positions.q.dim() == 2:
         q = positions.q[..., None].expand(-1, -1, axes)
