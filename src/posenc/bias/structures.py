@@ -181,6 +181,17 @@ def _misshaped(made: Any, sizes: dict[str, int], device: torch.device) -> str | 
     return None
 
 
+class _LookedUp(Score):
+    """Whose closure is what FlexAttention looks up of the tensors that it is made of."""
+
+    def score_mod(self) -> ScoreMod:
+        lookup = self.reduced(None, torch.device("cpu")).lookup(None)
+        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
+
 class _OfPositions(Score):
     positions: Positions
 
@@ -419,7 +430,7 @@ class Factored(Score):
         return None
 
 
-class _PerKey(_OfPositions):
+class _PerKey(_LookedUp, _OfPositions):
     """Of a number per key in the one field of `shapes`, (batch or 1, num_heads or 1, num_keys)."""
 
     linear = True
@@ -430,9 +441,6 @@ class _PerKey(_OfPositions):
         given: Tensor = getattr(self, *self.shapes)
         self.batch: int = _rows(given, self.positions)
         self.num_heads: int = given.shape[1]
-
-    def obstacle(self, positions: Positions) -> Refused | None:
-        return None
 
 
 @dataclass(eq=False)
@@ -448,17 +456,9 @@ class RunningSum(_PerKey):
     positions: Positions
     shapes: ClassVar[Shapes] = {"gates": ("batch|1", "num_heads|1", "num_keys")}
 
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """F of each query, (batch or 1, num_heads, num_queries), and of each key, float64."""
-        of_query, of_key = running_sums(self.gates[..., None], self.positions)
-        return of_query[..., 0], of_key[..., 0]
-
-    def score_mod(self) -> ScoreMod:
-        of_query, of_key = self.sums()
-        return lambda score, b, h, i, j: score + (cell(of_query, b, h, i) - cell(of_key, b, h, j))
-
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
-        term = DifferenceTerm(*self.sums())
+        of_query, of_key = running_sums(self.gates[..., None], self.positions)
+        term = DifferenceTerm(of_query[..., 0], of_key[..., 0])
         term.in_double = self.gates.dtype == torch.float64
         return term
 
@@ -475,10 +475,6 @@ class KeySlope(_PerKey):
     positions: Positions
     shapes: ClassVar[Shapes] = {"slopes": ("batch|1", "num_heads|1", "num_keys")}
 
-    def score_mod(self) -> ScoreMod:
-        lookup = self.reduced(None, self.slopes.device).lookup(None)
-        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
-
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
         return SlopeTerm(self.slopes, self.positions.q[:, None], self.positions.k[:, None])
 
@@ -489,7 +485,7 @@ class KeySlope(_PerKey):
 
 
 @dataclass(eq=False)
-class Dense(Score):
+class Dense(_LookedUp):
     """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, stated explicitly."""
 
     tensor: Tensor
@@ -499,17 +495,11 @@ class Dense(Score):
         _require_numbers(self)
         self.batch, self.num_heads, self.num_queries, self.num_keys = self.tensor.shape
 
-    def score_mod(self) -> ScoreMod:
-        return lambda score, b, h, i, j: score + cell(self.tensor, b, h, i, j)
-
     def blocks(self, device: torch.device) -> Block:
         return lambda first, end, keys: self.tensor[:, :, first:end, keys]
 
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
         return EntriesTerm(self.tensor)
-
-    def obstacle(self, positions: Positions) -> Refused | None:
-        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Size
-from posenc.errors import InputError, check_numbers, check_sizes
+from posenc.errors import InputError, check_numbers
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -37,10 +37,7 @@ class SHAPE(Encoding):
         "Add it in training to a code at the input, such as `sinusoidal`; encodings of the distance do not need it."
     )
 
-    max_shift: int = 500
-
-    def setup(self) -> None:
-        check_sizes(max_shift=self.max_shift)
+    max_shift: Size = 500
 
     def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training:

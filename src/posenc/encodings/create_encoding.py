@@ -2,7 +2,7 @@
 """How to make an encoding from a name, a short text or a spec."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -73,7 +73,10 @@ def create(
     if head_dim is None and dim is not None and num_heads is not None and dim % num_heads == 0:
         head_dim = dim // num_heads
     if grid is not None:
-        check_grid(grid)
+        if len(grid) not in (2, 3):
+            raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
+        for n in grid:
+            check_sizes(grid=n)
         max_positions = math.prod(grid) if max_positions is None else max_positions
     height, width = (None, None) if grid is None else grid[-2:]
     shape = {
@@ -120,14 +123,6 @@ def _single(
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
-
-
-def check_grid(grid: Sequence[int]) -> None:
-    """Check the size of an image or a video."""
-    if len(grid) not in (2, 3):
-        raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
-    for n in grid:
-        check_sizes(grid=n)
 
 
 def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:
@@ -191,9 +186,8 @@ def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], o
     sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
     if cls not in ENCODINGS.values() or not sizes:  # without options, the model is as large
         return
-    if (
-        math.prod(sizes.values()) ** 2 * math.prod(_sizes(given.values())) < MOST_BYTES // 64
-    ):  # a size may be both sides of a table
+    shape = [value for value in given.values() if isinstance(value, int) and value > 1]
+    if math.prod(sizes.values()) ** 2 * math.prod(shape) < MOST_BYTES // 64:  # a size may be both sides of a table
         return
     with torch.device("meta"):
         made = cls(**given, **options)
@@ -201,10 +195,6 @@ def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], o
     if size > MOST_BYTES:
         written = ", ".join(f"{key}={value}" for key, value in sizes.items())
         raise InputError(f"{name} with {written}: takes {size:,} bytes; give sizes that take at most {MOST_BYTES:,}")
-
-
-def _sizes(values: Iterable[Any]) -> Iterator[int]:
-    yield from (value for value in values if isinstance(value, int) and value > 1)
 
 
 def lookup(name: object, *, may_import: bool) -> type[Encoding]:

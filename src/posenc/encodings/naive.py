@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from posenc.encoding import Encoding, Size
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
-from posenc.errors import check_integers, check_sizes
+from posenc.errors import check_integers
 from posenc.functional import binary_digits
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -79,11 +79,7 @@ class Normalized(_Scalar):
     use_when = "Take it to see why a code must not depend on the length of a text; `sinusoidal` does not."
 
     _: KW_ONLY
-    length: int | None = None
-
-    def setup(self) -> None:
-        super().setup()
-        check_sizes(length=self.length)
+    length: Size | None = None
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]

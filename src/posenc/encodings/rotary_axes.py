@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
-from posenc.errors import InputError, check_positive, is_integer
+from posenc.errors import InputError, Positive, check_positive, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
@@ -253,7 +253,9 @@ class AxialRotary(AxesRotary):
             ladder = ladders[0] if self.ladder == "head" else ladders[0].unflatten(0, (-1, self.axes)).mT.flatten()
         axis = torch.tensor(order, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
         vectors = ladder[:, None] * one_hot(axis, self.axes)
-        return {"frequency": in_turn(vectors, self.axes) if self.channels == "turns" else vectors}
+        if self.channels == "turns":  # a pair of each axis in turn
+            vectors = vectors.unflatten(0, (self.axes, -1)).transpose(0, 1).flatten(0, 1)
+        return {"frequency": vectors}
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
         if self.channels != "apart" or self.layout == "interleaved":
@@ -290,11 +292,6 @@ class AxialRotary(AxesRotary):
         return positions.local(centred), centred[:, : positions.num_keys]
 
 
-def in_turn(blocks: Tensor, count: int) -> Tensor:
-    """The entries of so many blocks of equal size, one of each in turn."""
-    return blocks.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
-
-
 def _centred(coordinates: Tensor, size: Tensor) -> Tensor:
     return 2 * torch.pi * (2 * (exact(coordinates) + 0.5) / size - 1)
 
@@ -327,7 +324,7 @@ class MRotary(AxesRotary):
     axes = 3
     head_dim: Size
     _: KW_ONLY
-    rope_theta: float = 1000000.0
+    rope_theta: Positive = 1000000.0
     layout: Layout = "half"
     interleaved: bool = False
     sections: Sequence[int] | None = None
@@ -336,7 +333,6 @@ class MRotary(AxesRotary):
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta)
         if self.interleaved and self.time_last:
             raise InputError("pass one of them", interleaved=True, time_last=True)
         pairs = self.head_dim // 2
@@ -404,7 +400,7 @@ class MixedRotary(AxesRotary):
     num_layers: Size = 1
     num_kv_heads: Size | None = None
     axes: Size = 2
-    rope_theta: float = 10.0
+    rope_theta: Positive = 10.0
     layout: Layout = "interleaved"
 
     def setup(self) -> None:
