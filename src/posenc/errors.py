@@ -7,6 +7,7 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 `check_arguments` compares with declared types, for what is made of text and data: encodings, schedules, configurations.
 """
 
+import copyreg
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,7 +140,7 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {argument: _plain(value) for argument, value in self.values.items()}
-        return _remade, (type(self), self.args), self.__dict__ | {"values": values}
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__ | {"values": values}  # type: ignore[attr-defined]
 
 
 def with_value(argument: str, value: object) -> str:
@@ -160,10 +161,6 @@ def _plain(value: object) -> object:
     """A value that any process can read: a number or a string as it is, else as a message shows it."""
     plain = value is NO_VALUE or type(value) in (str, int, float, bool, NoneType)
     return value if plain else _Shown(shown(value))
-
-
-def _remade(kind: type[InputError], args: tuple[Any, ...]) -> InputError:
-    return kind.__new__(kind, *args)
 
 
 # ---------------------------------------------------------------- numbers, words and tensors

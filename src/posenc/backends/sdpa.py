@@ -61,7 +61,11 @@ class SDPA:
         """Why the operator is not taken; None if it is."""
         if self.short and problem.q.shape[2] > 1 and problem.q.device.type == "cpu" and _takes_formulas(problem):
             return FEW
-        return _obstacle(problem)
+        if problem.q.device.type != "cpu":
+            return Refused("the fused operator is for the CPU", "backend='flex'")
+        if problem.q.shape[2] == 1:
+            return Refused("a single query")  # whose dense mask is a row
+        return obstacle(problem)
 
     def _by_way_of_float32(self, problem: Problem) -> Plan:
         name = str(problem.q.dtype).removeprefix("torch.")
@@ -181,15 +185,6 @@ def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 # -------------------------------------------------------------------- the fused operator
-
-
-def _obstacle(problem: Problem) -> Refused | None:
-    """Why the operator is not used; None if it is."""
-    if problem.q.device.type != "cpu":
-        return Refused("the fused operator is for the CPU", "backend='flex'")
-    if problem.q.shape[2] == 1:
-        return Refused("a single query")  # whose dense mask is a row
-    return obstacle(problem)
 
 
 def _takes_formulas(problem: Problem) -> bool:

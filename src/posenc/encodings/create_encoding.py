@@ -215,15 +215,12 @@ def lookup(name: object, *, may_import: bool) -> type[Encoding]:
     for known, cls in ENCODINGS.items():
         if str(name).lower() == cls.__name__.lower():
             raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
-    if isinstance(name, str) and name in SCHEDULES:
-        raise InputError(
-            f"encoding {name!r}: is a frequency schedule of rope; write posenc.Rotary(head_dim).with_schedule({name!r}, ...), "
-            "or extend a pretrained model by it"
-        )
-    if isinstance(name, str) and name in position_maps.MAPS:
-        raise InputError(f"encoding {name!r}: is a position map; write it after an encoding, as in rope@{name}")
-    if isinstance(name, str) and name in PATTERNS:
-        raise InputError(f"encoding {name!r}: is a pattern of layers; pass it to posenc.create, as a text")
+    schedule = f"a frequency schedule of rope; write posenc.Rotary(head_dim).with_schedule({name!r}, ...), or extend a model by it"
+    a_map = f"a position map; write it after an encoding, as in rope@{name}"
+    pattern = "a pattern of layers; pass it to posenc.create, as a text"
+    for names, what in ((SCHEDULES, schedule), (position_maps.MAPS, a_map), (PATTERNS, pattern)):
+        if isinstance(name, str) and name in names:
+            raise InputError(f"encoding {name!r}: is {what}")
     raise unknown("encoding", name, [*ENCODINGS, *PATTERNS])
 
 

@@ -306,11 +306,6 @@ def unplaced_index(placed: Tensor, documents: Tensor | None) -> Tensor:
     return torch.where(apart, index_in_document(documents.masked_fill(placed, documents.min() - 1)), -1)
 
 
-def first_frame(coordinates: Tensor) -> Tensor:
-    """(..., 2) coordinates of an image's tokens as those of a video's first frame, (..., 3)."""
-    return torch.nn.functional.pad(coordinates, (1, 0))
-
-
 def check_prefix(prefix_lengths: object, prefix: Tensor, slots: Tensor, batch: int) -> None:
     """Raises:
     InputError: queries in these slots of the keys, (batch or 1, n), begin inside a prefix, (batch or 1, num_keys)."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posenc.errors import InputError, check_integers
-from posenc.positions.ids import first_frame
 from posenc.positions.positions import Positions
 
 
@@ -41,8 +41,8 @@ def coordinates_of(positions: Positions, axes: int, user: str) -> tuple[Tensor, 
         q = positions.q[..., None].expand(-1, -1, axes)
         return q, q if positions.k is positions.q else positions.k[..., None].expand(-1, -1, axes)
     if (positions.axes, axes) == (2, 3):
-        q = first_frame(positions.q)
-        return q, q if positions.k is positions.q else first_frame(positions.k)
+        q = pad(positions.q, (1, 0))
+        return q, q if positions.k is positions.q else pad(positions.k, (1, 0))
     if axes == 1:
         positions.require_one_axis(user)
     if positions.axes != axes:
