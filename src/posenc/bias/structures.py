@@ -175,9 +175,9 @@ def _misshaped(made: Any, sizes: dict[str, int], device: torch.device) -> str | 
             wanted = sizes.setdefault(of.removesuffix("|1"), size)
             if size != wanted and not (of.endswith("|1") and size == 1):
                 shapes = f"{tuple(x.shape)}: pass {_written(shape)}, where {of.removesuffix('|1')} is {wanted}"
-                return f"has a {name} of shape {shapes}"
+                return f"has {name} of shape {shapes}"
         if x.device != device:
-            return f"has a {name} on {x.device}, q is on {device}: move it with .to(q.device)"
+            return f"has {name} on {x.device}, q is on {device}: move it with .to(q.device)"
     return None
 
 

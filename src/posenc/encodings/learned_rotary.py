@@ -114,7 +114,6 @@ class LearnedRotary(AxesRotary):
         "Take it in place of `rope` in a model that you train: a number for each pair is learned, and `rope` is "
         "where it starts."
     )
-    learned = True
     axes = 1
 
     head_dim: Size

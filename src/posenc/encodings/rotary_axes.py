@@ -26,8 +26,6 @@ class AxesRotary(Encoding):
     shift_invariant = True
     attention_factor: float = 1.0
     first_channel = 0
-    learned: ClassVar[bool] = False
-    """Whether the vectors are parameters, which no other step of training can share."""
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
@@ -389,7 +387,6 @@ class MixedRotary(AxesRotary):
         r"q_i' = R(\varphi_h(i))\, q_i, \quad k_j' = R(\varphi_h(j))\, k_j",
         r"\varphi_{h,c}(i) = y\, \theta_{h,c}^y + x\, \theta_{h,c}^x, \quad i = (y, x)",
     )
-    learned = True
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: at larger images"
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
