@@ -48,6 +48,7 @@ from replication import Board, Gap, Json, World, in_seeds, measured  # noqa: E40
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
+MEASURED = ROOT / "src/posenc/encodings/measured.json"
 PAGES = tuple(
     ROOT / page
     for page in (
@@ -148,6 +149,14 @@ def world(text: Json) -> World:
     losses = {name: tuple(row["lengths"][at]["loss"]["mean"] for at in (0, -1)) for name, row in rows.items()}
     first = next(iter(rows.values()))
     return World(first["parameters"], text["settings"]["steps"], len(first["seeds"]), losses)
+
+
+def rises(text: Json) -> Json:
+    """What `posenc list` has beside an encoding's claim: by how many nats its loss rises from the training length to the longest."""
+    trained, longest = (text["variants"][0]["lengths"][at]["length"] for at in (0, -1))
+    named = {row["name"]: row["lengths"][-1]["change"]["mean"] for row in text["variants"] if row["trained"]}
+    rise = {name: round(named[name], 2) for name in sorted(named) if name in ENCODINGS}
+    return {"trained": trained, "longest": longest, "rise": rise}
 
 
 def measured_budgets() -> Json:
@@ -942,6 +951,7 @@ def main() -> None:
         print(path)
     board = Board.read(options.archives)
     RESULTS.write_bytes(packed(board.results))
+    MEASURED.write_text(json.dumps(rises(board.results["tasks"]["text"]), indent=1) + "\n", encoding="utf-8")
     BUDGETS.write_text(json.dumps(_rounded(measured_budgets())) + "\n", encoding="utf-8")
     made = tables(board)
     for page in PAGES:

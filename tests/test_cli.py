@@ -10,6 +10,7 @@ import pytest
 
 import posenc
 from posenc import cli
+from posenc.encodings.catalogue import measured
 from posenc.tasks import TASKS
 from references.commands import run
 
@@ -34,6 +35,11 @@ def test_list_and_cite(capsys, tmp_path):
         "fox (encoding)", "rope_nope (pattern)", "rerope (position map)", "rerope (method)",
     ]  # fmt: skip
     assert posenc.FoX.use_when in out
+    code, out, _ = run(capsys, "list", *posenc.ENCODINGS, "--json")
+    for row in json.loads(out)["encodings"]:
+        claim, said = posenc.ENCODINGS[row["name"]].extrapolates, row["extrapolates"]
+        assert said == f"by the paper: {claim or 'no claim'}; measured: {measured(row['name'])}"
+    assert (measured("rope"), measured("swin")) == ("+0.80 nats from 128 to 1024 bytes", "not measured")
     code, out, _ = run(capsys, "list", "wall", "--json")
     assert {kind: [row["use_when"] for row in rows] for kind, rows in json.loads(out).items()} == {
         "encodings": [posenc.Wall.use_when]

@@ -303,7 +303,7 @@ def test_a_rotation_that_widens_is_refused_before_one_that_adds():
 
 def test_values_of_another_width_are_named():
     mine = with_hook("values", lambda self, positions, layer=0: Values(torch.zeros(1, 3, 5), lambda distance: distance))
-    with pytest.raises(InputError, match=r"v is 8 wide, what Mine\.values adds to values 5"):
+    with pytest.raises(InputError, match=r"Mine\.values returned Values that has table of shape .* width of v is 8"):
         attention(*given(), mine, Positions.arange(6))
 
 

@@ -7,6 +7,7 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 `check_arguments` compares with declared types, for what is made of text and data: encodings, schedules, configurations.
 """
 
+import copyreg
 import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from functools import cache
 from inspect import isclass, signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -139,7 +140,7 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {argument: _plain(value) for argument, value in self.values.items()}
-        return _remade, (type(self), self.args), self.__dict__ | {"values": values}
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__ | {"values": values}  # type: ignore[attr-defined]
 
 
 def with_value(argument: str, value: object) -> str:
@@ -157,14 +158,9 @@ class _Shown(str):
 
 
 def _plain(value: object) -> object:
-    """A value that any process can read: numbers, strings and short lists of them as they are, else as a message shows it."""
-    each = value if type(value) in (tuple, list) and len(value) <= 64 else [value]  # type: ignore[arg-type]
-    plain = all(one is NO_VALUE or type(one) in (str, int, float, bool, NoneType) for one in each)  # type: ignore[attr-defined]
+    """A value that any process can read: a number or a string as it is, else as a message shows it."""
+    plain = value is NO_VALUE or type(value) in (str, int, float, bool, NoneType)
     return value if plain else _Shown(shown(value))
-
-
-def _remade(kind: type[InputError], args: tuple[Any, ...]) -> InputError:
-    return kind.__new__(kind, *args)
 
 
 # ---------------------------------------------------------------- numbers, words and tensors
@@ -228,6 +224,10 @@ def check_positive(**numbers: float) -> None:
         check_numbers(**{name: value})
         if value is None or value < LEAST_DIVISOR:
             raise InputError(f"must be a positive number, at least {LEAST_DIVISOR}", argument=name, value=value)
+
+
+Positive = Annotated[float, check_positive]
+"""The declared type of an argument above 0: what `check_arguments` calls besides."""
 
 
 def check_word(name: str, word: str, known: Iterable[str]) -> None:
@@ -332,11 +332,14 @@ def _check_dense(name: str, x: Any) -> None:
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Refuse values, by argument, that are not of the types that a function declares, or numbers that are not finite."""
-    parameters, hints = signature(function).parameters, _hints(function)
+    """Refuse values, by argument, that are not of the types that a function declares, numbers that are not finite, and what a
+    check refuses that is declared with the type: Annotated[float, check_positive]."""
+    parameters, hints, annotated = signature(function).parameters, _hints(function), _hints(function, True)
     for name, value in values.items():
         if name in parameters and name in hints and value is not parameters[name].default:
             check_value(name, value, hints[name])
+            for check in filter(callable, getattr(annotated[name], "__metadata__", ())):
+                check(**{name: value})
 
 
 def check_fields(data: Any) -> None:
@@ -386,9 +389,9 @@ def _with_article(kind: type) -> str:
     return f"{'an' if kind.__name__[0].lower() in 'aeiou' else 'a'} {kind.__name__}"
 
 
-def _hints(function: Any) -> dict[str, Any]:
+def _hints(function: Any, annotated: bool = False) -> dict[str, Any]:
     try:
-        return get_type_hints(function)
+        return get_type_hints(function, include_extras=annotated)
     except (NameError, TypeError):  # a caller's own class, with types that exist for its type checker alone
         return {}
 

@@ -94,11 +94,7 @@ def sinusoidal(
 
 
 def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
-    """`sinusoidal` for given frequencies (dim/2,); the result has their dtype.
-
-    Raises:
-        InputError: an unknown layout, or tensors without real values.
-    """
+    """`sinusoidal` for given frequencies (dim/2,); the result has their dtype."""
     check_tensor("positions", positions)
     check_tensor("frequencies", frequencies)
     angles = positions.to(frequencies)[..., None] * frequencies

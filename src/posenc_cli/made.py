@@ -67,6 +67,8 @@ def listing() -> dict[str, list[dict[str, Any]]]:
     def titled(row: dict[str, Any]) -> dict[str, Any]:
         name = row.pop("name")
         title, of_encoding = row.pop("title"), {"family": FAMILIES[row.pop("family")][0]} if "family" in row else {}
+        if "measured" in row:
+            row["extrapolates"] = f"by the paper: {row['extrapolates'] or 'no claim'}; measured: {row.pop('measured')}"
         also = ", ".join(filter(None, (ALIASES.get(name), CHINESE.get(name))))
         return {"name": name, "title": title, **of_encoding, "also": also} | row
 

@@ -312,7 +312,7 @@ def test_one_head_may_serve_all():
 
 def test_values_of_another_width_than_what_is_added():
     q, k, v = inputs(5, 5, H, width=7)
-    with pytest.raises(InputError, match=r"v is 7 wide, what .* adds to values 5"):
+    with pytest.raises(InputError, match=r"values returned Values that has table of shape .* width of v is 7"):
         attention(q, k, v, Terms("values", 5, 5), Positions.arange(5))
 
 

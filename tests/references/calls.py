@@ -143,9 +143,9 @@ def visited(encoding: posenc.Encoding, heads: int, head_dim: int, n: int = 64, l
     assert fused.obstacle(problem) is None
     lowered = fused.lower(problem)
     numbers = [1, 0, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]
-    (call,) = fused._parse(
+    (call,), *_ = fused._parse(
         [problem.q, problem.k, v, *lowered.tensors], " ".join(["1", *lowered.kinds]), numbers, 1.0, 0.0
-    ).calls
+    )
     pairs = [0] * heads
     for band in call.bands:
         for (q0, q1), (k0, k1), _ in call.blocks(-1, band, 8):

@@ -10,7 +10,7 @@ every length.
 `lower` makes a problem the operator's arguments, `attend` is the operator, a `Call` is one branch of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,40 +111,25 @@ def lower(problem: Problem) -> Lowered:
 
 def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a problem, without its sink. lowered: of this or, where terms are constant, of another layer's."""
-    branches = _branches(problem)
+    branches = problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
     inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *lowered.tensors]
-    kinds, numbers = _described(problem, lowered)
+    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
+    overlapping = int(lowered.segments.overlapping)
+    numbers = [int(problem.positions.causal), overlapping, lowered.longest, *regions, *lowered.segments.table]
+    kinds = " ".join([str(len(branches)), *lowered.kinds])
     if problem.dropout_p > 0:
         inputs.append(torch.randint(2**62, ()))
         kinds += " seed"
     return attend(inputs, kinds, numbers, problem.scale, problem.dropout_p)
 
 
-def _branches(problem: Problem) -> Sequence[Rotated]:
-    return problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
-
-
-def _described(problem: Problem, lowered: Lowered) -> tuple[str, list[int]]:
-    """What `attend` takes as kinds, but for a seed, and as numbers."""
-    branches = _branches(problem)
-    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
-    overlapping = int(lowered.segments.overlapping)
-    numbers = [int(problem.positions.causal), overlapping, lowered.longest, *regions, *lowered.segments.table]
-    return " ".join([str(len(branches)), *lowered.kinds]), numbers
-
-
 # -------------------------------------------------------------------- the operator, as compilers see it
 
 
-class _Parsed(NamedTuple):
-    calls: list["Call"]
-    v: Tensor
-    firsts: list[int]
-    """Which of v's keys is each call's first."""
-
-
-def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float) -> _Parsed:
-    """The calls that the operator's arguments describe."""
+def _parse(
+    inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float
+) -> tuple[list["Call"], Tensor, list[int]]:
+    """The calls that the operator's arguments describe, v, and which of v's keys is each call's first."""
     count, *names = kinds.split()
     branches, seed = int(count), 0
     if names and names[-1] == "seed":
@@ -165,19 +150,15 @@ def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, d
         caps = [term for term in made if isinstance(term, CapTerm)]
         made = [term for term in made if not isinstance(term, CapTerm)]
         *limits, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
-        of_q, of_k, of_v, visible = (
-            _packed(q[number]),
-            _packed(k[number]),
-            v,
-            Segments(list(table), True, bool(overlapping)),
-        )
+        of_q, of_k, of_v = _packed(q[number]), _packed(k[number]), v
+        visible = Segments(list(table), True, bool(overlapping))
         if of_k.shape[2] < v.shape[2]:
             of_v, visible = v[:, :, first : first + of_k.shape[2]], visible.keys(first, of_k.shape[2])
         calls.append(
             Call(of_q, of_k, of_v, made, values, visible, bool(causal), scale, longest, dropout_p, seed ^ (number << 40),
                  Region.of(limits), caps)
         )  # fmt: skip
-    return _Parsed(calls, v, list(regions[NUMBERS - 1 :: NUMBERS]))
+    return calls, v, list(regions[NUMBERS - 1 :: NUMBERS])
 
 
 def _packed(x: Tensor) -> Tensor:
@@ -199,9 +180,9 @@ def attend(
     kinds: the number of branches, then the terms by kind, caps and values last, then "seed", separated by blanks.
     numbers: whether causal; whether a query may be in several rectangles; the distance of the first entry of every term; NUMBERS per branch; `Segments.table`.
     """
-    parsed = _parse(inputs, kinds, numbers, scale, dropout_p)
-    with torch.autocast(parsed.v.device.type, enabled=False):
-        return forward(parsed.calls)
+    calls, v, _ = _parse(inputs, kinds, numbers, scale, dropout_p)
+    with torch.autocast(v.device.type, enabled=False):
+        return forward(calls)
 
 
 @attend.register_fake

@@ -166,11 +166,6 @@ class Problem:
         """Channels of queries and keys once widened."""
         return self.q.shape[-1] + sum(left.shape[-1] for left, _ in self.factors)
 
-    @property
-    def _expands(self) -> bool:
-        """Whether a factor is per query head, and keys are not."""
-        return self.k.shape[1] != self.q.shape[1] and any(right.shape[1] > 1 for _, right in self.factors)
-
     def widened(self) -> tuple[Tensor, Tensor, Tensor, float]:
         """Queries, keys and values with the factors as further channels, and the scale of their product."""
         q, k, v, scale, factors = self.q, self.k, self.v, self.scale, self.factors
@@ -178,7 +173,7 @@ class Problem:
             return q, k, v, scale
         if scale == 0.0:
             q, scale = torch.zeros_like(q), 1.0
-        if self._expands:
+        if k.shape[1] != q.shape[1] and any(right.shape[1] > 1 for _, right in factors):  # a factor is per query head
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         lefts = [(left / scale).to(q.dtype).expand(*q.shape[:3], -1) for left, _ in factors]

@@ -61,7 +61,11 @@ class SDPA:
         """Why the operator is not taken; None if it is."""
         if self.short and problem.q.shape[2] > 1 and problem.q.device.type == "cpu" and _takes_formulas(problem):
             return FEW
-        return _obstacle(problem)
+        if problem.q.device.type != "cpu":
+            return Refused("the fused operator is for the CPU", "backend='flex'")
+        if problem.q.shape[2] == 1:
+            return Refused("a single query")  # whose dense mask is a row
+        return obstacle(problem)
 
     def _by_way_of_float32(self, problem: Problem) -> Plan:
         name = str(problem.q.dtype).removeprefix("torch.")
@@ -162,12 +166,7 @@ def _plainly(problem: Problem) -> Plan:
 
 
 def _plain(problem: Problem) -> Tensor:
-    q, k, v, width = problem.q, problem.k, problem.v, problem.v.shape[3]
-    if q.shape[3] != width:
-        q, k, v = _padded(q, k, v)
-    options = _options(problem)
-    out = scaled_dot_product_attention(q, k, v, is_causal=not problem.positions.all_visible, **options)
-    return out if out.shape[3] == width else out[..., :width]
+    return _under(None, None, problem, is_causal=not problem.positions.all_visible)
 
 
 def _options(problem: Problem) -> dict[str, Any]:
@@ -176,28 +175,16 @@ def _options(problem: Problem) -> dict[str, Any]:
     return options | {"enable_gqa": True} if problem.q.shape[1] != problem.k.shape[1] else options
 
 
-def _padded_width(q: Tensor, v: Tensor) -> int | None:
-    """The CPU's fused path wants values as wide as queries and keys, and else quietly takes an N x N one: the common
-    width to pad them to with zeros, or None if they agree."""
-    widths = q.shape[-1], v.shape[-1]
-    return max(widths) if q.device.type == "cpu" and widths[0] != widths[1] else None
-
-
 def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    width = _padded_width(q, v)
-    return (q, k, v) if width is None else tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    """With zeros up to one width: the CPU's fused path wants values as wide as queries and keys, and else quietly takes an
+    N x N one."""
+    width = max(q.shape[-1], v.shape[-1])
+    if q.device.type != "cpu" or q.shape[-1] == v.shape[-1]:
+        return q, k, v
+    return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
 
 
 # -------------------------------------------------------------------- the fused operator
-
-
-def _obstacle(problem: Problem) -> Refused | None:
-    """Why the operator is not used; None if it is."""
-    if problem.q.device.type != "cpu":
-        return Refused("the fused operator is for the CPU", "backend='flex'")
-    if problem.q.shape[2] == 1:
-        return Refused("a single query")  # whose dense mask is a row
-    return obstacle(problem)
 
 
 def _takes_formulas(problem: Problem) -> bool:
@@ -214,8 +201,8 @@ def _takes_formulas(problem: Problem) -> bool:
     return _is_short(problem, SHORT // 4 if tables else SHORT)
 
 
-def _is_short(problem: Problem, most: int | None = None) -> bool:
-    return problem.q.shape[2] * problem.v.shape[2] <= (SHORT if most is None else most)
+def _is_short(problem: Problem, most: int) -> bool:
+    return problem.q.shape[2] * problem.v.shape[2] <= most
 
 
 def _fused(problem: Problem) -> Plan:
@@ -256,7 +243,7 @@ def _block_rows(problem: Problem) -> int:
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling() or (
-        problem.constant and not problem.learned and problem.sink is None and _is_short(problem)
+        problem.constant and not problem.learned and problem.sink is None and _is_short(problem, SHORT)
     ):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
@@ -332,52 +319,44 @@ def _masked(problem: Problem, refused: Refused) -> Plan:
         return Plan(partial(_at_once, _dense), why, refused.faster)
     mask = for_all_layers(problem.constant, _mask)
 
-    def attend(problem: Problem) -> Tensor:
-        q, k, v, width = problem.q, problem.k, problem.v, problem.v.shape[3]
-        seen, blind = mask(problem)
-        if q.shape[3] != width:
-            q, k, v = _padded(q, k, v)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, **_options(problem))
-        out = out if out.shape[3] == width else out[..., :width]
-        return out if blind is None else out.masked_fill(blind, 0.0)
+    return Plan(lambda problem: _under(*mask(problem), problem), why, refused.faster)
 
-    return Plan(attend, why, refused.faster)
+
+def _under(mask: Tensor | None, blind: Tensor | None, problem: Problem, is_causal: bool = False) -> Tensor:
+    """Attention under a mask; queries that are blind get zeros."""
+    q, k, v, width = problem.q, problem.k, problem.v, problem.v.shape[3]
+    if q.shape[3] != width:
+        q, k, v = _padded(q, k, v)
+    out = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, **_options(problem))
+    out = out if out.shape[3] == width else out[..., :width]
+    return out if blind is None else out.masked_fill(blind, 0.0)
 
 
 def _mask(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     """What SDPA takes as its mask, and the queries that see nothing."""
     visible, blind = _visible(problem, 0, problem.q.shape[2])
-    bias = dense_sum(problem.bias, problem.q.device)
-    if bias is None:
-        return visible, blind
-    bias = _mask_dtype(bias, problem.q)
-    return bias if visible is None else bias.masked_fill(~visible, -torch.inf), blind
+    return _joined(dense_sum(problem.bias, problem.q.device), visible, problem.q), blind
 
 
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
     """Attention of some queries under a dense mask; bias is their part of the sum of the terms."""
-    q, k, v = _padded(problem.q, problem.k, problem.v)
+    q, k, v = problem.q, problem.k, problem.v
     if end - first < q.shape[2]:
         q = q[:, :, first:end]
     visible, blind = _visible(problem, first, end)
     if problem.sink is not None:
         bias, visible = _with_sink(problem, first, end, bias, visible)
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-    mask = visible
-    if bias is not None:
-        bias = _mask_dtype(bias, q)
-        mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **_options(problem))
-    if out.shape[-1] != problem.v.shape[-1]:
-        out = out[..., : problem.v.shape[-1]]
-    return out if blind is None else out.masked_fill(blind, 0.0)
+    return _under(_joined(bias, visible, q), blind, problem.of_layer(q, k, v))
 
 
-def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
-    """The dtype SDPA wants: on the CPU a half-precision q takes a float32 mask, which keeps large biases exact."""
-    keep = q.dtype in HALF and q.device.type == "cpu"
-    dtype = torch.float32 if keep else q.dtype
-    return mask if mask.dtype == dtype else mask.to(dtype)
+def _joined(bias: Tensor | None, visible: Tensor | None, q: Tensor) -> Tensor | None:
+    """A sum of terms and visibility as one mask, in the dtype that SDPA wants: on the CPU a half-precision q takes a float32
+    mask, which keeps large biases exact."""
+    if bias is None:
+        return visible
+    bias = bias.to(torch.float32 if q.dtype in HALF and q.device.type == "cpu" else q.dtype)
+    return bias if visible is None else bias.masked_fill(~visible, -torch.inf)
 
 
 def _with_sink(

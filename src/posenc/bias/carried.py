@@ -41,11 +41,7 @@ class Stream(NamedTuple):
 
 
 def stream(positions: Positions, user: str) -> Stream:
-    """The stream of causal positions, made once.
-
-    Raises:
-        InputError: queries that see later keys, or that are not among the keys.
-    """
+    """The stream of causal positions, made once."""
     if positions.sees_future:
         raise InputError(f"{user} follows the tokens from a key to its query: pass causal positions (causal=True)")
     positions = positions.ungated or positions

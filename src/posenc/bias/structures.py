@@ -11,7 +11,7 @@ Terms are added after the scores have been scaled.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ Block = Callable[[int, int, slice], Tensor]
 """(first query, end, keys) -> that part of a term, (batch or 1, num_heads, end - first, keys)."""
 ALL_KEYS = slice(None)
 SIZES = ("batch", "num_heads", "num_queries", "num_keys")
+Shapes = dict[str, tuple[str, ...]]
+"""Of each tensor of a class, by the name of its field, its sizes by name: one name is one number; "|1": or 1."""
 
 
 class Refused(NamedTuple):
@@ -77,6 +79,8 @@ class Score:
     """Whether `dense` costs less than the CPU's operator, for few queries and keys."""
     in_kernel: ClassVar[str | None] = None
     """Which input of our Triton kernel the term becomes; None: it has none."""
+    shapes: ClassVar[Shapes] = {}
+    """Of the tensors that it is made of."""
 
     def score_mod(self) -> ScoreMod:
         """The term as (score, batch, head, query index, key index) -> score, on broadcastable index tensors."""
@@ -132,7 +136,8 @@ class Score:
             return f"has {self.num_heads} heads, q has {q.shape[1]}: give one per query head, or one for all"
         if not _one_or(self.batch, q.shape[0]):
             return f"has {self.batch} rows, q has a batch of {q.shape[0]}: give one per row, or one for all"
-        return None
+        sizes = {"batch": q.shape[0], "num_heads": q.shape[1], "num_queries": q.shape[2], "num_keys": k.shape[2]}
+        return _misshaped(self, sizes, q.device)
 
 
 def _one_or(count: int, all_of_them: int) -> bool:
@@ -145,24 +150,46 @@ def _rows(numbers: Tensor, positions: Positions) -> int:
     return positions.batch if numbers.shape[0] == 1 else numbers.shape[0]
 
 
-def _on_one_device(tensors: dict[str, Tensor], q: Tensor) -> str | None:
-    for name, x in tensors.items():
-        if x.device != q.device:
-            return f"has {name} on {x.device}, q is on {q.device}: move it with .to(q.device)"
-    return None
+def _written(shape: tuple[str, ...]) -> str:
+    return f"({', '.join(shape)})".replace("|1", " or 1")
 
 
-def _require_numbers(user: str, ranks: dict[str, str], **tensors: Tensor) -> None:
-    """Refuse what is no tensor of numbers of the rank that ranks describes."""
-    for name, x in tensors.items():
-        described = ranks[name]
-        if not isinstance(x, Tensor) or x.dim() != described.count(",") + 1:
-            raise InputError(f"{user}: {name} is {shown(x)}; pass a tensor of shape {described}")
+def _require_numbers(made: Any) -> None:
+    """Refuse what is no tensor of numbers with as many axes as its shape says."""
+    for name, shape in made.shapes.items():
+        user, x = type(made).__name__, getattr(made, name)
+        if not isinstance(x, Tensor) or x.dim() != len(shape):
+            raise InputError(f"{user}: {name} is {shown(x)}; pass a tensor of shape {_written(shape)}")
         if x.dtype == torch.bool:
             raise InputError(
                 f"{user}: {name} is bool, and would count as 0 and 1: pass numbers; for a mask, "
                 "torch.zeros(shape).masked_fill(~visible, -torch.inf), or positions that hide the keys (Positions.from_mask)"
             )
+
+
+def _misshaped(made: Any, sizes: dict[str, int], device: torch.device) -> str | None:
+    """Which tensor is of another shape than these sizes make of the declared one, or on another device."""
+    for name, shape in made.shapes.items():
+        x = getattr(made, name)
+        for size, of in zip(x.shape, shape, strict=True):
+            wanted = sizes.setdefault(of.removesuffix("|1"), size)
+            if size != wanted and not (of.endswith("|1") and size == 1):
+                shapes = f"{tuple(x.shape)}: pass {_written(shape)}, where {of.removesuffix('|1')} is {wanted}"
+                return f"has {name} of shape {shapes}"
+        if x.device != device:
+            return f"has {name} on {x.device}, q is on {device}: move it with .to(q.device)"
+    return None
+
+
+class _LookedUp(Score):
+    """Whose closure is what FlexAttention looks up of the tensors that it is made of."""
+
+    def score_mod(self) -> ScoreMod:
+        lookup = self.reduced(None, torch.device("cpu")).lookup(None)
+        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
 
 
 class _OfPositions(Score):
@@ -269,29 +296,13 @@ class _Projected(_ByDistance):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_numbers(
-            type(self).__name__,
-            {"content": "(batch, num_heads, n, head_dim)", "table": "(num_heads or 1, rows, head_dim)"},
-            content=self.content, table=self.table,
-        )  # fmt: skip
+        _require_numbers(self)
         self.batch: int = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
 
     dense_if_short = False
     of_query: ClassVar[bool]
     term: ClassVar[type[Term]]
-
-    def misfit(self, q: Tensor, k: Tensor) -> str | None:
-        count, what = (q.shape[2], "queries") if self.of_query else (k.shape[2], "keys")
-        content, table = self.content, self.table
-        if content.shape[2] != count:
-            return f"has content of {content.shape[2]} tokens, there are {count} {what}"
-        if table.shape[2] != content.shape[3] or not _one_or(table.shape[0], q.shape[1]):
-            return (
-                f"has a table of shape {tuple(table.shape)} for content {tuple(content.shape)}: pass (num_heads or 1, rows, "
-                f"{content.shape[3]})"
-            )
-        return super().misfit(q, k) or _on_one_device({"content": content, "table": table}, q)
 
     def score_mod(self) -> ScoreMod:
         projected = times(self.content, self.table.mT)  # (batch, num_heads, n, rows)
@@ -326,12 +337,18 @@ class QueryRelative(_Projected):
     """q_i . r[distance]: Shaw's keys, Transformer-XL and XLNet, DeBERTa's content-to-position."""
 
     of_query, term, in_kernel = True, QueryTerm, "products"
+    shapes: ClassVar[Shapes] = {
+        "content": ("batch|1", "num_heads|1", "num_queries", "width"), "table": ("num_heads|1", "rows", "width"),
+    }  # fmt: skip
 
 
 class KeyRelative(_Projected):
     """k_j . r[distance]: DeBERTa's position-to-content. Keys are per query head."""
 
     of_query, term = False, KeyTerm
+    shapes: ClassVar[Shapes] = {
+        "content": ("batch|1", "num_heads|1", "num_keys", "width"), "table": ("num_heads|1", "rows", "width"),
+    }  # fmt: skip
 
     def dense(self, device: torch.device) -> Tensor:
         if self.num_queries > 1:
@@ -350,11 +367,7 @@ def times(x: Tensor, table: Tensor) -> Tensor:
 
 def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
     """The rows of a table (.., rows, width) that an index gives distances, int64. Out of range is refused on the CPU, where
-    reading them waits for nobody.
-
-    Raises:
-        InputError: a row that the table does not have.
-    """
+    reading them waits for nobody."""
     rows = index(distance).long()
     if rows.device.type != "cpu" or type(rows) is not Tensor or torch.compiler.is_compiling() or rows.numel() == 0:
         return rows
@@ -387,11 +400,12 @@ class Factored(Score):
     left: Tensor
     right: Tensor
     in_kernel = "channels"
+    shapes: ClassVar[Shapes] = {
+        "left": ("batch|1", "num_heads|1", "num_queries", "m"), "right": ("batch|1", "num_heads|1", "num_keys", "m"),
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
-        shape = "(batch or 1, num_heads or 1, {}, m)"
-        ranks = {"left": shape.format("num_queries"), "right": shape.format("num_keys")}
-        _require_numbers("Factored", ranks, left=self.left, right=self.right)
+        _require_numbers(self)
         self.batch: int = self.right.shape[0] if self.left.shape[0] == 1 else self.left.shape[0]
         self.num_heads: int = max(self.left.shape[1], self.right.shape[1])
         self.num_queries: int = self.left.shape[2]
@@ -415,41 +429,18 @@ class Factored(Score):
     def obstacle(self, positions: Positions) -> Refused | None:
         return None
 
-    def misfit(self, q: Tensor, k: Tensor) -> str | None:
-        for name, x in (("left", self.left), ("right", self.right)):
-            if not _one_or(x.shape[0], q.shape[0]) or not _one_or(x.shape[1], q.shape[1]):
-                return (
-                    f"has a {name} of shape {tuple(x.shape)}: give it 1 or {q.shape[0]} rows and 1 or {q.shape[1]} heads, those "
-                    "of q (repeat what is per key head)"
-                )
-        if self.left.shape[3] != self.right.shape[3]:
-            return f"has vectors of widths {self.left.shape[3]} and {self.right.shape[3]}: make them equal"
-        return super().misfit(q, k) or _on_one_device({"left": self.left, "right": self.right}, q)
 
+class _PerKey(_LookedUp, _OfPositions):
+    """Of a number per key in the one field of `shapes`, (batch or 1, num_heads or 1, num_keys)."""
 
-class _PerKey(_OfPositions):
-    """Of a number per key in the field that `numbers` names, (batch or 1, num_heads or 1, num_keys)."""
-
-    numbers: ClassVar[str]
     linear = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given: Tensor = getattr(self, self.numbers)
-        _require_numbers(
-            type(self).__name__, {self.numbers: "(batch or 1, num_heads or 1, num_keys)"}, **{self.numbers: given}
-        )
+        _require_numbers(self)
+        given: Tensor = getattr(self, *self.shapes)
         self.batch: int = _rows(given, self.positions)
         self.num_heads: int = given.shape[1]
-
-    def obstacle(self, positions: Positions) -> Refused | None:
-        return None
-
-    def misfit(self, q: Tensor, k: Tensor) -> str | None:
-        given: Tensor = getattr(self, self.numbers)
-        if given.shape[2] != k.shape[2]:
-            return f"has {self.numbers} of {given.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key, cached ones too"
-        return super().misfit(q, k) or _on_one_device({self.numbers: given}, q)
 
 
 @dataclass(eq=False)
@@ -463,19 +454,11 @@ class RunningSum(_PerKey):
 
     gates: Tensor
     positions: Positions
-    numbers = "gates"
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """F of each query, (batch or 1, num_heads, num_queries), and of each key, float64."""
-        of_query, of_key = running_sums(self.gates[..., None], self.positions)
-        return of_query[..., 0], of_key[..., 0]
-
-    def score_mod(self) -> ScoreMod:
-        of_query, of_key = self.sums()
-        return lambda score, b, h, i, j: score + (cell(of_query, b, h, i) - cell(of_key, b, h, j))
+    shapes: ClassVar[Shapes] = {"gates": ("batch|1", "num_heads|1", "num_keys")}
 
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
-        term = DifferenceTerm(*self.sums())
+        of_query, of_key = running_sums(self.gates[..., None], self.positions)
+        term = DifferenceTerm(of_query[..., 0], of_key[..., 0])
         term.in_double = self.gates.dtype == torch.float64
         return term
 
@@ -490,11 +473,7 @@ class KeySlope(_PerKey):
 
     slopes: Tensor
     positions: Positions
-    numbers = "slopes"
-
-    def score_mod(self) -> ScoreMod:
-        lookup = self.reduced(None, self.slopes.device).lookup(None)
-        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
+    shapes: ClassVar[Shapes] = {"slopes": ("batch|1", "num_heads|1", "num_keys")}
 
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
         return SlopeTerm(self.slopes, self.positions.q[:, None], self.positions.k[:, None])
@@ -506,32 +485,21 @@ class KeySlope(_PerKey):
 
 
 @dataclass(eq=False)
-class Dense(Score):
+class Dense(_LookedUp):
     """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, stated explicitly."""
 
     tensor: Tensor
+    shapes: ClassVar[Shapes] = {"tensor": ("batch|1", "num_heads|1", "num_queries", "num_keys")}
 
     def __post_init__(self) -> None:
-        _require_numbers("Dense", {"tensor": "(batch or 1, num_heads or 1, num_queries, num_keys)"}, tensor=self.tensor)
-        self.batch: int = self.tensor.shape[0]
-        self.num_heads: int = self.tensor.shape[1]
-        self.num_queries: int = self.tensor.shape[2]
-        self.num_keys: int = self.tensor.shape[3]
-
-    def score_mod(self) -> ScoreMod:
-        return lambda score, b, h, i, j: score + cell(self.tensor, b, h, i, j)
+        _require_numbers(self)
+        self.batch, self.num_heads, self.num_queries, self.num_keys = self.tensor.shape
 
     def blocks(self, device: torch.device) -> Block:
         return lambda first, end, keys: self.tensor[:, :, first:end, keys]
 
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
         return EntriesTerm(self.tensor)
-
-    def obstacle(self, positions: Positions) -> Refused | None:
-        return None
-
-    def misfit(self, q: Tensor, k: Tensor) -> str | None:
-        return super().misfit(q, k) or _on_one_device({"a tensor": self.tensor}, q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -603,11 +571,12 @@ class Weights(Modifier):
     """
 
     rest: Tensor | None = None
+    shapes: ClassVar[Shapes] = {"rest": ("num_heads|1", "width of v")}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rest is not None:
-            _require_numbers("Weights", {"rest": "(num_heads or 1, width of v)"}, rest=self.rest)
+            _require_numbers(self)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.function(score, b, h, i, j)
@@ -631,9 +600,10 @@ class Values:
 
     table: Tensor
     index: OfDistance
+    shapes: ClassVar[Shapes] = {"table": ("num_heads|1", "rows", "width of v")}
 
     def __post_init__(self) -> None:
-        _require_numbers("Values", {"table": "(num_heads or 1, rows, head_dim)"}, table=self.table)
+        _require_numbers(self)
 
     def reduced(self, distances: Tensor) -> ValuesTerm:
         """For the CPU's operator, with an entry for each distance."""
@@ -646,20 +616,15 @@ class KeyValues:
     (FLOATER)."""
 
     added: Tensor
+    shapes: ClassVar[Shapes] = {"added": ("batch|1", "num_kv_heads|1", "num_keys", "width of v")}
 
     def __post_init__(self) -> None:
-        _require_numbers(
-            "KeyValues", {"added": "(batch or 1, num_kv_heads or 1, num_keys, head_dim)"}, added=self.added
-        )
+        _require_numbers(self)
 
 
 def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]:
     """What an encoding's `bias` returned, as a list of terms that are of these queries' and keys' scores. Looks at shapes,
-    dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias").
-
-    Raises:
-        InputError: something other than a Score, several, or None; or one of other heads, rows, tokens or devices.
-    """
+    dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias")."""
     if bias is None:
         return []
     terms = bias if isinstance(bias, Iterable) and not isinstance(bias, (Score, Tensor)) else [bias]
@@ -679,30 +644,11 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
 def validated_values(
     added: Values | KeyValues | None, q: Tensor, v: Tensor, *, origin: str
 ) -> Values | KeyValues | None:
-    """What an encoding's `values` returned, once it fits the queries and values of a call. origin: as in `validated`.
-
-    Raises:
-        InputError: another width, other heads, rows or tokens.
-    """
+    """What an encoding's `values` returned, once it fits the queries and values of a call. origin: as in `validated`."""
     if added is None:
         return None
-    table = added.added if isinstance(added, KeyValues) else added.table
-    if table.shape[-1] != v.shape[-1]:
-        raise InputError(f"v is {v.shape[-1]} wide, what {origin} adds to values {table.shape[-1]}: make them equal")
-    if isinstance(added, Values):
-        if not _one_or(table.shape[0], q.shape[1]):
-            raise InputError(
-                f"{origin} returned a table of {table.shape[0]} heads, q has {q.shape[1]}: give one per query head, or one"
-            )
-    elif not _one_or(table.shape[1], v.shape[1]):
-        raise InputError(
-            f"v has {v.shape[1]} heads, what {origin} adds to values {table.shape[1]}: pass it num_kv_heads"
-        )
-    elif not _one_or(table.shape[0], v.shape[0]) or table.shape[2] != v.shape[2]:
-        raise InputError(
-            f"v has {v.shape[0]} rows of {v.shape[2]} keys, what {origin} adds to values {table.shape[0]} of {table.shape[2]}"
-        )
-    misfit = _on_one_device({"a table": table}, v)
+    sizes = {"batch": v.shape[0], "num_heads": q.shape[1], "num_kv_heads": v.shape[1], "num_keys": v.shape[2]}
+    misfit = _misshaped(added, sizes | {"width of v": v.shape[3]}, v.device)
     if misfit is not None:
         raise InputError(f"{origin} returned {type(added).__name__} that {misfit}")
     return added

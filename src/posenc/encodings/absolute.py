@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import Affine, check_beyond, make_orthogonal, normal_parameter
+from posenc.encodings.shared import Affine, Beyond, make_orthogonal, normal_parameter
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
@@ -170,7 +170,6 @@ class GridSinusoidal(Absolute):
 
     def setup(self) -> None:
         super().setup()
-        check_word("layout", self.layout, ("concat", "interleaved", "grouped"))
         if self.axes not in (2, 3):
             raise InputError("an image has 2, a video 3", "for one use Sinusoidal", axes=self.axes)
         if self.dim < 2 * self.axes:
@@ -222,11 +221,10 @@ class Learned(Absolute):
     dim: Size
     merge: str = "add"
     init_std: float = 0.02
-    beyond: str = "error"
+    beyond: Beyond = "error"
 
     def setup(self) -> None:
         super().setup()
-        check_beyond(self.beyond)
         self.table: nn.Parameter = normal_parameter(self.max_positions, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
@@ -247,11 +245,7 @@ def rows_of(
 
     sizes: of the table's axes. A position is a coordinate on each, or one number that counts the cells row by row.
     beyond: what a position outside gets: "clamp" the nearest row, else an error. remedy: what an error advises.
-    unplaced: tokens without a place are let through, with the row of position 0; else they are refused.
-
-    Raises:
-        InputError: fractional, negative or too large positions, or tokens without any.
-    """
+    unplaced: tokens without a place are let through, with the row of position 0; else they are refused."""
     name, at = type(user).__name__, positions.k if keys else positions.q
     at = at if at.dim() == 3 else at[..., None]
     if at.is_floating_point():

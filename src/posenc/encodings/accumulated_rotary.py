@@ -13,7 +13,7 @@ from torch.nn.functional import linear, softplus
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
-from posenc.errors import InputError, check_numbers, check_positive, check_word
+from posenc.errors import InputError, Positive, check_numbers
 from posenc.functional import Layout, check_even, rotary
 from posenc.positions import Positions
 from posenc.positions.order import convolved, running_sums
@@ -41,7 +41,6 @@ class AccumulatedRotary(Encoding):
 
     def setup(self) -> None:
         check_even("head_dim", self.head_dim)
-        check_word("layout", self.layout, ("half", "interleaved"))
         self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         self.pairs: int = self.head_dim // 2
 
@@ -102,16 +101,14 @@ class SelectiveRotary(AccumulatedRotary):
     equal_to = "the authors' expression"
 
     _: KW_ONLY
-    rank: int = 16
-    kernel_size: int = 4
+    rank: Size = 16
+    kernel_size: Size = 4
     gate: bool = False
-    rope_theta: float = 500000.0
+    rope_theta: Positive = 500000.0
     trainable: bool = False
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta)
-        check_numbers(1, 10**6, rank=self.rank, kernel_size=self.kernel_size)
         if self.dim % self.kv_heads:
             raise InputError(f"must be a multiple of the {self.kv_heads} key heads", dim=self.dim)
         shape = self.num_layers, self.kv_heads
@@ -219,7 +216,7 @@ class CARoPE(AccumulatedRotary):
 
     _: KW_ONLY
     layout: Layout = "half"
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     init_std: float = 0.02
 
     def setup(self) -> None:

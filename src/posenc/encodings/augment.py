@@ -7,13 +7,13 @@ Every layer, query and key of one forward pass sees the same draw. The draws use
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Size
-from posenc.errors import InputError, check_numbers, check_sizes, check_word
+from posenc.errors import InputError, check_numbers
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -37,10 +37,7 @@ class SHAPE(Encoding):
         "Add it in training to a code at the input, such as `sinusoidal`; encodings of the distance do not need it."
     )
 
-    max_shift: int = 500
-
-    def setup(self) -> None:
-        check_sizes(max_shift=self.max_shift)
+    max_shift: Size = 500
 
     def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training:
@@ -133,11 +130,10 @@ class Randomized(Encoding):
 
     max_length: Size = 2048
     _: KW_ONLY
-    testing: str = "spread"
+    testing: Literal["spread", "random", "plain"] = "spread"
     continuous: bool = False
 
     def setup(self) -> None:
-        check_word("testing", self.testing, ("spread", "random", "plain"))
         self.max_positions = self.max_length
         self.needs_length = self.testing != "plain"
         self.shift_invariant = not self.needs_length

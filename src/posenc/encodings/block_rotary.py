@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
-from posenc.errors import InputError, check_word, refuse_in_onnx
-from posenc.functional import Layout
+from posenc.errors import InputError, refuse_in_onnx
+from posenc.functional import Layout, check_even
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 from posenc.positions.patches import coordinates_of
@@ -59,8 +59,7 @@ class LieRE(Encoding):
     init_std: float = 0.1
 
     def setup(self) -> None:
-        if self.head_dim % 2:
-            raise InputError("must be even", head_dim=self.head_dim)
+        check_even("head_dim", self.head_dim)
         if self.block is None:
             self.block = next((size for size in (8, 4, 2) if self.head_dim % size == 0), 0)
         if self.block < 2 or self.head_dim % self.block:
@@ -162,7 +161,6 @@ class ComRoPE(LieRE):
     variant: Literal["ld", "ap"] = "ld"
 
     def setup(self) -> None:
-        check_word("variant", self.variant, ("ld", "ap"))
         super().setup()
         self.shift_invariant = True
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every encoding as a row of a table, from what the code declares, and the papers behind each as BibTeX."""
 
+import json
 from importlib.resources import files
 from typing import Any
 
@@ -57,6 +58,15 @@ def family(cls: type[Encoding]) -> str:
     return "scores" if {"bias", "scores"} & sites else "rotary"
 
 
+def measured(name: str) -> str:
+    """By how much the loss of a small model with this encoding rises past its training length, in measured.json, which
+    benchmarks/leaderboard.py writes."""
+    of: dict[str, Any] = json.loads(files("posenc.encodings").joinpath("measured.json").read_text(encoding="utf-8"))
+    if name not in of["rise"]:
+        return "not measured"
+    return f"{of['rise'][name]:+.2f} nats from {of['trained']} to {of['longest']} bytes"
+
+
 class Bibtex(str):
     """Text that a Python prompt prints without escapes."""
 
@@ -93,7 +103,7 @@ def entries() -> dict[str, str]:
 
 def rows() -> list[dict[str, Any]]:
     """One row per encoding: name, title, family, class, where it acts, whether it learns, what its source claims past the training
-    length, when to use it, its formula, what it equals, options, papers, summary."""
+    length and what we measured, when to use it, its formula, what it equals, options, papers, summary."""
     papers = entries()
     table = []
     for name, cls in ENCODINGS.items():
@@ -108,6 +118,7 @@ def rows() -> list[dict[str, Any]]:
                 "learned": any(True for _ in made.parameters()),
                 "shift_invariant": bool(made.shift_invariant),
                 "extrapolates": cls.extrapolates,
+                "measured": measured(name),
                 "use_when": cls.use_when,
                 "formula": list(cls.formula),
                 "equal_to": cls.equal_to,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import Affine, make_orthogonal
-from posenc.errors import InputError, check_positive
+from posenc.errors import InputError, Positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -49,10 +49,9 @@ class ComplexOrder(Encoding):
 
     dim: Size
     _: KW_ONLY
-    base: float = 10000.0
+    base: Positive = 10000.0
 
     def setup(self) -> None:
-        check_positive(base=self.base)
         self.frequency: Affine = Affine(self.dim, self.dim)
         self.phase: Affine = Affine(self.dim, self.dim, bias=False)
         self.projection: Affine = Affine(2 * self.dim, self.dim, bias=False)

@@ -2,7 +2,7 @@
 """How to make an encoding from a name, a short text or a spec."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -73,7 +73,10 @@ def create(
     if head_dim is None and dim is not None and num_heads is not None and dim % num_heads == 0:
         head_dim = dim // num_heads
     if grid is not None:
-        check_grid(grid)
+        if len(grid) not in (2, 3):
+            raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
+        for n in grid:
+            check_sizes(grid=n)
         max_positions = math.prod(grid) if max_positions is None else max_positions
     height, width = (None, None) if grid is None else grid[-2:]
     shape = {
@@ -120,18 +123,6 @@ def _single(
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
-
-
-def check_grid(grid: Sequence[int]) -> None:
-    """Check the size of an image or a video.
-
-    Raises:
-        InputError: names it.
-    """
-    if len(grid) not in (2, 3):
-        raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
-    for n in grid:
-        check_sizes(grid=n)
 
 
 def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:
@@ -191,17 +182,12 @@ def _part_of(encoding: Encoding, name: str, heads: Any = None, kv_heads: Any = N
 
 def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Refuse options with which an encoding would take more than `MOST_BYTES`, before they are allocated. given: the model's
-    shape.
-
-    Raises:
-        InputError: names the options and the bytes.
-    """
+    shape."""
     sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
     if cls not in ENCODINGS.values() or not sizes:  # without options, the model is as large
         return
-    if (
-        math.prod(sizes.values()) ** 2 * math.prod(_sizes(given.values())) < MOST_BYTES // 64
-    ):  # a size may be both sides of a table
+    shape = [value for value in given.values() if isinstance(value, int) and value > 1]
+    if math.prod(sizes.values()) ** 2 * math.prod(shape) < MOST_BYTES // 64:  # a size may be both sides of a table
         return
     with torch.device("meta"):
         made = cls(**given, **options)
@@ -211,17 +197,8 @@ def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], o
         raise InputError(f"{name} with {written}: takes {size:,} bytes; give sizes that take at most {MOST_BYTES:,}")
 
 
-def _sizes(values: Iterable[Any]) -> Iterator[int]:
-    yield from (value for value in values if isinstance(value, int) and value > 1)
-
-
 def lookup(name: object, *, may_import: bool) -> type[Encoding]:
-    """The class behind a name, or behind MODULE:CLASS or FILE:CLASS, which is imported. may_import: see `load_object`.
-
-    Raises:
-        InputError: an unknown name, with the nearest one, an object that is not a class of encodings, or a text from a file
-            that names code.
-    """
+    """The class behind a name, or behind MODULE:CLASS or FILE:CLASS, which is imported. may_import: see `load_object`."""
     if isinstance(name, str) and name in ENCODINGS:
         return ENCODINGS[name]
     if isinstance(name, str) and ":" in name:
@@ -238,22 +215,15 @@ def lookup(name: object, *, may_import: bool) -> type[Encoding]:
     for known, cls in ENCODINGS.items():
         if str(name).lower() == cls.__name__.lower():
             raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
-    if isinstance(name, str) and name in SCHEDULES:
-        raise InputError(
-            f"encoding {name!r}: is a frequency schedule of rope; write posenc.Rotary(head_dim).with_schedule({name!r}, ...), "
-            "or extend a pretrained model by it"
-        )
-    if isinstance(name, str) and name in position_maps.MAPS:
-        raise InputError(f"encoding {name!r}: is a position map; write it after an encoding, as in rope@{name}")
-    if isinstance(name, str) and name in PATTERNS:
-        raise InputError(f"encoding {name!r}: is a pattern of layers; pass it to posenc.create, as a text")
+    schedule = f"a frequency schedule of rope; write posenc.Rotary(head_dim).with_schedule({name!r}, ...), or extend a model by it"
+    a_map = f"a position map; write it after an encoding, as in rope@{name}"
+    pattern = "a pattern of layers; pass it to posenc.create, as a text"
+    for names, what in ((SCHEDULES, schedule), (position_maps.MAPS, a_map), (PATTERNS, pattern)):
+        if isinstance(name, str) and name in names:
+            raise InputError(f"encoding {name!r}: is {what}")
     raise unknown("encoding", name, [*ENCODINGS, *PATTERNS])
 
 
 def create_map(spec: Spec) -> PositionMap:
-    """The position map that a text names after "@", such as self_extend:window=1024:group=8.
-
-    Raises:
-        InputError: an unknown name or option.
-    """
+    """The position map that a text names after "@", such as self_extend:window=1024:group=8."""
     return position_maps.create({"name": spec.name, **spec.values(f"position map {spec.name!r}")})

@@ -3,7 +3,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from posenc.encoding import Encoding, Size
 from posenc.encodings.distance import KERPLE, ALiBi
 from posenc.encodings.fire import FIRE
 from posenc.encodings.shared import HeadPerceptron, check_heads
-from posenc.errors import check_word
 from posenc.positions import Positions
 
 PAIRS = 2**14
@@ -54,11 +53,10 @@ class DAPE(Encoding):
     num_heads: Size
     _: KW_ONLY
     num_layers: Size = 1
-    kind: str = "kerple"
+    kind: Literal["kerple", "fire", "alibi"] = "kerple"
     hidden: Size = 32
 
     def setup(self) -> None:
-        check_word("kind", self.kind, ("kerple", "fire", "alibi"))
         if self.kind == "alibi":
             self.adapted: Encoding = ALiBi(self.num_heads)
         else:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
 from posenc.encoding import Projections, Size
 from posenc.encodings.absolute import Learned
-from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter, projected_by
+from posenc.encodings.shared import Beyond, ContentBias, HeadProjection, check_terms, normal_parameter, projected_by
 from posenc.errors import InputError, check_arguments, check_sizes
 from posenc.functional import deberta_bucket
 from posenc.positions import Positions
@@ -218,7 +218,7 @@ class EnhancedMaskDecoder(nn.Module):
     """
 
     def __init__(
-        self, max_positions: int, *, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
+        self, max_positions: int, *, dim: int, steps: int = 2, beyond: Beyond = "error", init_std: float = 0.02
     ) -> None:
         super().__init__()
         check_arguments(EnhancedMaskDecoder.__init__, locals())

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.bias import KeySlope, Positional, Relative
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads, normal_parameter
-from posenc.errors import InputError, as_numbers, check_word
+from posenc.errors import InputError, as_numbers
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -311,11 +311,10 @@ class KERPLE(DistanceBias):
     num_heads: Size
     _: KW_ONLY
     num_layers: Size = 1
-    kind: str = "log"
+    kind: Literal["log", "power"] = "log"
     bound: float = 0.01
 
     def setup(self) -> None:
-        check_word("kind", self.kind, ("log", "power"))
         if not 0 < self.bound < 1:
             raise InputError("must lie between 0 and 1, where a starts", bound=self.bound)
         self.p: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 2))

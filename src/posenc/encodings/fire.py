@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.bias import Positional
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadPerceptron, check_heads
-from posenc.errors import check_positive
+from posenc.errors import Positive, check_positive
 from posenc.positions import Positions
 
 
@@ -53,12 +53,12 @@ class FIRE(Encoding):
     threshold: float | None = None
     train_length: Size | None = None
     init_c: float = 0.1
-    eps: float = 1e-6
+    eps: Positive = 1e-6
 
     def setup(self) -> None:
         if self.threshold is None:
             self.threshold = 512.0 if self.train_length is None else self.train_length / 4
-        check_positive(threshold=self.threshold, eps=self.eps)
+        check_positive(threshold=self.threshold)
         self.mlp: HeadPerceptron = HeadPerceptron(1, self.hidden, self.num_heads, self.num_layers, last_bias=True)
         self.c: nn.Parameter = nn.Parameter(torch.full((self.num_layers,), float(self.init_c)))
         self.multiple: nn.Parameter = nn.Parameter(torch.ones(self.num_layers))

@@ -17,7 +17,7 @@ from posenc.bias import KeyValues
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
-from posenc.errors import InputError, check_devices, check_positive, refuse_in_onnx
+from posenc.errors import InputError, Positive, check_devices, refuse_in_onnx
 from posenc.functional import no_second_derivatives, transformed
 from posenc.positions import Positions
 
@@ -30,11 +30,7 @@ def solved(initial: Tensor, layers: Sequence[Tensor], positions: Tensor, step: f
 
     dp/dt = W2 [relu(W1 [p, t] + b1), t] + b2 with t = step * position. layers: W1, b1, W2, b2; W1 and W2 are (dim, dim + 1),
     b1 and b2 (dim,). substeps: Runge-Kutta steps for each position. A fractional position is reached from the integer below it
-    in as many shorter steps, so a state never depends on which others are asked for.
-
-    Raises:
-        InputError: a negative position, or one above FARTHEST.
-    """
+    in as many shorter steps, so a state never depends on which others are asked for."""
     if bool((positions < 0).any()):
         raise InputError(f"FLOATER: position {positions.min().item()} is negative; its flow starts at 0")
     start = positions.floor().long()
@@ -168,14 +164,13 @@ class FLOATER(Encoding):
     dim: Size
     num_kv_heads: Size | None = None
     num_layers: Size = 1
-    step: float = 0.01
+    step: Positive = 0.01
     substeps: Size = 5
     base: float = 10000.0
     init_std: float = 0.0
 
     def setup(self) -> None:
         self._kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
-        check_positive(step=self.step)
         self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, base=self.base)
         width = self.num_heads * self.head_dim
         self.initial: nn.Parameter = normal_parameter(3, self.num_layers, width, init_std=self.init_std)

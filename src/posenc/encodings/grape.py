@@ -12,7 +12,7 @@ from torch.nn.functional import normalize, softplus
 from posenc.bias import KeySlope
 from posenc.encoding import Size
 from posenc.encodings.shared import ContentBias, normal_parameter
-from posenc.errors import check_positive
+from posenc.errors import Positive
 from posenc.functional import alibi_slopes
 from posenc.positions import Positions
 
@@ -53,11 +53,10 @@ class GRAPEA(ContentBias):
     head_dim: Size
     num_layers: Size = 1
     unit: bool = True
-    omega: float = 1.0
+    omega: Positive = 1.0
     init_std: float | None = None
 
     def setup(self) -> None:
-        check_positive(omega=self.omega)
         std = self.head_dim**-0.5 if self.init_std is None else self.init_std
         self.direction: nn.Parameter = normal_parameter(self.num_layers, self.num_heads, self.head_dim, init_std=std)
         # softplus(start) = omega, also for a large one, whose exponential overflows

@@ -14,7 +14,7 @@ from posenc.encoding import HeadRange, Size, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, check_devices, check_integers, check_numbers, check_positive
+from posenc.errors import InputError, Positive, check_devices, check_numbers
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
 
@@ -52,13 +52,12 @@ class HeadRotary(AxesRotary):
     _: KW_ONLY
     num_heads: Size
     num_kv_heads: Size | None = None
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     layout: Layout = "half"
     schedules: str | Sequence[Mapping[str, Any]] | None = None
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta)
         heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         if self.schedules is None:
             self.schedules = [{"name": "linear", "factor": 1.2 + 0.6 * head / heads} for head in range(heads)]
@@ -115,20 +114,17 @@ class LearnedRotary(AxesRotary):
         "Take it in place of `rope` in a model that you train: a number for each pair is learned, and `rope` is "
         "where it starts."
     )
-    learned = True
     axes = 1
 
     head_dim: Size
     _: KW_ONLY
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     layout: Layout = "half"
-    groups: int = 1
+    groups: Size = 1
     schedule: Mapping[str, Any] | None = None
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta)
-        check_integers(1, groups=self.groups)
         self.schedule = dict(self.schedule or {"name": "default"})
         start = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta)
         self.attention_factor = start.attention_factor
@@ -214,7 +210,7 @@ class FoPE(AxesRotary):
     train_length: Size
     num_kv_heads: Size | None = None
     num_layers: Size = 1
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     layout: Layout = "half"
     pairs: int | None = None
     gain: float = 0.3
@@ -222,7 +218,6 @@ class FoPE(AxesRotary):
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta)
         check_numbers(0, gain=self.gain)
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = self.tables()["frequency"].shape[0]

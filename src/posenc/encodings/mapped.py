@@ -73,15 +73,15 @@ class Mapped(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         moved = self._moved(positions)
-        if self._leaves_keys(positions):
+        if self._leaves("k", positions):
             return self.rotate_queries(q, positions, layer), k
         return self.encoding.rotate(q, k, moved, layer)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return q if self._leaves_queries(positions) else self.encoding.rotate_queries(q, self._moved(positions), layer)
+        return q if self._leaves("q", positions) else self.encoding.rotate_queries(q, self._moved(positions), layer)
 
     def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
-        stays = self._leaves_queries(positions), self._leaves_keys(positions)
+        stays = self._leaves("q", positions), self._leaves("k", positions)
         given = [None if stay else x for stay, x in zip(stays, (q, k), strict=True)]
         if given[0] is given[1] is None:
             return lambda q, k: (q, k)
@@ -95,15 +95,9 @@ class Mapped(Encoding):
 
         return rotate
 
-    def _leaves_queries(self, positions: Positions) -> bool:
-        """Whether queries of a branch stay as they are."""
-        branch = positions.branch
-        return branch is not None and branch.q is torch.zeros_like and self.encoding.zero_is_identity
-
-    def _leaves_keys(self, positions: Positions) -> bool:
-        """Whether keys of a branch stay as they are."""
-        branch = positions.branch
-        return branch is not None and branch.k is torch.zeros_like and self.encoding.zero_is_identity
+    def _leaves(self, side: str, positions: Positions) -> bool:
+        """Whether queries, "q", or keys, "k", of a branch stay as they are."""
+        return getattr(positions.branch, side, None) is torch.zeros_like and self.encoding.zero_is_identity
 
     def _moved(self, positions: Positions) -> Positions:
         """Where a branch has the tokens."""

@@ -2,7 +2,7 @@
 """Baselines: no position at all, and three simple encodings that the literature rejects."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from posenc.encoding import Encoding, Size
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
-from posenc.errors import check_integers, check_sizes, check_word
+from posenc.errors import check_integers
 from posenc.functional import binary_digits
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -44,12 +44,11 @@ class _Scalar(Absolute):
     dim: Size
     _: KW_ONLY
     merge: str = "add"
-    spread: str = "learned"
+    spread: Literal["learned", "first_channel"] = "learned"
     init_std: float = 0.02
 
     def setup(self) -> None:
         super().setup()
-        check_word("spread", self.spread, ("learned", "first_channel"))
         if self.spread == "learned":
             self.direction: nn.Parameter = normal_parameter(self.dim, init_std=self.init_std)
 
@@ -80,11 +79,7 @@ class Normalized(_Scalar):
     use_when = "Take it to see why a code must not depend on the length of a text; `sinusoidal` does not."
 
     _: KW_ONLY
-    length: int | None = None
-
-    def setup(self) -> None:
-        super().setup()
-        check_sizes(length=self.length)
+    length: Size | None = None
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]

@@ -52,11 +52,10 @@ class PaTH(Encoding):
     head_dim: Size
     num_kv_heads: Size | None = None
     num_layers: Size = 1
-    rank: int | None = 32
+    rank: Size | None = 32
     conv_size: int = 3
 
     def setup(self) -> None:
-        check_integers(1, rank=self.rank)
         check_integers(0, conv_size=self.conv_size)
         self.looks_back = max(self.conv_size - 1, 0)
         layers, heads = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads)

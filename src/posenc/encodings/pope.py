@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch.nn.functional import softplus
 
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import check_head_dim, check_heads
-from posenc.errors import check_word
 from posenc.functional import angles_at, frequency_curve, rotary
 from posenc.positions import Positions
 
@@ -50,11 +49,10 @@ class PoPE(Encoding):
     num_heads: Size
     num_layers: Size = 1
     rope_theta: float = 10000.0
-    init: str = "uniform"
+    init: Literal["uniform", "zero"] = "uniform"
     inv_freq: Tensor = field(init=False)
 
     def setup(self) -> None:
-        check_word("init", self.init, ("uniform", "zero"))
         self.delta: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.num_heads, self.head_dim))
         if self.init == "uniform":
             nn.init.uniform_(self.delta, -2 * math.pi, 0.0)

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from posenc.bias import QueryRelative
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadProjection, check_heads, check_input, normal_parameter
-from posenc.errors import LARGEST_SIZE, InputError, check_integers
+from posenc.errors import InputError
 from posenc.positions import Positions
 
 
@@ -48,12 +48,11 @@ class ProjectedRelative(Encoding):
     _: KW_ONLY
     num_heads: Size
     num_layers: Size = 1
-    profiles: int = 16
-    extent: int = 1024
+    profiles: Size = 16
+    extent: Size = 1024
     init_std: float = 0.02
 
     def setup(self) -> None:
-        check_integers(1, LARGEST_SIZE, profiles=self.profiles, extent=self.extent)
         self.projection: HeadProjection = HeadProjection(
             self.dim, self.num_heads, self.profiles, self.num_layers, self.init_std, bias=False
         )

@@ -13,7 +13,7 @@ from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.encoding import Encoding, Rotation, Size, require_fit
 from posenc.encodings.shared import check_head_dim, remade
-from posenc.errors import InputError, check_numbers, check_positive
+from posenc.errors import InputError, Positive, check_numbers
 from posenc.functional import (
     Layout,
     angles_at,
@@ -33,7 +33,7 @@ class PairwiseRotary(Encoding):
 
     head_dim: Size
     _: KW_ONLY
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     layout: Layout = "half"
     rotary_dim: int | float | None = None
     schedule: Mapping[str, Any] = None  # type: ignore[assignment]  # replaced in `setup`
@@ -48,7 +48,6 @@ class PairwiseRotary(Encoding):
             check_even("rotary_dim", self.rotary_dim)
             if self.rotary_dim > self.head_dim:
                 raise InputError(f"must be at most head_dim={self.head_dim}", rotary_dim=self.rotary_dim)
-        check_positive(rope_theta=self.rope_theta)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor: float = self.frequencies().attention_factor
 
@@ -319,13 +318,9 @@ class XPos(Rotary):
 
     _: KW_ONLY
     layout: Layout = "interleaved"
-    gamma: float = 0.4
-    scale_base: float = 512.0
+    gamma: Positive = 0.4
+    scale_base: Positive = 512.0
     log_zeta: Tensor = field(init=False)
-
-    def setup(self) -> None:
-        check_positive(gamma=self.gamma, scale_base=self.scale_base)
-        super().setup()
 
     def tables(self) -> dict[str, Tensor]:
         tables = super().tables()

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
-from posenc.errors import InputError, check_positive, check_word, is_integer
+from posenc.errors import InputError, Positive, check_positive, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
@@ -26,8 +26,6 @@ class AxesRotary(Encoding):
     shift_invariant = True
     attention_factor: float = 1.0
     first_channel = 0
-    learned: ClassVar[bool] = False
-    """Whether the vectors are parameters, which no other step of training can share."""
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
@@ -158,20 +156,18 @@ class AxialRotary(AxesRotary):
     sections: Sequence[int] | None = None
     rope_theta: float | Sequence[float] = 100.0
     layout: Layout = "interleaved"
-    ladder: str = "axis"
+    ladder: Literal["axis", "head", "dealt"] = "axis"
     schedules: str | Sequence[Mapping[str, Any]] | None = None
     x_first: bool = True
     centred: bool = False
     start: float = 0.0
-    channels: str = "blocks"
+    channels: Literal["blocks", "turns", "apart"] = "blocks"
 
     def setup(self) -> None:
         super().setup()
         self._check_sections()
-        check_word("channels", self.channels, ("blocks", "turns", "apart"))
         if self.channels == "turns" and len(set(self.pairs)) > 1:
             raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
-        check_word("ladder", self.ladder, ("axis", "head", "dealt"))
         if isinstance(self.rope_theta, Sequence):
             self.rope_theta = tuple(self.rope_theta)
             self._check_each("rope_theta", self.rope_theta)
@@ -255,7 +251,9 @@ class AxialRotary(AxesRotary):
             ladder = ladders[0] if self.ladder == "head" else ladders[0].unflatten(0, (-1, self.axes)).mT.flatten()
         axis = torch.tensor(order, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
         vectors = ladder[:, None] * one_hot(axis, self.axes)
-        return {"frequency": in_turn(vectors, self.axes) if self.channels == "turns" else vectors}
+        if self.channels == "turns":  # a pair of each axis in turn
+            vectors = vectors.unflatten(0, (self.axes, -1)).transpose(0, 1).flatten(0, 1)
+        return {"frequency": vectors}
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
         if self.channels != "apart" or self.layout == "interleaved":
@@ -292,11 +290,6 @@ class AxialRotary(AxesRotary):
         return positions.local(centred), centred[:, : positions.num_keys]
 
 
-def in_turn(blocks: Tensor, count: int) -> Tensor:
-    """The entries of so many blocks of equal size, one of each in turn."""
-    return blocks.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
-
-
 def _centred(coordinates: Tensor, size: Tensor) -> Tensor:
     return 2 * torch.pi * (2 * (exact(coordinates) + 0.5) / size - 1)
 
@@ -329,7 +322,7 @@ class MRotary(AxesRotary):
     axes = 3
     head_dim: Size
     _: KW_ONLY
-    rope_theta: float = 1000000.0
+    rope_theta: Positive = 1000000.0
     layout: Layout = "half"
     interleaved: bool = False
     sections: Sequence[int] | None = None
@@ -338,7 +331,6 @@ class MRotary(AxesRotary):
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta)
         if self.interleaved and self.time_last:
             raise InputError("pass one of them", interleaved=True, time_last=True)
         pairs = self.head_dim // 2
@@ -395,7 +387,6 @@ class MixedRotary(AxesRotary):
         r"q_i' = R(\varphi_h(i))\, q_i, \quad k_j' = R(\varphi_h(j))\, k_j",
         r"\varphi_{h,c}(i) = y\, \theta_{h,c}^y + x\, \theta_{h,c}^x, \quad i = (y, x)",
     )
-    learned = True
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: at larger images"
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
@@ -406,7 +397,7 @@ class MixedRotary(AxesRotary):
     num_layers: Size = 1
     num_kv_heads: Size | None = None
     axes: Size = 2
-    rope_theta: float = 10.0
+    rope_theta: Positive = 10.0
     layout: Layout = "interleaved"
 
     def setup(self) -> None:
@@ -438,11 +429,7 @@ def _each(values: Sequence[T], count: int) -> Sequence[T]:
 
 
 def checked_sections(sections: Sequence[int]) -> tuple[int, ...]:
-    """The pairs of channels of each axis.
-
-    Raises:
-        InputError: one that is no integer from 0 on.
-    """
+    """The pairs of channels of each axis."""
     for pairs in sections:
         if not is_integer(pairs) or pairs < 0:
             raise InputError("pass integers, the pairs of channels of each axis", sections=sections)
@@ -456,11 +443,7 @@ def schedules_of(schedules: str | Sequence[Mapping[str, Any]]) -> list[Mapping[s
 
 
 def common_factor(made: Sequence[frequencies.Frequencies]) -> float:
-    """The attention factor of several schedules.
-
-    Raises:
-        InputError: they have different ones.
-    """
+    """The attention factor of several schedules."""
     factors = {each.attention_factor for each in made}
     if len(factors) > 1:
         raise InputError(

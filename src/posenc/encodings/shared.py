@@ -2,7 +2,7 @@
 """Shared by several families: checks, initial parameters, projections and perceptrons per head, resized tables."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from posenc.errors import InputError, check_numbers, check_word
 from posenc.positions import Positions
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
+Beyond = Literal["error", "clamp"]
+"""What a position past a table gets: a refusal, or the last row."""
 
 
 def remade(encoding: EncodingT, learned: Mapping[str, Tensor] | None = None, **changes: Any) -> EncodingT:
@@ -28,11 +30,6 @@ def remade(encoding: EncodingT, learned: Mapping[str, Tensor] | None = None, **c
     if part is not None:
         vars(other)["_part"] = part._replace(arguments=part.arguments | changes)
     return other.train(encoding.training)
-
-
-def check_beyond(beyond: str, *more: str) -> None:
-    """Refuse an unknown treatment of positions past a table."""
-    check_word("beyond", beyond, (*more, "error", "clamp"))
 
 
 def check_terms(terms: str, known: tuple[str, ...]) -> frozenset[str]:
@@ -52,11 +49,7 @@ def check_heads(encoding: Encoding, q: Tensor, num_heads: int) -> None:
 
 
 def kv_heads_of(num_heads: int, num_kv_heads: int | None) -> int:
-    """The number of key and value heads: as many as query heads where that is None.
-
-    Raises:
-        InputError: it does not divide the number of query heads.
-    """
+    """The number of key and value heads: as many as query heads where that is None."""
     if num_kv_heads is None:
         return num_heads
     if num_kv_heads < 1 or num_heads % num_kv_heads:
@@ -101,11 +94,7 @@ def check_input(encoding: Encoding, x: Tensor, dim: int) -> Tensor:
 
 
 def normal_parameter(*shape: int, init_std: float) -> nn.Parameter:
-    """A parameter drawn from N(0, init_std^2).
-
-    Raises:
-        InputError: init_std is not within 0 .. 10000.
-    """
+    """A parameter drawn from N(0, init_std^2)."""
     check_numbers(0, 1e4, init_std=init_std)
     return nn.Parameter(nn.init.normal_(torch.empty(shape), std=init_std))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import kv_heads_of, normal_parameter
-from posenc.errors import check_integers, check_numbers
+from posenc.errors import check_numbers
 
 
 @dataclass(eq=False, repr=False)
@@ -99,13 +99,12 @@ class PrefixKV(Encoding):
     num_heads: Size
     _: KW_ONLY
     head_dim: Size
-    length: int = 4
+    length: Size = 4
     num_kv_heads: Size | None = None
     num_layers: Size = 1
     init_std: float = 0.02
 
     def setup(self) -> None:
-        check_integers(1, length=self.length)
         shape = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads), self.length, self.head_dim
         self.prefix_keys: nn.Parameter = normal_parameter(*shape, init_std=self.init_std)
         self.prefix_values: nn.Parameter = normal_parameter(*shape, init_std=self.init_std)

@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from posenc.encoding import Size
 from posenc.encodings.absolute import Absolute, Learned, rows_of
-from posenc.encodings.shared import bicubic, check_beyond, normal_parameter, remade
+from posenc.encodings.shared import Beyond, bicubic, normal_parameter, remade
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import unplaced_index
@@ -48,13 +48,12 @@ class Hierarchical(Absolute):
     alpha: float = 0.4
     merge: str = "add"
     init_std: float = 0.02
-    beyond: str = "error"
+    beyond: Beyond = "error"
 
     def setup(self) -> None:
         super().setup()
         if not 0 < self.alpha < 1 or self.alpha == 0.5:
             raise InputError("must lie between 0 and 1 and not be 1/2, where codes collide", alpha=self.alpha)
-        check_beyond(self.beyond)
         self.max_positions = self.rows**2
         self.table: nn.Parameter = normal_parameter(self.rows, self.dim, init_std=self.init_std)
 
@@ -81,7 +80,7 @@ class Multiplicative(Learned):
     use_when = "Take it to compare products at the input with sums; `learned` adds the same table."
     equal_to = "the formula"
 
-    def __init__(self, max_positions: int, *, dim: int, plain: bool = False, beyond: str = "error") -> None:
+    def __init__(self, max_positions: Size, *, dim: Size, plain: bool = False, beyond: Beyond = "error") -> None:
         self.plain = plain
         super().__init__(max_positions, dim=dim, merge="product" if plain else "multiply", init_std=0.0, beyond=beyond)
         if plain:
@@ -120,11 +119,10 @@ class AxialTable(Absolute):
     first_dim: int | None = None
     merge: str = "add"
     init_std: float = 0.02
-    beyond: str = "error"
+    beyond: Beyond = "error"
 
     def setup(self) -> None:
         super().setup()
-        check_beyond(self.beyond)
         height, self.columns = _shape(self.max_positions, None, self.columns)
         self.max_positions = height * self.columns
         if self.first_dim is None:
@@ -172,12 +170,11 @@ class GridTable(Absolute):
     prefix: int = 0
     merge: str = "add"
     init_std: float = 0.02
-    beyond: str = "resize"
+    beyond: Literal["resize", "error", "clamp"] = "resize"
 
     def setup(self) -> None:
         super().setup()
         check_integers(0, prefix=self.prefix)
-        check_beyond(self.beyond, "resize")
         self.size: tuple[int, int] = _shape(self.max_positions or 14 * 14, self.height, self.width)
         self.height, self.width = self.size
         self.max_positions = math.prod(self.size)

@@ -12,7 +12,7 @@ from posenc.bias import Factored, Relative, Score
 from posenc.encoding import Size
 from posenc.encodings.absolute import rows_of
 from posenc.encodings.distance import bucket_of, check_buckets, warn_of_half
-from posenc.encodings.shared import ContentBias, HeadProjection, check_beyond, normal_parameter
+from posenc.encodings.shared import Beyond, ContentBias, HeadProjection, normal_parameter
 from posenc.positions import Positions
 
 
@@ -52,12 +52,11 @@ class TUPE(ContentBias):
     num_heads: Size
     head_dim: Size
     untie_cls: bool = True
-    beyond: str = "error"
+    beyond: Beyond = "error"
     init_std: float = 0.02
     constant = True
 
     def setup(self) -> None:
-        check_beyond(self.beyond)
         self.query: HeadProjection = HeadProjection(self.dim, self.num_heads, self.head_dim, 1, self.init_std)
         self.key: HeadProjection = HeadProjection(self.dim, self.num_heads, self.head_dim, 1, self.init_std)
         self.table: nn.Parameter = normal_parameter(

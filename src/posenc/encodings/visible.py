@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.bias import Relative
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads
 from posenc.errors import InputError, check_integers
 from posenc.positions import Positions
@@ -109,10 +109,7 @@ class Chunks(Encoding):
     shift_invariant = True
     bias_reads_keys = False
 
-    size: int = 128
-
-    def setup(self) -> None:
-        check_integers(1, size=self.size)
+    size: Size = 128
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
         return positions.shared(("chunks", self.size), lambda: positions.with_blocks(self.size))

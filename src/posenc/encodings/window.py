@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter, remade
+from posenc.encodings.shared import HeadPerceptron, bicubic, check_heads, normal_parameter, remade
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -30,8 +30,10 @@ class _PatchBias(Encoding):
     num_heads: Size
     width: Size
 
-    def on_grid(self, positions: Positions) -> Positions:
-        """The same tokens at (row, column), those of one coordinate as patches that are numbered row by row."""
+    def on_patches(self, q: Tensor, positions: Positions) -> Positions:
+        """The same tokens at (row, column), those of one coordinate as patches that are numbered row by row, for queries of the
+        right number of heads."""
+        check_heads(self, q, self.num_heads)
         if positions.q.dim() == 3:
             if positions.axes != 2:
                 raise InputError(
@@ -44,11 +46,6 @@ class _PatchBias(Encoding):
                 f"{type(self).__name__}: patches have integer numbers; give fractional positions as (y, x)"
             )
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
-
-    def on_patches(self, q: Tensor, positions: Positions) -> Positions:
-        """The positions on the grid, for queries of the right number of heads."""
-        check_heads(self, q, self.num_heads)
-        return self.on_grid(positions)
 
     def refuse_unplaced(self, grid: Positions) -> None:
         """Refuse tokens that have no place on the grid."""
@@ -76,10 +73,6 @@ def _reach(grid: Positions) -> tuple[int, int]:
         found.append((offset * counted[..., None]).flatten(0, 2).amax(0))
     rows, columns = torch.stack(found).amax(0).tolist()
     return rows, columns
-
-
-def _of_offsets(function: OfOffset, num_heads: int, grid: Positions) -> Relative:
-    return Relative(function, num_heads, grid)
 
 
 def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
@@ -133,10 +126,9 @@ class WindowTable(_PatchBias):
     num_layers: Size = 1
     train_length: Size | None = None
     init_std: float = 0.02
-    beyond: str = "resize"
+    beyond: Literal["resize", "error", "clamp"] = "resize"
 
     def setup(self) -> None:
-        check_beyond(self.beyond, "resize")
         if self.height is None:
             rows = None if self.train_length is None else math.ceil(self.train_length / self.width)
             self.height = rows or self.default_height
@@ -151,7 +143,7 @@ class WindowTable(_PatchBias):
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         if len(sizes) == 1:
-            return _of_offsets(lambda head, offset: entry(head, _row(offset, *sizes[0])), self.num_heads, grid)
+            return Relative(lambda head, offset: entry(head, _row(offset, *sizes[0])), self.num_heads, grid)
         row, numbered = self.of_several(sizes, grid)
         return Positional(lambda head, i, j: entry(head, row(i, j)), self.num_heads, numbered)
 
@@ -314,7 +306,7 @@ class LogWindow(_PatchBias):
         self.refuse_unplaced(grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_offset, layer=self.own_layer(layer), dtype=dtype)
-        return _of_offsets(self.tabulated(function, grid) or function, self.num_heads, grid)
+        return Relative(self.tabulated(function, grid) or function, self.num_heads, grid)
 
     def tabulated(self, function: OfOffset, grid: Positions) -> OfOffset | None:
         """The function read from a table of the offsets that occur, where those are fewer than the pairs: the MLP

@@ -62,11 +62,7 @@ def as_text(schedule: Mapping[str, Any]) -> str:
 
 def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     """A schedule as data with those of the further options that it cannot do without (no default, or None) and does
-    not have: complete({"name": "yarn"}, factor=4.0, original_max_positions=8192, length=32768).
-
-    Raises:
-        InputError: an unknown name.
-    """
+    not have: complete({"name": "yarn"}, factor=4.0, original_max_positions=8192, length=32768)."""
     name, _, options = _look_up(schedule)
     if isinstance(options.get("of"), Mapping):
         options["of"] = complete(options["of"], **shape)
@@ -76,11 +72,7 @@ def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
 
 
 def options_of(name: str) -> dict[str, Parameter]:
-    """Options of a schedule, besides head_dim and base.
-
-    Raises:
-        InputError: an unknown name.
-    """
+    """Options of a schedule, besides head_dim and base."""
     _, function, _ = _look_up({"name": name})
     return {key: p for key, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY and key != "base"}
 

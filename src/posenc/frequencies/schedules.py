@@ -31,14 +31,11 @@ class Frequencies:
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
             return
-        check_attention_factor(self.attention_factor)
+        check_positive(attention_factor=self.attention_factor)
         check_tensor("inv_freq", self.inv_freq)
-        if (
-            self.inv_freq.dim() != 1
-            or not self.inv_freq.is_floating_point()
-            or not bool(self.inv_freq.isfinite().all())
-        ):
-            raise InputError("pass (pairs,) finite angles per position", inv_freq=self.inv_freq)
+        angles = self.inv_freq
+        if angles.dim() != 1 or not angles.is_floating_point() or not bool(angles.isfinite().all()):
+            raise InputError("pass (pairs,) finite angles per position", inv_freq=angles)
 
 
 def wavelengths(frequencies: Frequencies) -> Tensor:
@@ -156,7 +153,8 @@ def yarn(
     softmax instead, see `softmax_factor`; mscale 0.5 is ChunkLlama's 0.05 ln(factor) + 1.
     """
     plain = rope_frequencies(head_dim, base)
-    ramp = _ramp_by_pair(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
+    ends = _ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
+    ramp = _ramp(len(plain), *ends)
     amplitude = _temperature(factor, mscale, mscale_all_dim, attention_factor)
     return Frequencies(_blend(plain, factor, ramp), amplitude)
 
@@ -178,7 +176,8 @@ def yarn_revised(
     PoSE fine-tunes with it. Arguments as in `yarn`.
     """
     plain = rope_frequencies(head_dim, base)
-    ramp = _ramp_by_pair(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
+    ends = _ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
+    ramp = _ramp(len(plain), *ends)
     divided = plain / (1 - ramp + check_factor(factor) * ramp)
     return Frequencies(divided, _temperature(factor, given=attention_factor))
 
@@ -261,14 +260,8 @@ def _blend(frequencies: Tensor, factor: float, ramp: Tensor) -> Tensor:
     return frequencies * (1 - ramp) + frequencies / check_factor(factor) * ramp
 
 
-def _ramp_by_pair(
-    pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
-) -> Tensor:
-    """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
-    return _ramp(pairs, *_ramp_ends(pairs, base, original_max_positions, beta_slow, beta_fast, truncate))
-
-
 def _ramp(pairs: int, low: float, high: float) -> Tensor:
+    """0 up to the pair `low`, 1 from `high` on."""
     return ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
 
 
@@ -302,7 +295,7 @@ def _ramp_by_turns(plain: Tensor, original_max_positions: int, may_equal: bool =
 
 def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0, given: float | None = None) -> float:
     if given is not None:
-        return check_attention_factor(given)
+        return given
     return _mscale(factor, mscale, "mscale") / _mscale(factor, mscale_all_dim, "mscale_all_dim")
 
 
@@ -618,12 +611,6 @@ def check_length(length: int, name: str = "original_max_positions") -> int:
     """The length, refused below 1."""
     check_integers(1, **{name: length})
     return length
-
-
-def check_attention_factor(attention_factor: float) -> float:
-    """The factor of cos and sin, refused unless it is positive."""
-    check_positive(attention_factor=attention_factor)
-    return float(attention_factor)
 
 
 def _pair_divisors(name: str, numbers: Sequence[float] | Tensor, pairs: int) -> Tensor:

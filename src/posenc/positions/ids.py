@@ -27,11 +27,7 @@ ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048}
 
 
 def as_positions(name: str, ids: Ids) -> Tensor:
-    """Positions (batch or 1, n) or (batch or 1, n, axes), integers as int64, others as `exact`.
-
-    Raises:
-        InputError: a wrong rank, a mask, or a value that is not finite.
-    """
+    """Positions (batch or 1, n) or (batch or 1, n, axes), integers as int64, others as `exact`."""
     ids = as_numbers(name, ids)
     if ids.dim() == 1:
         ids = ids[None]
@@ -59,11 +55,7 @@ def as_positions(name: str, ids: Ids) -> Tensor:
 
 
 def as_mask(name: str, mask: Ids) -> Tensor:
-    """A (batch, n) mask of ones and zeros, as bool.
-
-    Raises:
-        InputError: another rank, or other numbers.
-    """
+    """A (batch, n) mask of ones and zeros, as bool."""
     mask = as_numbers(name, mask)
     binary = mask.dtype == torch.bool or torch.compiler.is_compiling()
     if mask.dim() != 2 or mask.is_meta or 0 in mask.shape or not (binary or bool(((mask == 0) | (mask == 1)).all())):
@@ -97,11 +89,7 @@ def as_placed(placed: Ids, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def as_padding(name: str, mask: Ids) -> Tensor:
-    """A (batch, n) mask in which True, or minus infinity beside zeros, is padding, as bool.
-
-    Raises:
-        InputError: another rank, or other numbers.
-    """
+    """A (batch, n) mask in which True, or minus infinity beside zeros, is padding, as bool."""
     mask = as_numbers(name, mask)
     if mask.is_floating_point() and not torch.compiler.is_compiling() and bool(mask.isinf().any()):
         mask = torch.where(mask == -torch.inf, 1.0, mask)
@@ -130,11 +118,7 @@ def check_order(q: Tensor, k: Tensor, checks: tuple[str, ...]) -> None:
 
 
 def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
-    """Which of `count` tokens, (rows or 1, m) int64: given as (m,) for all rows, or (batch, m), one row each.
-
-    Raises:
-        InputError: another shape, no integers, some out of range, or the same one twice in a row.
-    """
+    """Which of `count` tokens, (rows or 1, m) int64: given as (m,) for all rows, or (batch, m), one row each."""
     given = as_numbers(name, index)
     index = given[None] if given.dim() == 1 else given
     fits = index.dim() == 2 and 0 not in index.shape and (rows == 1 or index.shape[0] in (1, rows))
@@ -157,11 +141,7 @@ def select(x: Tensor, index: Tensor) -> Tensor:
 
 
 def check_range(first: int, end: int | None, count: int) -> None:
-    """Refuse what is no range of `count` tokens.
-
-    Raises:
-        InputError: names both ends.
-    """
+    """Refuse what is no range of `count` tokens."""
     if torch.compiler.is_compiling():
         return
     check_integers(first=first, end=end)
@@ -186,11 +166,7 @@ def documents_of(
     document_ids: Tensor | None,
     device: torch.device | str | None,
 ) -> Tensor:
-    """The document of each token, (batch or 1, n), from one of the three, see `Positions.packed`.
-
-    Raises:
-        InputError: none or several of them, or lengths that are not positive.
-    """
+    """The document of each token, (batch or 1, n), from one of the three, see `Positions.packed`."""
     if sum(x is not None for x in (lengths, cu_seqlens, document_ids)) != 1:
         raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
     if document_ids is None:
@@ -258,11 +234,7 @@ def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tens
 def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tensor, rows: int) -> Tensor:
     """Which tokens are in the prefix of their row or document, see `Positions.with_prefix`: (rows or 1, n) bool.
 
-    documents, valid: of each token, (rows or 1, n).
-
-    Raises:
-        InputError: no integers, another shape, or lengths below 0 or above the tokens there are.
-    """
+    documents, valid: of each token, (rows or 1, n)."""
     given = as_numbers("prefix_lengths", prefix_lengths, valid.device)
     by_document = documents is not None and given.dim() > 0
     compiling, fits = torch.compiler.is_compiling(), given.numel() > 0 and holds_integers(given)
@@ -301,21 +273,13 @@ def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> 
 
 
 def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ...]:
-    """An image's size in the order of its axes: (height, width) or (frames, height, width).
-
-    Raises:
-        InputError: a size below 1.
-    """
+    """An image's size in the order of its axes: (height, width) or (frames, height, width)."""
     check_sizes(height=height, width=width, frames=frames)
     return (height, width) if frames is None else (frames, height, width)
 
 
 def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
-    """`size_of` of several images, (height, width) or (height, width, frames) each.
-
-    Raises:
-        InputError: none, another number of sizes, or images next to videos.
-    """
+    """`size_of` of several images, (height, width) or (height, width, frames) each."""
     if isinstance(sizes, Tensor):
         sizes = sizes.tolist()
     listed = isinstance(sizes, (tuple, list)) and all(isinstance(size, (tuple, list)) for size in sizes)
@@ -340,11 +304,6 @@ def unplaced_index(placed: Tensor, documents: Tensor | None) -> Tensor:
     if documents is None:
         return torch.where(apart, apart.cumsum(1) - 1, -1)
     return torch.where(apart, index_in_document(documents.masked_fill(placed, documents.min() - 1)), -1)
-
-
-def first_frame(coordinates: Tensor) -> Tensor:
-    """(..., 2) coordinates of an image's tokens as those of a video's first frame, (..., 3)."""
-    return torch.nn.functional.pad(coordinates, (1, 0))
 
 
 def check_prefix(prefix_lengths: object, prefix: Tensor, slots: Tensor, batch: int) -> None:

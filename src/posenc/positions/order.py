@@ -60,9 +60,6 @@ def _numbered(of_keys: Tensor, of_queries: Tensor) -> tuple[Tensor, Tensor]:
 def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """The sum over a token and those before it in its document, of queries and of keys, (batch, heads, num_queries or num_keys,
     width), in float64; sums of different documents have no common start. x: (batch or 1, heads, num_keys, width), of the keys.
-
-    Raises:
-        InputError: queries that are not among the keys.
     """
     positions.require_among_keys()
     x = x.double()
@@ -78,11 +75,7 @@ def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
 
 def convolved(x: Tensor, weight: Tensor, positions: Positions) -> Tensor:
     """sum_s weight[.., s] x[t - s] over the tokens before t in its document, s = 0 .. steps - 1, for each channel. x: (batch or 1,
-    heads, num_keys, width), of the keys; weight: (heads, width, steps).
-
-    Raises:
-        InputError: what is visible is not known (`Positions.counted`).
-    """
+    heads, num_keys, width), of the keys; weight: (heads, width, steps)."""
     positions.require_counted()
     stored = positions.diagonal is not None and not positions.hides_tokens  # in their order
     order = None if stored else order_of(positions)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posenc.errors import InputError, check_integers
-from posenc.positions.ids import first_frame
 from posenc.positions.positions import Positions
 
 
@@ -35,18 +35,14 @@ def marked(positions: Positions) -> Positions:
 
 def coordinates_of(positions: Positions, axes: int, user: str) -> tuple[Tensor, Tensor]:
     """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis;
-    an image, where three are asked for, is the first frame of a video.
-
-    Raises:
-        InputError: another number of axes.
-    """
+    an image, where three are asked for, is the first frame of a video."""
     check_integers(1, 16, axes=axes)
     if positions.axes == 1 and positions.q.dim() == 2:
         q = positions.q[..., None].expand(-1, -1, axes)
         return q, q if positions.k is positions.q else positions.k[..., None].expand(-1, -1, axes)
     if (positions.axes, axes) == (2, 3):
-        q = first_frame(positions.q)
-        return q, q if positions.k is positions.q else first_frame(positions.k)
+        q = pad(positions.q, (1, 0))
+        return q, q if positions.k is positions.q else pad(positions.k, (1, 0))
     if axes == 1:
         positions.require_one_axis(user)
     if positions.axes != axes:

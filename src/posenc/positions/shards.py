@@ -57,11 +57,7 @@ def chunks_of(rank: int, world_size: int, layout: str) -> tuple[int, ...]:
 
 
 def runs_of(length: int, rank: int, world_size: int, layout: str) -> tuple[tuple[int, int], ...]:
-    """First token and end of each run of consecutive tokens that a process has, of a sequence of that length.
-
-    Raises:
-        InputError: a rank out of range, an unknown layout, or a length that cannot be cut into so many equal parts.
-    """
+    """First token and end of each run of consecutive tokens that a process has, of a sequence of that length."""
     check_word("layout", layout, LAYOUTS)
     check_integers(1, world_size=world_size)
     check_integers(0, world_size - 1, rank=rank)

@@ -373,11 +373,7 @@ class Visibility(Shared):
         return Region(None if after is None else -after, None if before is None else before + 1)
 
     def require_counted(self) -> None:
-        """Refuse positions that do not say all of what is visible, for what counts it.
-
-        Raises:
-            InputError: a mask beside these positions hides more (`counted`).
-        """
+        """Refuse positions that do not say all of what is visible, for what counts it."""
         if not self.counted:
             raise InputError(
                 "this encoding reads how many or which tokens are visible, which a 4-D mask hides: pass a 2-D mask, or position_ids that "
@@ -385,11 +381,7 @@ class Visibility(Shared):
             )
 
     def visible_counts(self) -> Tensor:
-        """How many keys each query sees, (batch or 1, num_queries).
-
-        Raises:
-            InputError: a mask beside these positions hides more (`counted`).
-        """
+        """How many keys each query sees, (batch or 1, num_queries)."""
         self.require_counted()
         if self.all_visible:
             return torch.full_like(self.q_order, self.num_keys)
