@@ -49,6 +49,7 @@ LEFT: dict[str, str] = {
     "resize": "read docs/vision-pretrained.md: timm and transformers interpolate position tables themselves",
     "--image-size": "read docs/vision-pretrained.md: timm and transformers interpolate position tables themselves",
     "--window-size": "build the model with timm.create_model(..., window_size=...), see docs/vision-pretrained.md",
+    "plots": "take figure.svg beside a report, or save any figure by the buttons below it",
     "cite": "write posenc list --cite NAME",
     "completion": "write posenc --print-completion SHELL",
     "conform": "write posenc check FUNCTION --as KIND",

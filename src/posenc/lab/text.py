@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, Sum
-from posenc.encodings import T5, Rotary
+from posenc.encoding import Encoding
+from posenc.encodings import Rotary
 from posenc.errors import InputError, check_value, listed
-from posenc.functional import t5_bucket
 from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, load, window_ends
 from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
@@ -28,8 +27,6 @@ __all__ = ["CORE", "NAIVE", "PRESETS", "Settings", "accuracy"]
 
 BINS_PER_LENGTH = 4
 """Bins of the loss by position within one training length."""
-RARE = 0.1
-"""T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
 
 
 FAR = 0.01
@@ -297,17 +294,7 @@ class Settings(Experiment):
 
     def limits(self, trained: Sequence[Aggregate], corpus: Corpus) -> list[str]:
         notes: list[str] = []
-        for variant in trained if self.larger else ():
-            encoding = self.make_encoding(variant.encoding)
-            for term in encoding if isinstance(encoding, Sum) else [encoding]:
-                notes += self._term_limits(variant.name, term)
-        if self.packed and inside_documents(corpus.test, self):
-            tested = len(corpus.test.document(window_ends(corpus.test, self)).unique())
-            notes.append(
-                f"The test passages lie in {tested} of {len(corpus.test.edges) - 1} held-out documents: those longer than "
-                f"{self.longest} {self.unit}s. Shorter ones are trained on, but not tested."
-            )
-        elif self.packed:
+        if self.packed and not inside_documents(corpus.test, self):
             notes.append(
                 f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
                 "documents, which the training sequences never do."
@@ -317,33 +304,7 @@ class Settings(Experiment):
                 f"The text repeats itself: only {different} of the {self.windows} test passages differ from each other, but the "
                 "intervals count them all, and are too narrow."
             )
-        if self.tokenizer != "bytes":
-            notes.append(
-                f"Losses and lengths are in tokens of {self.tokenizer}. To compare tokenizers, take bits per byte: "
-                f"{corpus.bytes_per_token:.2f} bytes per token, the average of the held-out text."
-            )
         return notes
-
-    def _term_limits(self, name: str, term: Encoding) -> list[str]:
-        if isinstance(term, T5):
-            distances = torch.arange(self.length)
-            *buckets, last = t5_bucket(
-                -torch.cat((distances, torch.tensor([10**6]))),
-                bidirectional=bool(term.bidirectional),
-                num_buckets=term.num_buckets,
-                max_distance=term.max_distance,
-            ).tolist()
-            pairs = self.length - distances
-            share = pairs[torch.tensor(buckets) == last].sum().item() / pairs.sum().item()
-            if share < RARE:
-                return [
-                    f"{name}: {100 * share:.1f} % of the pairs in a training text of {self.length} {self.unit}s fall into its "
-                    "last bucket, which all larger distances share: the bias there is hardly trained."
-                ]
-        limit = term.max_positions if getattr(term, "beyond", None) == "clamp" else None
-        if limit is not None and limit < self.longest:
-            return [f"{name}: its table ends at position {limit - 1}, which later tokens share."]
-        return []
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -20,10 +21,10 @@ from posenc.position_maps import MAPS
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, plot, rendered
-from posenc.report.terminal import TableRows, print_files, print_table, stdout
+from posenc.report.terminal import print_cells, print_files, stdout
 from posenc.spec import parse
 
-__all__ = ["figures_of", "files", "page", "show", "tables"]
+__all__ = ["files", "page", "show", "tables"]
 
 TEMPLATES = {Settings: "compare_text.html", Synthetic: "compare_synthetic.html"}
 """The templates of the pages of some experiments; others have compare.html."""
@@ -51,7 +52,6 @@ def page(results: Results, *, may_import: bool = False) -> str:
         s=s,
         panels=shown,
         styles=style,
-        winners=winners(results, s),
         ranked=columns(results, s),
         described=_described(results),
     )
@@ -59,17 +59,9 @@ def page(results: Results, *, may_import: bool = False) -> str:
 
 def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
     """The files of a comparison beside results.json. may_import: as in `page`."""
-    panels = figures_of(results, may_import=may_import)
-    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(panels))
-
-
-def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
-    """All figures by name. may_import: as in `page`."""
     s, variants = settings_of(results, may_import), results["variants"]
-    if not variants:
-        return {}
-    curves = Plot("training", [], {"": training(variants, styles(variants))})
-    return {**panels(results, s, styles(variants)), "training": Panel("training", "Loss in training", [curves])}
+    shown = panels(results, s, styles(variants)) if variants else {}
+    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(shown))
 
 
 def tables(results: Results, *, may_import: bool = False) -> list[Table]:
@@ -108,30 +100,7 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         choice = Choice("against", "Shown:", ["loss", f"above {variants[0]['name']}"])
         draw = plot("position", [choice], lambda above: loss_by_position(variants, s, style, above == 1))
         shown["position"] = Panel("by-position", "Loss by position", [draw])
-    if results["extensions"]:
-        of = {"": without_training(results, s, style)}
-        shown["extensions"] = Panel("extended", "Without retraining", [Plot("extensions", [], of)], key=False)
     return shown
-
-
-def winners(results: Results, s: Experiment) -> str:
-    """The best variant at the training condition and at the last, in a line; "" without results."""
-    m, found = s.criterion, []
-    unit = "" if m.higher_is_better else f" nats per {s.unit}"
-    for index, words in {
-        s.conditions.index(s.trained_at): f"training {m.size}",
-        len(s.conditions) - 1: "longest",
-    }.items():
-        if not results["variants"]:
-            return ""
-        # in a tie the trained encoding: at the training length an extension of it is the same
-        best = min(
-            results["variants"],
-            key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
-        )
-        value = m.value(best[m.points][index][m.key]["mean"])
-        found.append(f"Best at the {words} ({s.spelled(s.conditions[index])}): {best['name']}, {value}{unit}.")
-    return " ".join(found)
 
 
 def show(results: Results, directory: str, *, may_import: bool = False) -> None:
@@ -139,21 +108,11 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     out, s = stdout(), settings_of(results, may_import)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    shown = columns(results, s)
-    rows: TableRows = [
-        (
-            [str(rank + 1), variant["name"]],
-            [*(" ".join(column.cells[rank][: 1 + column.interval]) for column in shown), variant["verdict"]],
-        )
-        for rank, variant in enumerate(results["variants"])
-    ]
-    verdict, changes = len(shown), [at for at, column in enumerate(shown) if column.interval]
-    levels = [
-        at for at, column in enumerate(shown[:2]) if not column.interval
-    ]  # at the training length, and at the longest
-    keep = dict.fromkeys([*levels, verdict, *reversed(changes), *range(len(shown))])
+    (table,) = tables(results, may_import=may_import)
+    verdict = table.head.index("verdict")
+    rows = [row[: verdict + 1] for row in table.rows]  # what it costs is on the page
     out.print()
-    print_table(out, ["", "encoding"], [*(column.title for column in shown), "verdict"], rows, [*keep])
+    print_cells(out, replace(table, head=table.head[: verdict + 1], rows=rows), [0, 1, *range(verdict - 1, 1, -1)])
     out.print()
     better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
@@ -313,22 +272,6 @@ def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], 
         series.append(line(name, [p["position"] for p in points], y, style[name], quiet=True, label=True, **ends))
     marks = trained(s.size_at(s.trained_at), "training length")
     return lines(series, axis("position in the test text", low=0), axis(f"loss, nats per {s.unit}"), marks=marks)
-
-
-def without_training(results: Results, s: Experiment, style: Mapping[str, Style]) -> Figure:
-    """What ways to use a model without training change, against the same weights as trained."""
-    (scale, unit), m = _unit(s), s.criterion
-    rows: dict[str, list[Any]] = {}
-    for row in results["extensions"]:
-        rows.setdefault(row["variant"], []).append(row)
-    series = []
-    for name, of in rows.items():
-        sizes, estimates = [s.size_at(row[m.condition]) for row in of], [row["difference"] for row in of]
-        y = [scale * e["mean"] for e in estimates]
-        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
-    title = f"difference of the {m.key}, {'points' if m.higher_is_better else unit}"
-    marks = [{"y": 0, "label": "the same weights as trained"}]
-    return lines(series, _sizes(s), axis(title), marks=marks, height=260, spread=True)
 
 
 def training(variants: Rows, style: Mapping[str, Style]) -> Figure:

@@ -325,15 +325,6 @@ def limits(results: Results) -> list[str]:
         for last in task["methods"][0]["cells"][-1:]
         if last["tokens"] < last["length"] / 2
     ]
-    if not results["complete"]:
-        notes.append(f"Only {results['cells']['finished']} of {results['cells']['planned']} cells were measured.")
-    if any(task["generates"] for task in results["tasks"]) and not s["generate"]:
-        notes.append("No answer was generated: an answer is right if greedy decoding would give it word for word.")
-    notes += [
-        f"{method} does not change inputs of up to {tokens} tokens: its numbers there are those of {NONE}."
-        for method, tokens in results["exact_tokens"].items()
-        if tokens >= min(s["lengths"])
-    ]
     return notes
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
-from posenc.lab.evals.comparison import comparison, question_in_front
+from posenc.lab.evals.comparison import comparison
 from posenc.lab.evals.config import (
     CONTROL,
     NONE,
@@ -263,7 +263,6 @@ class Evaluation(Study[Cell, Measured]):
         fewer = {key: count for key, count in apart.items() if count is not None and count < s.samples * s.seeds}
         results = numbers(s, self.tasks, done, self.trained_length, self.exact, fewer)
         results["longer"] = comparison(self.tasks, done, self.trained_length)
-        results["question_in_front"] = question_in_front(self.tasks, done)
         for row in results["cost"]:
             row["cache_bytes_per_token"], row["cache_bytes_of_windows"] = self.cache_bytes
         return {
