@@ -86,7 +86,6 @@ OF_ONE_KIND = {
     "analysis/codes.py": {"Mapped"},  # a wrapper, as Sum is
     "analysis/scores.py": {"Rotary"},  # XPos too, which has angles but refuses to move keys
     "analysis/target.py": {"Rotary"},  # whose frequencies the questions about a base are of
-    "lab/text.py": {"T5"},  # the last bucket
     "pretrained/attach.py": {"Rotary"},  # as transformers' modules
     "pretrained/convert.py": {"PoPE"},  # as wide again as its head
     "pretrained/plain_form.py": {"Rotary"},  # as transformers' configurations

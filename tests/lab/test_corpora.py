@@ -209,8 +209,7 @@ def test_contexts_that_do_not_fit_are_refused(contexts):
 
 def aggregate(name, by_context):
     scores = {
-        seed: VariantScores(name, True, {"1": [2.0] * 4, "8": [2.0] * 4}, [], 1.0, {CONTEXT: by_context})
-        for seed in (0, 1)
+        seed: VariantScores(name, True, {"1": [2.0] * 4, "8": [2.0] * 4}, 1.0, {CONTEXT: by_context}) for seed in (0, 1)
     }
     return Aggregate(name, name, True, {}, scores)
 

@@ -185,7 +185,6 @@ class Ranking:
             "verdict": self.verdict(variant, s.larger),
             **self._share_learned(variant),
             m.points: points,
-            **({"verdict_smaller": self.verdict(variant, s.smaller)} if s.smaller else {}),
             **s.row(variant),
             "training": _training(cells),
             "parameters": cells[0].parameters,
@@ -233,9 +232,10 @@ class Ranking:
         s = self.settings
         if not self.trained:
             return []
-        directions = [conditions for conditions in (s.larger, s.smaller) if conditions]
         lines = [self._first(s.trained_at, self.trained, f"At the training {self.criterion.size} of")]
-        lines += [self._first(conditions[-1], self.variants, "At") for conditions in directions]
+        lines += [
+            self._first(at, self.variants, "At") for at in (s.conditions[0], s.conditions[-1]) if at != s.trained_at
+        ]
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
         if guessing:
             lines.append(

@@ -17,16 +17,13 @@ from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, loa
 from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.data.tokens import bpe_size
-from posenc.lab.evaluate import BATCH_TOKENS, score
+from posenc.lab.evaluate import score
 from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import TransformerBase
 
-__all__ = ["CORE", "NAIVE", "PRESETS", "Settings", "accuracy"]
-
-BINS_PER_LENGTH = 4
-"""Bins of the loss by position within one training length."""
+__all__ = ["CORE", "NAIVE", "PRESETS", "Settings"]
 
 
 FAR = 0.01
@@ -112,11 +109,6 @@ class Settings(Experiment):
         return self.length * self.factors[-1]
 
     @property
-    def bin_width(self) -> int:
-        """Positions in a bin of the loss by position."""
-        return max(1, self.length // BINS_PER_LENGTH)
-
-    @property
     def examples(self) -> int:
         return self.windows
 
@@ -195,8 +187,7 @@ class Settings(Experiment):
         part: Text | Tensor,
         on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
-        """The loss of a window is the mean over its targets; by position, over the positions of each bin, at the longest
-        length."""
+        """The loss of a window is the mean over its targets."""
         tokens, ends = Text.of(part).tokens, window_ends(part, self)
         paired: dict[int, Tensor] = {}
         for factor in self.factors:
@@ -204,13 +195,11 @@ class Settings(Experiment):
             read = lambda rows, before=before: TextBatch(tokens[ends[rows, None] + before].long())  # noqa: E731
             losses, _ = score(model, variant, factor, self, read, on_batch)
             paired[factor] = losses[:, -self.targets :].mean(1)
-        width = self.bin_width
-        bins = losses[:, : losses.shape[1] // width * width]
         by_context = {
             context: self._seeing(context, model, variant, tokens, ends, on_batch) for context in self.contexts
         }
         extra = {CONTEXT: by_context} if by_context else {}
-        return Scores(paired, bins.unflatten(1, (-1, width)).mean(2), extra)
+        return Scores(paired, extra)
 
     def scored_at_once(self, context: int) -> int:
         """How many of the targets are scored in one pass: each sees at most `context` tokens, and at least 7/8 of them, or, where the
@@ -278,19 +267,7 @@ class Settings(Experiment):
         gain = self.gain(variant)
         seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
         seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
-        return seen | self._by_position(variant)
-
-    def _by_position(self, variant: Aggregate) -> dict[str, Any]:
-        seeds, width = sorted(variant.scores), self.bin_width
-        losses = torch.tensor([variant.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, bins
-        # a single seed has no interval: passages are not kept
-        estimates = [estimate(each[None].expand(1, max(2, len(seeds)))) for each in losses.unbind(1)]
-        return {
-            "by_position": [
-                {"position": (index + 0.5) * width, "loss": e.mean, "low": e.low, "high": e.high}
-                for index, e in enumerate(estimates)
-            ]
-        }
+        return seen
 
     def limits(self, trained: Sequence[Aggregate], corpus: Corpus) -> list[str]:
         notes: list[str] = []
@@ -305,24 +282,6 @@ class Settings(Experiment):
                 "intervals count them all, and are too narrow."
             )
         return notes
-
-
-@torch.no_grad()
-def accuracy(
-    model: TransformerBase, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
-) -> Tensor:
-    """The share of the targets that the model predicts, (windows,), on the passages and targets of `Settings.evaluate`.
-
-    seen: how many tokens before its successor the model reads, up to the longest test length. period: the targets follow
-    the last `period` tokens of the passage, repeated, instead of the passage.
-    """
-    ends = window_ends(text, settings)
-    texts = Text.of(text).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
-    if period is not None:
-        texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
-    batches = texts.split(max(1, BATCH_TOKENS // seen))
-    likeliest = torch.cat([model(batch[:, :-1])[:, -settings.targets :].argmax(-1) for batch in batches])
-    return (likeliest == texts[:, -settings.targets :]).double().mean(1)
 
 
 NAIVE = ("normalized", "integer", "binary")

@@ -7,9 +7,6 @@ from dataclasses import replace
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from posenc.encodings import ENCODINGS
-from posenc.encodings.patterns import PATTERNS
-from posenc.errors import summary
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
@@ -17,12 +14,10 @@ from posenc.lab.study import Results
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
-from posenc.position_maps import MAPS
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
-from posenc.spec import parse
 
 __all__ = ["files", "page", "show", "tables"]
 
@@ -53,7 +48,6 @@ def page(results: Results, *, may_import: bool = False) -> str:
         panels=shown,
         styles=style,
         ranked=columns(results, s),
-        described=_described(results),
     )
 
 
@@ -96,10 +90,6 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         choice = Choice("measure", "Shown:", kinds)
         draw = plot("change", [choice], lambda kind: by_condition(variants, s, style, kinds[kind]))
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
-    if any("by_position" in variant for variant in variants):
-        choice = Choice("against", "Shown:", ["loss", f"above {variants[0]['name']}"])
-        draw = plot("position", [choice], lambda above: loss_by_position(variants, s, style, above == 1))
-        shown["position"] = Panel("by-position", "Loss by position", [draw])
     return shown
 
 
@@ -170,19 +160,6 @@ def _level(point: Mapping[str, Any], m: Criterion) -> tuple[str, str]:
     return m.value(point[m.key]["mean"]), small
 
 
-def _described(results: Results) -> list[tuple[str, str]]:
-    """The encodings of this comparison, and what each does."""
-    known = {**ENCODINGS, **{name: pattern.text for name, pattern in PATTERNS.items()}}
-    known |= {f"@{name}": map for name, map in MAPS.items()}
-    descriptions = []
-    for name in dict.fromkeys(variant["encoding"] for variant in results["variants"]):
-        terms = parse(name).terms
-        bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
-        texts = (f"the class {base}" if ":" in base else summary(known[base]) for base in bases)
-        descriptions.append((name, " ".join(texts)))
-    return descriptions
-
-
 # -------------------------------------------------------------------- figures
 
 
@@ -222,7 +199,7 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
         y, shown = [scale * e["mean"] for e in estimates], intervals(estimates, scale)
         series.append(line(name, sizes, y, style[name], dots=True, label=True, quiet=not paired, **shown))
-    marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
+    marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.conditions[0] != s.trained_at else []
     if paired:
         marks = [*marks, {"y": 0, "label": ""}]
     elif m.higher_is_better:
@@ -260,18 +237,6 @@ def _edges(values: Sequence[float]) -> tuple[float, float]:
     low, _, high = quantiles(values, n=4)
     inner = [value for value in values if low - 3 * (high - low) <= value <= high + 3 * (high - low)]
     return min(inner), max(inner)
-
-
-def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], above: bool) -> Figure:
-    """The loss at each position of the longest test sequences, as it is or above the best variant's."""
-    series, best = [], [p["loss"] for p in variants[0]["by_position"]]
-    for variant in variants:
-        name, points = variant["name"], variant["by_position"]
-        y = [p["loss"] - above * b for p, b in zip(points, best, strict=True)]
-        ends = {} if above else {end: [p[end] for p in points] for end in ("low", "high")}
-        series.append(line(name, [p["position"] for p in points], y, style[name], quiet=True, label=True, **ends))
-    marks = trained(s.size_at(s.trained_at), "training length")
-    return lines(series, axis("position in the test text", low=0), axis(f"loss, nats per {s.unit}"), marks=marks)
 
 
 def training(variants: Rows, style: Mapping[str, Style]) -> Figure:

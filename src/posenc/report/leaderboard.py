@@ -14,7 +14,7 @@ from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
-OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
+OF_ALL = ("complete", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
 """What the page of a task takes from the results of all."""
 
 

@@ -1,7 +1,5 @@
 """The lines of the answer, from made-up numbers."""
 
-import pytest
-
 from posenc.lab.evals.results import BASE, BETTER, UNDECIDED, WORSE, answer
 
 
@@ -24,28 +22,6 @@ def results(cells, middle=None, generates=True, ranking=()):
 
 
 DEPTHS = {(256, 0.0): 1.0, (256, 0.5): 0.25, (256, 1.0): 0.75, (512, 0.0): 0.5, (512, 0.5): 0.0, (512, 1.0): 0.5}
-
-
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [
-        (
-            results(DEPTHS, interval(-0.5, -0.9, -0.1)),
-            "passkey at 512 tokens, unmodified model: 50 / 0 / 50 % right at depth 0 / 0.5 / 1; "
-            "the middle against the ends: −50 points, −90 to −10.",
-        ),
-        (
-            results({(256, 0.5): 0.5, (512, 0.5): 0.25}),
-            "passkey, unmodified model: 50 / 25 % right at 256 / 512 tokens.",
-        ),
-        (
-            results({(256, None): 3.125, (512, None): 2.5}, generates=False),
-            "passkey, unmodified model: 3.12 / 2.50 nats a token at 256 / 512 tokens.",
-        ),
-    ],
-)
-def test_the_unmodified_model(found, line):
-    assert answer(found) == [line]
 
 
 def test_methods():
