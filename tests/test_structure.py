@@ -90,8 +90,7 @@ OF_ONE_KIND = {
     "pretrained/convert.py": {"PoPE"},  # as wide again as its head
     "pretrained/plain_form.py": {"Rotary"},  # as transformers' configurations
     "pretrained/rope_config.py": {"Rotary"},
-    "report/analyze.py": {"Mapped", "Rotary", "Sinusoidal"},  # the explorer's, which it computes by itself
-    "report/predict.py": {"ALiBi", "Rotary", "Sinusoidal", "T5"},  # the page's, which it computes by itself
+    "report/predict.py": {"ALiBi", "T5"},  # the page's, which it computes by itself
 }
 """Where a module above the encodings asks for a class of them, and why. It may become shorter only."""
 

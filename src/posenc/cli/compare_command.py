@@ -53,7 +53,7 @@ class Compare(StudyCommand):
     task: Annotated[
         tuple[str, ...],
         "text: predict the next token; copy, reverse, recall, addition, sort, dyck, parity, induction, "
-        "first_token, modular, flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
+        "flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
         "class of your code, FILE:CLASS; several: one table of all (default: text, or the preset's)",
         How("NAME", code=True, names="training task"),
     ] = ()

@@ -311,10 +311,6 @@ class Experiment(ABC):
         """The same, under one condition."""
         return {}
 
-    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
-        """Sentences of the answer."""
-        return []
-
     def limits(self, trained: Sequence[Aggregate], corpus: Any) -> list[str]:
         """Sentences on what the results do not show."""
         return []

@@ -146,9 +146,8 @@ class Ranking:
 
     def _fall(self, variant: Aggregate, condition: int) -> Estimate:
         """The change for the worse."""
-        seeds, key, worse = sorted(variant.scores), self.criterion.key, self.criterion.worse
-        values = (variant.values(each, seeds, key) for each in (condition, self.settings.trained_at))
-        return estimate(worse * (next(values) - next(values)))
+        e = self.change(variant, condition)
+        return Estimate(-e.mean, e.error, -e.high, -e.low) if self.criterion.higher_is_better else e
 
     # ---------------------------------------------------------------- numbers
 
@@ -242,7 +241,7 @@ class Ranking:
                 f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "
                 f"{listed(guessing)}."
             )
-        return lines + s.remarks(self.trained)
+        return lines
 
     def _first(self, condition: int, variants: Sequence[Aggregate], opening: str) -> str:
         best, m = self.best(condition, variants), self.criterion

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
-from posenc.errors import InputError, check_value, listed
+from posenc.errors import InputError, check_value
 from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, load, window_ends
 from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
@@ -249,18 +249,6 @@ class Settings(Experiment):
             return None
         near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
         return estimate(near - far)
-
-    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
-        lines, names = [], dict[str, list[str]]()
-        for variant in trained:
-            if e := self.gain(variant):
-                names.setdefault(use(e), []).append(f"{variant.name} ({self.criterion.difference(e)})")
-        if names:
-            found = "; ".join(f"{words}: {listed(names[words])}" for words in USES if words in names)
-            lines.append(
-                f"The fall of the loss from {self.length} {self.unit}s of context to {self.contexts[-1]}, on the same targets: {found}."
-            )
-        return lines
 
     def row(self, variant: Aggregate) -> dict[str, Any]:
         contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]

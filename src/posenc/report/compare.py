@@ -149,6 +149,13 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
+    if all("gain" in variant for variant in variants):
+        gains = [
+            m.difference(Estimate(**{k: v for k, v in variant["gain"].items() if k != "use"})) for variant in variants
+        ]
+        table.append(
+            Column("gain from far context", [(mean, half) for mean, half in (g.split(" ", 1) for g in gains)], True)
+        )
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     return table
