@@ -157,16 +157,14 @@ def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Section:
-    """One task on the page. measures: those with numbers, the one that ranks methods first. within, past: whether
-    there are prompts up to the context length, and longer ones. middles: by method and length, the middle against the ends."""
+    """One task on the page. measures: those with numbers, the one that ranks methods first. middles: by method and length, the
+    middle against the ends."""
 
     id: str
     task: Task
     measures: list[Measure]
     cells: list[tuple[str, Mapping[str, Any]]]
     lengths: list[int]
-    within: bool
-    past: bool
     panels: dict[str, Panel] = field(default_factory=dict)
     middles: dict[str, dict[int, Any]] = field(default_factory=dict)
 
@@ -176,8 +174,7 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
     by_method = {name: m for name in styles for m in task["methods"] if m["method"] == name}
     cells = [(name, cell) for name, method in by_method.items() for cell in method["cells"]]
     lengths = sorted({cell["length"] for _, cell in cells})
-    within, past = (bool(limit and any((n <= limit) == side for n in lengths)) for side in (True, False))
-    section = Section(id, task, _measures(results, task), cells, lengths, within, past)
+    section = Section(id, task, _measures(results, task), cells, lengths)
     if not cells:
         return section
     shown, tokens = section.measures, [f"{n} tokens" for n in lengths]
