@@ -186,9 +186,6 @@ class Planned(ComparisonStudy):
     def describe(self, job: Sequence[Run]) -> str:
         return f"{job[0].settings.name}, {job[0].settings.steps} steps, {super().describe(job)}"
 
-    def presentable(self, done: Mapping[Run, RunRecord]) -> Sequence[Run]:
-        return ()
-
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         seconds = {f"{cell.settings.name} {cell.id}": record.training_seconds for cell, record in done.items()}
         return {"settings": {}, "training_seconds": seconds}

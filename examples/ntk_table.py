@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from posenc.encodings import LogN, Mapped, Rotary
-from posenc.lab import data, experiment, text, train
+from posenc.lab import data, evaluate, experiment, text, train
 from posenc.lab.statistics import estimate
 
 S = text.Settings(length=64, factors=(1, 8), steps=3000, batch_size=32, dim=64, head_dim=32, windows=90, targets=16)
@@ -30,13 +30,44 @@ TEXTS = {"64 bytes": (64, None), "64, period 16": (64, 16)}
 TEXTS |= {"512 bytes": (512, None), "512, period 16": (512, 16), "512, period 128": (512, 128)}
 
 
+@torch.no_grad()
+def accuracy(
+    model: torch.nn.Module, tokens: torch.Tensor, settings: text.Settings, seen: int, period: int | None = None
+) -> torch.Tensor:
+    """The share of the targets that the model predicts, (windows,), on the passages and targets of `Settings.evaluate`.
+
+    seen: how many tokens before its successor the model reads, up to the longest test length. period: the targets follow
+    the last `period` tokens of the passage, repeated, instead of the passage.
+    """
+    ends = data.window_ends(tokens, settings)
+    texts = data.Text.of(tokens).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
+    if period is not None:
+        texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
+    batches = texts.split(max(1, evaluate.BATCH_TOKENS // seen))
+    likeliest = torch.cat([model(batch[:, :-1])[:, -settings.targets :].argmax(-1) for batch in batches])
+    return (likeliest == texts[:, -settings.targets :]).double().mean(1)
+
+
+def with_copies(read: data.Text | torch.Tensor, longest: int, seed: int = 0) -> torch.Tensor:
+    """A text to learn copying from, made of one in bytes: by turns a piece of 4 to `longest` of its bytes, another piece
+    twice, and as many random bytes twice (of 64 values), which nothing but copying predicts."""
+    tokens = data.Text.of(read).tokens
+    draws = torch.Generator().manual_seed(seed)
+    pieces: list[torch.Tensor] = []
+    while len(tokens):
+        piece, tokens = tokens.tensor_split([int(torch.randint(4, longest + 1, (), generator=draws))])
+        noise = torch.randint(64, piece.shape, generator=draws, dtype=torch.uint8)
+        pieces.append((piece, piece.repeat(2), noise.repeat(2))[len(pieces) % 3])
+    return torch.cat(pieces)
+
+
 def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
     """Row of the table -> column -> the share of the last bytes that the model predicts, in each text."""
     found = {}
     for (name, variant), suffix in product(VARIANTS.items(), (" + log n",) if log_n else ("", " + log n†")):
         model.encoding = variant + LogN(64, clip=not log_n) if suffix else variant
         texts = {text: (64 if name == "cut off" else seen, period) for text, (seen, period) in TEXTS.items()}
-        found[name + suffix] = {kind: text.accuracy(model, tokens, S, *of).tolist() for kind, of in texts.items()}
+        found[name + suffix] = {kind: accuracy(model, tokens, S, *of).tolist() for kind, of in texts.items()}
     return found
 
 
@@ -56,7 +87,7 @@ def main(stored: str = "ntk-table.json", seeds: int = 3) -> None:
     results = json.loads(path.read_text()) if path.exists() else {}
     for seed, host in product(range(int(seeds)), ("rope", "rope+log_n:train_length=64:clip=false")):
         if (name := f"{host}, seed {seed}") not in results:
-            model, _ = train.train(experiment.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
+            model, _ = train.train(experiment.Run(host, seed, S, corpus.digest), with_copies(corpus.train, 24))
             results[name] = measure(model, corpus.test, "log_n" in host)
             path.write_text(json.dumps(results) + "\n")
     print(table(results))

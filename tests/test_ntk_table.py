@@ -9,7 +9,7 @@ import torch
 
 from posenc.lab import data
 from posenc.lab.experiment import Run
-from posenc.lab.text import Settings, accuracy
+from posenc.lab.text import Settings
 from posenc.lab.train import build
 from posenc.tasks.running_text import pydoc
 from test_examples import example
@@ -20,7 +20,9 @@ COPIED = 64
 
 def test_a_text_to_copy_from_has_pieces_once_twice_and_as_noise_twice():
     text = torch.arange(COPIED, 256, dtype=torch.uint8)
-    runs = [list(run) for _, run in groupby(data.with_copies(text, 8).tolist(), lambda byte: byte < COPIED)]
+    runs = [
+        list(run) for _, run in groupby(example("ntk_table").with_copies(text, 8).tolist(), lambda byte: byte < COPIED)
+    ]
     noise = [run for run in runs if run[0] < COPIED]
     natural = [run for run in runs if run[0] >= COPIED]
     assert len(noise) > 5
@@ -42,7 +44,7 @@ def test_accuracy_is_that_of_one_token_after_another(seen, period):
     s = Settings(length=16, factors=(1, 4), batch_size=1, windows=5, targets=4, **shape)
     model = build(Run("rope", 0, s, "")).eval()
     tokens = torch.randint(4, (130,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    actual = accuracy(model, tokens, s, seen, period)
+    actual = example("ntk_table").accuracy(model, tokens, s, seen, period)
     assert 0 < actual.mean() < 1
     for window, end in enumerate((64, 80, 96, 112, 129)):
         hits = 0

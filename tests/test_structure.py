@@ -86,13 +86,11 @@ OF_ONE_KIND = {
     "analysis/codes.py": {"Mapped"},  # a wrapper, as Sum is
     "analysis/scores.py": {"Rotary"},  # XPos too, which has angles but refuses to move keys
     "analysis/target.py": {"Rotary"},  # whose frequencies the questions about a base are of
-    "lab/text.py": {"T5"},  # the last bucket
     "pretrained/attach.py": {"Rotary"},  # as transformers' modules
     "pretrained/convert.py": {"PoPE"},  # as wide again as its head
     "pretrained/plain_form.py": {"Rotary"},  # as transformers' configurations
     "pretrained/rope_config.py": {"Rotary"},
-    "report/analyze.py": {"Mapped", "Rotary", "Sinusoidal"},  # the explorer's, which it computes by itself
-    "report/predict.py": {"ALiBi", "Rotary", "Sinusoidal", "T5"},  # the page's, which it computes by itself
+    "report/predict.py": {"ALiBi", "T5"},  # the page's, which it computes by itself
 }
 """Where a module above the encodings asks for a class of them, and why. It may become shorter only."""
 

@@ -107,7 +107,6 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     whole = results | {
         "budgets": _budgets(results),
         "complete": True,
-        "running": False,
         "created": "in several sessions",
         "seconds": len(results["seeds"]) * sum(variant["training_seconds"] for variant in variants),
         "estimated_seconds": None,

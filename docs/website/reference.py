@@ -72,9 +72,8 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.lab.text": ("Settings of comparisons", ("Settings", "PRESETS", "CORE", "NAIVE")),
     "posenc.lab.experiment": ("Experiments", ("Experiment", "Run", "Preset")),
     "posenc.lab.synthetic.experiment": ("Generated tasks", ()),
-    "posenc.lab.data": ("Data of comparisons", ("load", "Corpus", "draw", "with_copies")),
+    "posenc.lab.data": ("Data of comparisons", ("load", "Corpus", "draw")),
     "posenc.report.explorer": ("The explorer as a file or block", ("page", "block", "fields")),
-    "posenc.report.plots": ("Figures of results", ()),
     "posenc.report.predict": ("The page that predicts", ("Weights", "page", "passages", "trained")),
 }  # fmt: skip
 """What has a page, a module or a part of one (after a slash): its title, and its names in their order, a method as

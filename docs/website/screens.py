@@ -46,7 +46,6 @@ def reports(folder: Path) -> None:
         text[part] = [each for each in text[part] if each.get("encoding", each.get("against")) in CORE]
     text |= {
         "complete": True,
-        "running": False,
         "created": "",
         "seconds": 0,
         "command": "posenc compare",

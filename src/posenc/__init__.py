@@ -30,14 +30,13 @@ if _TYPE_CHECKING:
     from posenc.pretrained.finetune import finetune
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
-    from posenc.report import plots
 
     __version__: str
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "Pass", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
-    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
+    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "position_maps",
     "re_rotate", "restore", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
@@ -64,7 +63,7 @@ _LAZY = {
 transformers, which is optional and slow to import."""
 
 
-_MODULES = {"analysis": "posenc.analysis", "hf": "posenc.pretrained.hf", "plots": "posenc.report.plots"}
+_MODULES = {"analysis": "posenc.analysis", "hf": "posenc.pretrained.hf"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -21,7 +21,7 @@ from posenc.cli.common import one_line, one_line_warnings
 from posenc.errors import InputError
 from posenc.lab.compare import EXPERIMENTS, Comparison
 from posenc.lab.evals.config import PRESETS as EVALUATIONS
-from posenc.lab.evals.config import preset_of, settings_of
+from posenc.lab.evals.config import settings_of
 from references import PATIENCE
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
@@ -251,7 +251,6 @@ def test_an_evaluation_comes_back_complete_without_its_preset(preset, tmp_path):
     again = parsed("eval", "--config", file(tmp_path, as_yaml(parsed("eval", "demo", "--preset", preset))))
     chosen = settings_of(None, **again.given)
     assert chosen == EVALUATIONS[preset]
-    assert preset_of(chosen) == preset
 
 
 def test_print_config_prints_what_config_takes(tmp_path, capsys):

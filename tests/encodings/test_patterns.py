@@ -13,7 +13,6 @@ from posenc.encodings.catalogue import entries, pattern_rows
 from posenc.encodings.patterns import PATTERNS, read
 from posenc.lab.compare import Comparison, names
 from posenc.lab.transformer import Transformer, TransformerConfig
-from posenc.report.compare import _described
 from references.calls import visited
 from references.commands import run
 
@@ -156,8 +155,6 @@ def test_a_comparison_takes_them():
     corpus, settings = data.corpus(TEXT, "numbered lines"), TINY.changed(num_layers=2, head_dim=8)
     comparison = Comparison(texts, 1, settings)
     comparison.check(corpus)
-    described = dict(_described({"variants": [{"encoding": text} for text in texts]}))
-    assert described["partial_rope"].startswith("RoPE on a quarter")
     with pytest.raises(InputError, match=r"names 4 layers, the model has 2; pass num_layers=4"):
         Comparison(("local_nope:window=4",), 1, settings).check(corpus)
 

@@ -51,7 +51,7 @@ def pages(tmp_path_factory):
     made = {
         "compare": comparison_report.page(marked(compared, WORDS["compare"])),
         "eval": evaluation.page(marked(evaluated, WORDS["eval"])),
-        "analyze": analysis.page(found, analysis.results(found, HOSTILE, 1.0), subject),
+        "analyze": analysis.page(found, analysis.results(found, HOSTILE, 1.0)),
         "diff": schedules.page(diff("yarn", "ntk"), HOSTILE),
         "explore": explorer.page({"tokens": HOSTILE, "at": "0,1,2,3,4,5,6,7,8,9,10,11"}),
         "predict": predict.page({"none": predict.Weights.of(model, 8, corpus=HOSTILE, steps=1, read=8)}, [HOSTILE], 8),

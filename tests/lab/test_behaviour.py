@@ -5,7 +5,6 @@ import dataclasses
 import gzip
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -161,26 +160,7 @@ def test_archives_are_recognised(archives, tmp_path, monkeypatch):
     placed, table = against(archives, ["rope"], seeds=1)
     results = compare_tasks(placed, tmp_path / "placed", engine=InProcess(), table=table, progress=said)
     assert results["runs"] == {"planned": 3, "finished": 3, "kept_from_before": 1}
-    assert len(results["repeated"]) == 1
     assert sum(line.startswith("Behaviour: copy, alibi") for line in said.sentences) == 1
-
-
-def test_another_machines_run_is_repeated_and_its_difference_stated(archives, tmp_path):
-    def elsewhere(content):
-        if "none" in content["runs"]:
-            scores = content["runs"]["none"]["variants"]["none"]["scores"]["accuracy"]
-            scores["1"] = [value // 2 for value in scores["1"]]
-
-    changed(archives, elsewhere)
-    placed, table = against(archives, ["rope"], seeds=1)
-    said = Said()
-    results = compare_tasks(placed, tmp_path / "out", engine=InProcess(), table=table, progress=said)
-    (sentence,) = results["repeated"]
-    assert sentence in said.sentences
-    here, there = re.search(r"scores (\S+) %, not (\S+) %, at 4 symbols", sentence).groups()
-    assert float(there) < float(here) / 1.9
-    again = compare_tasks(placed, tmp_path / "out", engine=InProcess(), table=table)
-    assert again["repeated"] == results["repeated"]
 
 
 def test_the_differences_of_behaviours_and_of_facts_in_words():

@@ -22,7 +22,6 @@ from posenc.lab.measure import measure
 from posenc.lab.records import RunRecord, VariantScores, difference
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import LOCK, Store
-from posenc.lab.study import Progress
 from posenc.report.compare import page
 from references import PATIENCE
 
@@ -260,7 +259,7 @@ def cell(encoding, seed, **variants):
     """A finished run with the given losses: name of the variant -> loss per factor 1, 2, 4."""
     noise = torch.linspace(-0.01, 0.01, 6) * (1 + 0.1 * seed)
     scores = [
-        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [1.0, 2.0], 10.0)
+        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, 10.0)
         for name, values in variants.items()
     ]  # fmt: skip
     return RunRecord({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
@@ -289,35 +288,13 @@ def test_verdicts(tiny):
     assert [a.name for a in ranked.variants] == ["t5", "alibi", "rope", "sinusoidal"]
     words = " ".join(ranked.answer())
     assert "At the training length of 16 bytes, t5 has the best loss (1.200 nats per byte); undecided: rope." in words
-    assert "Breaks at once, change at 32 bytes: sinusoidal (+0.9" in words
-    assert "Degrades, change at 64 bytes: rope (+1.2" in words
-    assert "t5 (+0.020 ± 0.0" in words
 
 
-def test_every_encoding_is_in_a_sentence(tiny):
-    """An encoding whose seeds disagree has the verdict "unclear", and its sentence says so."""
+def test_an_encoding_whose_seeds_disagree_is_unclear(tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
     ranked = ranking(settings, cells)
     assert ranked.verdict(ranked.variants[0], settings.larger) == "unclear"
-    assert any(line.startswith("Unclear, change at 64 bytes: rope (+0.1") for line in ranked.answer())
-
-
-@pytest.mark.parametrize(
-    ("ntk", "outcome"),
-    [
-        ((1.3, 1.7), "better: rope + NTK (−0.7"),
-        ((1.3, 2.6), "worse: rope + NTK (+0.2"),
-        ((1.4, 2.4), "undecided: rope + NTK ("),
-    ],
-)
-def test_untrained_variants_in_words(tiny, ntk, outcome):
-    settings = replace(tiny, factors=(1, 2, 4))
-    variants = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
-    cells = {Run("rope", s, settings, ""): cell("rope", s, **variants) for s in range(3)}
-    (line,) = (x for x in ranking(settings, cells).answer() if "without retraining" in x)
-    assert line.startswith("At 64 bytes, without retraining, ")
-    assert outcome in line
 
 
 def test_of_equal_encodings_few_comparisons_call_one_behind(tiny):
@@ -330,8 +307,8 @@ def test_of_equal_encodings_few_comparisons_call_one_behind(tiny):
             for seed in range(4):
                 at = 2 + 0.05 * torch.randn(24, generator=draws) + 0.02 * torch.randn(1, generator=draws)
                 name = f"rope:rope_theta={encoding + 2}"
-                scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, [1.0], 10.0)]
-                scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, [1.0], 10.0))
+                scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, 10.0)]
+                scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, 10.0))
                 cells[Run(name, seed, settings, "")] = RunRecord({}, scores, [2.0], 10, 1, 1.0, 10.0, 100)
         words = ranking(settings, cells).answer()
         undecided = words[0].partition("; undecided: ")[2]
@@ -364,12 +341,8 @@ def test_limits_say_what_was_not_shown(tiny):
     ranked = made_up(tiny, none=(2.5, 2.5, 2.5), t5=(1.2, 1.4, 2.4), learned=(1.3, 2.0, 2.0), rope=(1.2, 1.2, 1.2))
     notes = " ".join(ranked.limits())
     assert "behind the best loss: none" in notes
-    assert "t5: 0.0 % of the pairs in a training text of 16 bytes fall into its last bucket" in notes
-    assert "learned: its table ends at position 15" in notes
     assert "One small model" in notes
     settings = ranked.settings
-    assert "t5: 1.5 % of the pairs" in " ".join(replace(settings, length=128).limits(ranked.trained, ranked.corpus))
-    assert "t5" not in " ".join(replace(settings, length=512).limits(ranked.trained, ranked.corpus))
     one = {Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))}
     assert "Only one seed" in " ".join(ranking(settings, one).limits())
 
@@ -381,49 +354,3 @@ def test_the_median_of_an_even_count_lies_between_two(tiny):
         cells[Run("rope", seed, tiny, "")] = replace(one, tokens_per_second=speed, training_seconds=speed)
     (row,) = ranking(replace(tiny, factors=(1, 2, 4)), cells).numbers()["variants"]
     assert (row["train_tokens_per_second"], row["training_seconds"]) == (30, 30)
-
-
-# -------------------------------------------------------------------- how long it takes, and what is there before it is over
-
-
-def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, tmp_path):
-    pages = []
-
-    def render(results):
-        pages.append(results)
-        return page(results)
-
-    results = compare(
-        Comparison(("rope",), 3, tiny),
-        corpus,
-        tmp_path,
-        engine=InProcess(),
-        pages=lambda results: {"report.html": render(results)},
-    )
-    assert [(p["complete"], p["running"], p["runs"]["finished"], p["seeds_finished"]) for p in pages] == [
-        (False, True, 2, 1), (False, True, 4, 2), (True, False, 6, 3),
-    ]  # fmt: skip
-    assert "First results: 1 of 3 seeds of every encoding" in page(pages[0])
-    assert [variant["seeds"] for variant in pages[1]["variants"]] == [[0, 1]] * 4
-    assert results["seeds_finished"] == 3
-    assert "First results" not in (tmp_path / "report.html").read_text()
-    pages.clear()
-    compare(
-        Comparison(("rope", "t5"), 3, tiny),
-        corpus,
-        tmp_path,
-        engine=InProcess(),
-        pages=lambda results: {"report.html": render(results)},
-    )
-    assert [p["seeds_finished"] for p in pages] == [1, 2, 3]  # the new one's seeds come one by one
-
-
-def test_an_interrupted_comparison_is_not_a_running_one(corpus, tiny, tmp_path):
-    class Stopping(Progress):
-        def finished(self, what, measured, done):
-            if done == 3:
-                raise KeyboardInterrupt
-
-    results = compare(Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=InProcess(), progress=Stopping())
-    assert (results["complete"], results["running"], results["seeds_finished"]) == (False, False, 1)
-    assert results["runs"]["finished"] == 3

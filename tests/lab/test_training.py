@@ -15,7 +15,7 @@ from posenc.lab.compare import Comparison
 from posenc.lab.experiment import Run
 from posenc.lab.measure import measure, work
 from posenc.lab.muon import Muon, orthogonalised
-from posenc.lab.text import BINS_PER_LENGTH, PRESETS, Settings
+from posenc.lab.text import PRESETS, Settings
 from posenc.lab.train import Training, activation_bytes, build, train
 
 
@@ -96,7 +96,6 @@ def test_evaluation_is_paired(corpus, tiny):
     scores = settings.evaluate(model, variant, corpus.test, read.append)
     assert sum(read) == settings.windows * settings.length * 7
     assert {f: tuple(v.shape) for f, v in scores.paired.items()} == {1: (4,), 2: (4,), 4: (4,)}
-    assert scores.by_position.shape == (4, 4 * BINS_PER_LENGTH)
     ends = torch.linspace(64, len(corpus.test) - 1, 4).long()
     for factor in (1, 2, 4):
         length = 16 * factor
@@ -104,9 +103,6 @@ def test_evaluation_is_paired(corpus, tiny):
             text = corpus.test.tokens[end - length : end + 1].long()
             losses = F.cross_entropy(model(text[None, :-1])[0], text[1:], reduction="none")
             assert scores.paired[factor][window].item() == pytest.approx(losses[-8:].mean().item(), abs=1e-5)
-            if factor == 4:
-                bins = losses.view(4 * BINS_PER_LENGTH, -1).mean(1)
-                assert torch.allclose(scores.by_position[window], bins, atol=1e-5)
 
 
 def test_untrained_variants_share_the_weights_and_equal_the_model_at_the_training_length(corpus, tiny):

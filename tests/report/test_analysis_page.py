@@ -6,15 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from posenc.analysis.analyze import analyze
 from posenc.analysis.finding import INK
 from posenc.analysis.target import target_of
-from posenc.report.analyze import explorer, page, results, state
-from posenc.report.explorer import block
+from posenc.report.analyze import page, results
 from references import commands
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -46,11 +44,11 @@ def hostile():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A page with the explorer, and one of something with a name that is not harmless."""
+    """A page, and one of something with a name that is not harmless."""
     folder = tmp_path_factory.mktemp("analysis")
     for name, one in (("rope", target_of("rope", length=24)), ("hostile", hostile())):
         found = analyze(one)
-        (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0), one))
+        (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0)))
     return folder
 
 
@@ -67,51 +65,6 @@ def test_it_is_one_small_file_with_every_sentence(report):
             assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
         for picture in section.pictures:
             assert picture.see.split("'")[0] in text
-
-
-def tiles_of(target):
-    found = analyze(target)
-    found = replace(found, sections=tuple(each for each in found.sections if each.name in ("properties", "kernel")))
-    text = page(found, results(found))
-    return re.findall(r"<li class=\"(yes|no)\">(.*?)</li>", text.split('class="tiles"')[1].split("</ul>")[0])
-
-
-def test_tiles_have_a_tick_and_a_small_picture():
-    tiles = tiles_of(target_of("sinusoidal", length=64))
-    assert [re.search(r"</span> (.*?)<", tile)[1] for _, tile in tiles] == [
-        "Unique per position", "Uniform step", "Bounded", "Decays by half",
-    ]  # fmt: skip
-    assert [holds for holds, _ in tiles] == ["yes"] * 4
-    assert [tile.startswith("<img") for _, tile in tiles] == [True, False, False, False]
-    for _, tile in tiles[1:]:
-        points = [point.split(",") for point in re.search(r'points="([^"]*)"', tile)[1].split()]
-        assert len(points) >= 4
-        assert all(0 <= float(x) <= 100 and 0 <= float(y) <= 40 for x, y in points)
-    tiles = tiles_of(target_of("normalized", length=16))  # a code depends on the length
-    assert "no" in [holds for holds, tile in tiles if "Deterministic" in tile]
-
-
-@pytest.mark.parametrize(
-    ("text", "shape", "shown"),
-    [
-        ("rope:rope_theta=500", {"head_dim": 32}, {"encoding": "rope", "method": "none", "dim": 32, "base": 500}),
-        ("rope@rerope:window=16", {}, {"encoding": "rope", "method": "rerope:window=16", "dim": 64, "base": 10000}),
-        ("xpos", {"head_dim": 32}, {"encoding": "xpos", "dim": 32}),
-        ("sinusoidal:curve=power", {"dim": 16}, {"dim": 16, "base": 10000, "curve": "power", "exponent": 1}),
-        ("t5", {"num_heads": 2}, {"encoding": "t5", "heads": 2}),
-    ],
-)
-def test_the_explorer_is_set_to_the_subject(text, shape, shown):
-    found = state(target_of(text, length=24, trained=12, **shape))
-    assert found == {"encoding": "sinusoidal", **shown, "length": 24, "trained": 12}
-    assert "explorer-state" in block(found)
-
-
-@pytest.mark.parametrize(
-    "subject", ["rope+alibi", "learned", "fox", "fire", lambda positions: positions[:, None].cos()]
-)
-def test_what_the_explorer_does_not_know_has_none(subject):
-    assert explorer(target_of(subject, length=24)) == ""
 
 
 @pytest.mark.browser
@@ -132,7 +85,6 @@ def test_no_complaint_no_request_no_scrolling_sideways(report, new_tab, scheme, 
     assert light == (scheme == "dark")
     if name == "hostile":
         assert tab.locator("h1").inner_text() == HOSTILE
-    assert (tab.locator("#explore").count() == 1) == (name == "rope")
     part = tab.locator("details.part").first
     assert not part.locator(".drawings, p").first.is_visible()
     tab.goto((report / f"{name}.html").as_uri() + f"#{part.locator('h2').get_attribute('id')}")
@@ -157,7 +109,7 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert out.splitlines()[0] == "mine.py:waves"
     assert "printed by" not in out
     assert "printed by the function" in err
-    tables, figures = [f"table.{end}" for end in ("csv", "md", "tex")], [f"figure.{end}" for end in ("png", "svg")]
+    tables, figures = [f"table.{end}" for end in ("csv", "md", "tex")], ["figure.svg"]
     assert sorted(p.name for p in (folder / "new").iterdir()) == [
         "analysis.json", "config.yaml", *figures, "report.html", *tables,
     ]  # fmt: skip

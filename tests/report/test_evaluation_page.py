@@ -129,27 +129,11 @@ def test_the_middle_is_compared_with_the_ends(html, found):
     assert 'class="middle"' not in page(results(depths=(0.0, 1.0)))
 
 
-def test_heat_maps_share_a_scale(html, found):
-    grids = drawn(html)["task-0-grid"]
-    cells = {m["method"]: {(c["length"], c["depth"]): c for c in m["cells"]} for m in found["tasks"][0]["methods"]}
-    for number, method in enumerate(METHODS):
-        grid = grids[f"{number} 0"]
-        assert (grid["low"], grid["high"]) == (0, 100)
-        for i, depth in enumerate(DEPTHS):
-            for j, length in enumerate(LENGTHS):
-                mean = cells[method][length, depth]["score"]["mean"]
-                assert grid["z"][i][j] == pytest.approx(100 * mean, rel=1e-4)
-                assert grid["texts"][i][j] == f"{100 * mean:.0f}"
-    scales = [[grids[f"{number} 2"][key] for key in ("low", "high", "down")] for number in range(len(METHODS))]
-    assert all(scale == scales[0] and scale[2] for scale in scales)  # of the loss, less is better
-
-
 def test_the_trained_length_is_marked(html):
     own = drawn(html)
     assert own["task-0-length"]["0"]["marks"][0]["x"] == 2048
     assert own["task-2-position"]["2"]["marks"][0]["x"] == 2048
     assert "marks" not in own["task-2-position"]["0"]  # 512 tokens are all within it
-    assert own["task-0-grid"]["0 0"]["marks"][0]["x"] == 2
 
 
 def test_a_trained_length_far_away_is_not_marked():
@@ -157,7 +141,6 @@ def test_a_trained_length_far_away_is_not_marked():
     found["model"]["trained_length"] = 10 * LENGTHS[-1]
     html = page(found)
     assert "marks" not in drawn(html)["task-0-length"]["0"]
-    assert "within the context length" in texts(html)
 
 
 def test_a_method_looks_the_same_everywhere(html):
@@ -182,7 +165,7 @@ def test_many_methods_differ():
 
 def test_running_text_has_its_loss_alone(html, found):
     own = drawn(html)
-    assert not {"task-2-depth", "task-2-grid"} & set(own)
+    assert "task-2-depth" not in own
     assert list(own["task-2-length"]) == ["0"]
     points = found["tasks"][2]["methods"][0]["by_position"][-1]["points"]
     assert lines(own["task-2-position"]["2"])["none"]["y"] == pytest.approx([p["loss"] for p in points], rel=1e-4)
@@ -193,9 +176,6 @@ def test_what_is_missing_is_not_zero(found):
     part["ranking"] = part["ranking"][1:]
     text = page(part)
     assert "Stopped early" in text
-    grid = drawn(text)["task-0-grid"]["3 0"]
-    assert [row[2] for row in grid["z"]] == [None] * len(DEPTHS)
-    assert [row[2] for row in grid["texts"]] == ["–"] * len(DEPTHS)
     assert "rerope:window=256" not in lines(drawn(text)["task-0-depth"]["2 0"])
 
 

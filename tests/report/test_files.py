@@ -1,4 +1,4 @@
-"""Tables and figures to take along: the files beside a report, its buttons and its address, and `posenc.plots`."""
+"""Tables and figures to take along: the files beside a report, its buttons and its address."""
 
 import csv
 import io
@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-import posenc
-from posenc.errors import InputError
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import InProcess
@@ -19,10 +17,9 @@ from posenc.report import compare as compare_report
 from posenc.report.compare import columns, files, settings_of
 from posenc.report.drawn import drawn, plots_of
 from posenc.report.figures import plain
-from posenc.report.plots import _panels
 from report.eval_results import results as eval_results
 
-NAMES = ["report.html", "table.md", "table.csv", "table.tex", "figure.svg", "figure.png"]
+NAMES = ["report.html", "table.md", "table.csv", "table.tex", "figure.svg"]
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +66,19 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
             assert mean.replace("−", "$-$").replace("–", "--").replace("%", r"\%") in tex
     assert tex.count(r"\\") == 1 + len(rows)
     assert (folder / "figure.svg").read_text().startswith("<?xml")
-    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_point_of_a_figure_lies_within_its_axes(folder):
     compared = json.loads((folder / "results.json").read_text())
     count = 0
+    style, evaluated = compare_report.styles(compared["variants"]), eval_results()
     for panels in (
-        compare_report.figures_of(compared),
-        evaluate.figures_of(eval_results()),
+        compare_report.panels(compared, settings_of(compared, False), style),
+        *(section.panels for section in evaluate._sections(evaluated, evaluate.styles(evaluate.methods(evaluated)))),
         bench.figures_of(bench_results()),
     ):
         for figure in (plain(figure) for each in plots_of(panels) for figure in each.figures.values()):
-            if figure["kind"] != "lines":
-                continue
-            ax = drawn(figure, None).axes[0]
+            ax = drawn(figure).axes[0]
             (left, right), (low, high) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
             for one in figure["series"]:
                 points = [(x, y) for x, y in zip(one["x"], one["y"], strict=True) if y is not None]
@@ -109,7 +104,7 @@ def test_evaluations_and_benchmarks_have_the_same_files(made, of):
         assert all(value in text for name, value in row.items() if value and "interval" not in name and name != "table")
         assert not any(re.search(r"\d \(|–|%", value) for name, value in row.items() if name != "table")
     assert r"\toprule" in found["table.tex"]
-    assert found["figure.png"].startswith(b"\x89PNG")
+    assert found["figure.svg"].startswith(b"<?xml")
 
 
 def test_a_table_names_its_rows_in_full_and_escapes_what_latex_reads():
@@ -122,59 +117,6 @@ def test_a_table_names_its_rows_in_full_and_escapes_what_latex_reads():
     assert r"x|y & rope & $-$1 \% $\pm$ 2 \\" in latex([table])
     assert r"a\_b" in latex([table])
     assert r"| `x\|y` | rope | −1 % ± 2 |" in table.markdown()
-
-
-# -------------------------------------------------------------------- posenc.plots
-
-
-def sources(folder):
-    return {"compare": folder, "eval": eval_results(), "bench": bench_results()}
-
-
-@pytest.mark.parametrize("kind", ["compare", "eval", "bench"])
-def test_every_figure_of_a_page_is_drawn_with_its_numbers(folder, kind):
-    results = sources(folder)[kind]
-    listed = posenc.plots.figures(results)
-    assert listed
-    panels = _panels(results)
-    for plot in (plot for panel in panels.values() for plot in panel.plots):
-        assert [*listed[plot.name].values()] == [[*choice.texts] for choice in plot.choices]
-        for numbers, figure in plot.figures.items():
-            chosen = {c.name: c.texts[int(n)] for c, n in zip(plot.choices, numbers.split(), strict=True)}
-            drawing = posenc.plots.draw(results, plot.name, **chosen)
-            axes = drawing.axes[0]
-            assert axes.get_xlabel() == figure["x"]["label"]
-            if figure["kind"] == "heat":
-                assert axes.images[0].get_array().shape == (len(figure["z"]), len(figure["z"][0]))
-                continue
-            drawn = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-            for one in figure["series"]:
-                assert [*drawn[one["name"]].get_xdata()] == pytest.approx([*one["x"]], rel=1e-4)
-                values = [y for y in one["y"] if y is not None]
-                assert [y for y in drawn[one["name"]].get_ydata() if y == y] == pytest.approx(values, rel=1e-4)
-
-
-def test_a_figure_is_drawn_on_given_axes(folder):
-    from matplotlib.figure import Figure
-
-    drawing = Figure()
-    left, right = drawing.subplots(1, 2)
-    assert posenc.plots.draw(folder, ax=right) is drawing
-    assert right.lines
-    assert not left.lines
-
-
-def test_what_is_no_result_or_figure_is_refused(folder, tmp_path):
-    with pytest.raises(InputError, match=r"name the results\.json of a run, or its folder"):
-        posenc.plots.figures(tmp_path)
-    with pytest.raises(InputError, match="of no kind that has figures; expected compare"):
-        posenc.plots.figures({"kind": "predict"})
-    with pytest.raises(InputError, match="change"):
-        posenc.plots.draw(folder, "chnge")
-    with pytest.raises(InputError, match="colour"):
-        posenc.plots.draw(folder, "change", colour="red")
-    with pytest.raises(InputError, match="change"):
-        posenc.plots.draw(folder, "change", measure="rice")
 
 
 # -------------------------------------------------------------------- the page

@@ -368,8 +368,6 @@ def test_what_the_page_cannot_show_is_refused_before_training(names, settings, w
     ("encoding", "words"),
     [
         ("kerple", "unknown encoding on the page"),
-        ("rope:layout=interleaved", "layout='interleaved': the page computes rope without it"),
-        ("sinusoidal:amplitude=2", "amplitude=2: the page computes sinusoidal without it"),
     ],
 )
 def test_a_model_that_the_page_does_not_compute_is_refused(encoding, words):

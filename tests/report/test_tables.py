@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from posenc.lab.results import Ranking
+from posenc.lab.table import Table
 from posenc.report import terminal
-from posenc.report.terminal import Display, print_table
+from posenc.report.terminal import Display, print_cells
 from posenc_cli.arguments import aligned
 
 WIDTHS = (40, 60, 80, 120)
@@ -22,11 +23,13 @@ ROWS = [
     (["3", "alibi"], ["1.651", "1.662", "+0.002 ± 0.006", "+0.011 ± 0.008", "extrapolates"]),
 ]
 
+TABLE = Table("", "", ["", "encoding", *TITLES], [[*names, *cells] for names, cells in ROWS], names=2)
+
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_numbers_and_names_are_never_cut(width):
     out = Console(file=io.StringIO(), width=width)
-    print_table(out, ["", "encoding"], TITLES, ROWS, [0, 1, 4, 3, 2])
+    print_cells(out, TABLE, [0, 1, 4, 3, 2])
     text = out.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "..." not in text
@@ -41,7 +44,7 @@ def test_numbers_and_names_are_never_cut(width):
 
 def test_what_is_left_out_first_is_least_important():
     out = Console(file=io.StringIO(), width=60)
-    print_table(out, ["", "encoding"], TITLES, ROWS, [0, 1, 4, 3, 2])
+    print_cells(out, TABLE, [0, 1, 4, 3, 2])
     assert "degrades" in out.file.getvalue()
     assert "2.286" in out.file.getvalue()
 

@@ -123,7 +123,7 @@ class Analyze(WithOutput):
             analysis = analyze(subject, progress=lambda title, done, total: count(done, total, title))
             numbers = results(analysis, self.typed, time.perf_counter() - started)
             if folder is not None:
-                for name, content in files(analysis, numbers, subject).items():
+                for name, content in files(analysis, numbers).items():
                     folder.write(name, content)
         if folder is not None:
             folder.write("analysis.json", json.dumps(numbers, indent=1))

@@ -17,7 +17,6 @@ from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:
-    from posenc.lab.engines import Engine
     from posenc.lab.files import Folder
     from posenc.report.terminal import Display
 
@@ -48,22 +47,6 @@ class WithOutput(Command):
 class StudyCommand(Command):
     """A command that computes many cells and writes a report."""
 
-    engine: Annotated[
-        Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md", How(rare=True)
-    ] = "local"
-    address: Annotated[
-        str | None,
-        "with --engine ray: the cluster (default: RAY_ADDRESS, or one started on this machine for the run)",
-        How("HOST:PORT|auto", rare=True),
-    ] = None
-    cpus_per_cell: Annotated[
-        int | None, "with --engine ray: CPUs and threads of a cell (default: 1)", How(rare=True)
-    ] = None
-    gpus_per_cell: Annotated[
-        float | None,
-        "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)",
-        How(rare=True),
-    ] = None
     out: Annotated[str, "folder of results.json and report.html", How("DIR")]
 
 
@@ -104,21 +87,13 @@ def check_limits(options: Command, **limits: tuple[float, float]) -> None:
             raise InputError(f"must be from {least} to {most}", argument=name, value=value)
 
 
-def make_engine(options: StudyCommand, local: str = "local", **more: Any) -> "Engine":
-    """The engine of a study, see `posenc.lab.engines.create`. local: the meaning of "local" for this command."""
-    from posenc.lab.engines import create
-
-    given = {name: getattr(options, name) for name in ("address", "cpus_per_cell", "gpus_per_cell")}
-    return create(local if options.engine == "local" else options.engine, **given, **more)
-
-
-def refuse_launcher(study: str, parts: str) -> None:
+def refuse_launcher(study: str) -> None:
     """Refuse to run a study in each of the processes of torchrun or accelerate: they would share its folder."""
     processes = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and processes not in ("", "1"):
         raise InputError(
             f"{study} runs in one process",
-            f"start it without a launcher, and with --engine ray to distribute {parts}",
+            "start it without a launcher; posenc compare distributes its trainings by --engine ray",
             WORLD_SIZE=processes,
         )
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from posenc.cli.command import record, settings_in
-from posenc.cli.common import StudyCommand, check_unchanged, make_engine, refuse_launcher, run_study
+from posenc.cli.common import StudyCommand, check_unchanged, refuse_launcher, run_study
 from posenc.errors import InputError, listed
 from posenc_cli.arguments import How
 
@@ -34,10 +34,26 @@ class Compare(StudyCommand):
     )
     asks: ClassVar = True
 
+    engine: Annotated[
+        Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md", How(rare=True)
+    ] = "local"
+    address: Annotated[
+        str | None,
+        "with --engine ray: the cluster (default: RAY_ADDRESS, or one started on this machine for the run)",
+        How("HOST:PORT|auto", rare=True),
+    ] = None
+    cpus_per_cell: Annotated[
+        int | None, "with --engine ray: CPUs and threads of a cell (default: 1)", How(rare=True)
+    ] = None
+    gpus_per_cell: Annotated[
+        float | None,
+        "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)",
+        How(rare=True),
+    ] = None
     task: Annotated[
         tuple[str, ...],
         "text: predict the next token; copy, reverse, recall, addition, sort, dyck, parity, induction, "
-        "first_token, modular, flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
+        "flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
         "class of your code, FILE:CLASS; several: one table of all (default: text, or the preset's)",
         How("NAME", code=True, names="training task"),
     ] = ()
@@ -112,11 +128,13 @@ class Compare(StudyCommand):
         from posenc.report import leaderboard
         from posenc.report.terminal import Display
 
-        refuse_launcher("a comparison", "its trainings")
+        refuse_launcher("a comparison")
         alone = self.device != "cpu" and self.engine == "local"
         if alone and self.workers not in (None, 1):
             raise InputError("on cuda, models are trained one after the other", "leave it out", workers=self.workers)
-        engine = create("here") if alone else make_engine(self, workers=self.workers)
+        options = ("address", "workers", "cpus_per_cell", "gpus_per_cell")
+        given = {name: getattr(self, name) for name in options}
+        engine = create("here") if alone else create(self.engine, **given)
         comparisons, table = self.read_table() if self.against else (self.read(), None)
         one = len(comparisons) == 1
         resolved = {"data_sha256": comparisons[0][1].digest} if one and table is None else {}

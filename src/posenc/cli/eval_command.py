@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from posenc.cli.command import record
-from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, refuse_launcher, run_study
+from posenc.cli.common import StudyCommand, WithModel, check_unchanged, refuse_launcher, run_study
 from posenc.errors import InputError
 from posenc_cli.arguments import How
 
@@ -77,7 +77,7 @@ class Eval(WithModel, StudyCommand):
         from posenc.report.evaluate import files, show
         from posenc.report.terminal import Display
 
-        refuse_launcher("an evaluation", "its cells")
+        refuse_launcher("an evaluation")
         settings = settings_of(self.preset, **self.given)
         tasks = settings.made()  # a mistake shows before a model is loaded
         for name, task in tasks.items():
@@ -91,7 +91,6 @@ class Eval(WithModel, StudyCommand):
         if settings.text in texts:
             resolved["text_sha256"] = texts[settings.text]
             check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
-        engine = make_engine(self, local="here")
         Folder(self.out)
         model, tokenizer = self.load()
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
@@ -106,7 +105,6 @@ class Eval(WithModel, StudyCommand):
                 preset=self.preset,
                 directory=self.out,
                 name=self.model,
-                engine=engine,
                 progress=progress,
                 command=self.typed,
                 pages=files,

@@ -127,7 +127,6 @@ def _packed(record: RunRecord) -> dict[str, Any]:
                 measure: {at: _integers(values, _unit(measure)) for at, values in measured.items()}
                 for measure, measured in {LOSS: variant.paired, **variant.extra}.items()
             },
-            "by_position": _integers(variant.by_position, LOSSES),
             "tokens_per_second": variant.tokens_per_second,
         }
         for variant in record.variants
@@ -151,9 +150,8 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
             measure: {at: _numbers(values, _unit(measure)) for at, values in measured.items()}
             for measure, measured in variant["scores"].items()
         }
-        by_position = _numbers(variant["by_position"], LOSSES)
         rate = variant["tokens_per_second"]
-        variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), by_position, rate, scores))
+        variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), rate, scores))
     return RunRecord(run=dict(facts), variants=variants, losses=losses, **content)
 
 

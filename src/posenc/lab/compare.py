@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -73,12 +71,6 @@ class Comparison:
             for e in self.encodings
         ]
 
-    def seeds_in(self, runs: Iterable[Run], left_out: Collection[tuple[str, int]] = ()) -> int:
-        """How many seeds, from the first on, every encoding has finished. left_out: encodings and seeds that are not run."""
-        there = {(run.encoding, run.seed) for run in runs} | {*left_out}
-        complete = takewhile(lambda seed: all((e, seed) in there for e in self.encodings), range(self.seeds))
-        return len(list(complete))
-
     def check(self, corpus: Dataset, finished: Collection[str] = ()) -> None:
         """Refuse, before any training, what could not be run to its end. finished: encodings that are not tried, since nothing
         of them is trained.
@@ -117,7 +109,7 @@ def _try(run: Run) -> None:
         for condition in settings.conditions:
             model.encoding = variant.at(condition)
             with torch.random.fork_rng(devices=[]):
-                model(settings.example(condition), variant.positions(condition))
+                model(settings.example(condition))
 
 
 @dataclass(frozen=True)
@@ -146,20 +138,6 @@ class ComparisonStudy(Study[Run, RunRecord]):
     def known(self) -> Mapping[Run, Stored[RunRecord]]:
         tasks = [comparison.settings.name for comparison, _ in self.comparisons]
         return {run: stored for task in tasks for run, stored in self.table.runs.items() if run.settings.name == task}
-
-    def repeated(self, known: Collection[Run]) -> Sequence[Run]:
-        """One run of each task in the table: that of the baseline, which every encoding is compared with."""
-        return [run for run in known if run.encoding == "none" and run.seed == 0]
-
-    def compared(self, cell: Run, known: RunRecord, measured: RunRecord) -> str:
-        s, pairs = cell.settings, []
-        for condition in dict.fromkeys((s.trained_at, s.conditions[-1])):
-            there, here = (fmean(_scores(record, s, condition)) for record in (known, measured))
-            pairs.append(f"{s.criterion.value(here)}, not {s.criterion.value(there)}, at {s.spelled(condition)}")
-        return (
-            f"{s.name}: {cell.encoding}, seed {cell.seed}, of the table was trained here, too, and scores {' and '.join(pairs)}: "
-            "so far apart may another machine's numbers be."
-        )
 
     def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
         return archived(
@@ -214,12 +192,6 @@ class ComparisonStudy(Study[Run, RunRecord]):
         with flushed_denormals():
             return {r: measure(r, self.corpora[r.settings, r.data], tick) for r in job}
 
-    def presentable(self, done: Mapping[Run, RunRecord]) -> Sequence[Run]:
-        parts = ((c, [run for run in done if run.settings.name == c.settings.name]) for c, _ in self.comparisons)
-        counts = (comparison.seeds_in(part, self._left_out(comparison)) for comparison, part in parts)
-        seeds = min(filter(None, counts), default=0)
-        return [run for run in done if run.seed < seeds]
-
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         return self.of_comparison(*self.comparisons[0], done)
 
@@ -230,7 +202,6 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
             "seeds": list(range(plan.seeds)),
-            "seeds_finished": plan.seeds_in(done, self._left_out(plan)),
             "data": corpus.facts(),
             "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
             "answer": [*self._places(ranking), *ranking.answer()],
@@ -274,8 +245,7 @@ def compare(
     table: Table | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
-    what results.json holds. pages: what makes files of the results, such as `posenc.report.compare.files`. All are
-    written as soon as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
+    what results.json holds. pages: what makes files of the results, such as `posenc.report.compare.files`. engine: where runs are
     trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. share, merge: see `posenc.lab.study.run`. table: finished runs that
     are not trained, see `posenc.lab.leaderboard.against`.
 
@@ -289,12 +259,6 @@ def compare(
         study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,
         merge=merge,
     )  # fmt: skip
-
-
-def _scores(record: RunRecord, settings: Experiment, condition: int) -> list[float]:
-    """What the model as trained scores under a condition, by example."""
-    trained, key = next(variant for variant in record.variants if variant.trained), settings.criterion.key
-    return trained.extra.get(key, trained.paired)[str(condition)]
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:

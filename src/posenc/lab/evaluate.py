@@ -2,12 +2,13 @@
 """Testing a trained model, paired: the same examples and targets under every condition."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.lab.experiment import Batch, Experiment, Variant, current_execution
+from posenc.lab.experiment import Experiment, Variant, current_execution
 from posenc.lab.transformer import TransformerBase
 
 BATCH_TOKENS = 8192
@@ -20,7 +21,7 @@ def score(
     variant: Variant,
     condition: int,
     settings: Experiment,
-    read: Callable[[Tensor], Batch],
+    read: Callable[[Tensor], Any],
     on_batch: Callable[[int], None] = lambda tokens: None,
     shape: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:

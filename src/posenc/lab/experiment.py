@@ -24,34 +24,11 @@ from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
 from posenc.lab.transformer import Transformer, TransformerBase, TransformerConfig
 from posenc.lab.user_code import load_object, source_of
-from posenc.positions import Positions
 from posenc.spec import Spec
 
 __all__ = [
-    "Batch", "Criterion", "Dataset", "Execution", "Experiment", "Preset", "Run", "Scores", "Variant",
+    "Criterion", "Dataset", "Execution", "Experiment", "Preset", "Run", "Scores", "Variant",
 ]  # fmt: skip
-
-
-class Batch(Protocol):
-    """Examples of one step."""
-
-    @property
-    def inputs(self) -> Tensor:
-        """(batch, ...) what the model is given."""
-
-    @property
-    def targets(self) -> Tensor:
-        """(batch, ...) the class that each row of the model's logits is scored by."""
-
-    @property
-    def scored(self) -> int:
-        """How many targets there are."""
-
-    @property
-    def positions(self) -> Positions | None:
-        """Where the inputs are; None: the model's default."""
-
-    def to(self, device: torch.device) -> Self: ...
 
 
 class Dataset(Protocol):
@@ -72,21 +49,19 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to use a trained model: its name, and the encoding and the positions it takes under a condition."""
+    """One way to use a trained model: its name, and the encoding that it takes under a condition."""
 
     name: str
     at: Callable[[int], Encoding]
     trained: bool = True
-    positions: Callable[[int], Positions | None] = lambda condition: None
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What one variant scored. paired: condition -> (examples,) loss in nats. by_position: (examples, bins) likewise, where the
-    task has bins. extra: what else is measured -> condition -> (examples,)."""
+    """What one variant scored. paired: condition -> (examples,) loss in nats. extra: what else is measured -> condition ->
+    (examples,)."""
 
     paired: dict[int, Tensor]
-    by_position: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     extra: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
 
@@ -252,11 +227,6 @@ class Experiment(ABC):
         return tuple(condition for condition in self.conditions if condition > self.trained_at)
 
     @property
-    def smaller(self) -> tuple[int, ...]:
-        """The conditions below that of training, downwards."""
-        return tuple(condition for condition in reversed(self.conditions) if condition < self.trained_at)
-
-    @property
     def tokens(self) -> int:
         """The tokens of one example in training."""
         return self.tokens_at(self.trained_at)
@@ -311,8 +281,12 @@ class Experiment(ABC):
         return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     @abstractmethod
-    def draw(self, part: Any, generator: torch.Generator) -> Batch:
-        """The examples of one training step, from a part of a corpus: a function of its arguments alone."""
+    def draw(self, part: Any, generator: torch.Generator) -> Any:
+        """The examples of one training step, from a part of a corpus: a function of its arguments alone.
+
+        They have `inputs` (batch, ...) for the model, `targets` (batch, ...), the class that each row of its logits is scored by,
+        `scored`, how many targets count, `positions`, None for the model's default, and `to(device)`.
+        """
 
     @abstractmethod
     def evaluate(
@@ -337,10 +311,6 @@ class Experiment(ABC):
     def point(self, variant: Aggregate, condition: int, corpus: Any) -> dict[str, Any]:
         """The same, under one condition."""
         return {}
-
-    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
-        """Sentences of the answer."""
-        return []
 
     def limits(self, trained: Sequence[Aggregate], corpus: Any) -> list[str]:
         """Sentences on what the results do not show."""
@@ -410,7 +380,7 @@ class Execution:
         model.to(self.place)
         return cast(nn.Module, torch.compile(model)) if self.compiled else model
 
-    def forward(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """The logits of a batch, and its targets."""
         batch = batch.to(self.place)
         with torch.autocast(self.place.type, torch.bfloat16, enabled=self.precision == "bfloat16"):

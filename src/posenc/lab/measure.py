@@ -50,12 +50,11 @@ def measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None] = lamb
             with training.drawing():
                 scores = s.evaluate(model, variant, corpus.test, on_progress)
             rate = s.tested_tokens / (time.perf_counter() - started)
-            if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
+            if not all(losses.isfinite().all() for losses in scores.paired.values()):
                 raise diverged(run, f"when {variant.name} is tested")
-            by_position = _rounded(scores.by_position.mean(0)) if scores.by_position.numel() else []
             extra = {name: _by_condition(values) for name, values in scores.extra.items()}
             paired = _by_condition(scores.paired)
-            scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
+            scored.append(VariantScores(variant.name, variant.trained, paired, round(rate, 1), extra))
         memory = activation_bytes(model, corpus.train, s)
     return RunRecord(
         run={"id": run.id, "encoding": run.encoding, "seed": run.seed, "task": s.name},

@@ -24,8 +24,6 @@ class VariantScores:
     trained: bool
     paired: dict[str, list[float]]
     """condition -> loss of each example, in nats"""
-    by_position: list[float]
-    """loss of each bin of positions, the mean over examples; empty where the task has none"""
     tokens_per_second: float
     """tested tokens per second, all conditions together"""
     extra: dict[str, dict[str, list[float]]] = field(default_factory=dict)

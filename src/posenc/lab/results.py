@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc.errors import InputError, counted, listed
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.records import LOSS, Aggregate, RunRecord, change, difference, level, share
-from posenc.lab.statistics import Estimate, chances, estimate, fisher, found, near_best, wilson
+from posenc.lab.statistics import Estimate, chances, estimate, found, near_best, wilson
 
 CURVE_POINTS = 50
 LEARNED = 0.1
@@ -146,9 +146,8 @@ class Ranking:
 
     def _fall(self, variant: Aggregate, condition: int) -> Estimate:
         """The change for the worse."""
-        seeds, key, worse = sorted(variant.scores), self.criterion.key, self.criterion.worse
-        values = (variant.values(each, seeds, key) for each in (condition, self.settings.trained_at))
-        return estimate(worse * (next(values) - next(values)))
+        e = self.change(variant, condition)
+        return Estimate(-e.mean, e.error, -e.high, -e.low) if self.criterion.higher_is_better else e
 
     # ---------------------------------------------------------------- numbers
 
@@ -185,7 +184,6 @@ class Ranking:
             "verdict": self.verdict(variant, s.larger),
             **self._share_learned(variant),
             m.points: points,
-            **({"verdict_smaller": self.verdict(variant, s.smaller)} if s.smaller else {}),
             **s.row(variant),
             "training": _training(cells),
             "parameters": cells[0].parameters,
@@ -233,20 +231,17 @@ class Ranking:
         s = self.settings
         if not self.trained:
             return []
-        directions = [conditions for conditions in (s.larger, s.smaller) if conditions]
         lines = [self._first(s.trained_at, self.trained, f"At the training {self.criterion.size} of")]
-        lines += [self._first(conditions[-1], self.variants, "At") for conditions in directions]
+        lines += [
+            self._first(at, self.variants, "At") for at in (s.conditions[0], s.conditions[-1]) if at != s.trained_at
+        ]
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
         if guessing:
             lines.append(
                 f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "
                 f"{listed(guessing)}."
             )
-        for conditions in directions:
-            lines += self._by_verdict(conditions)
-        lines += [self._in_jumps()] if self.jumps else []
-        lines += s.remarks(self.trained)
-        return lines + [self._without_training(conditions[-1]) for conditions in directions if self._untrained()]
+        return lines
 
     def _first(self, condition: int, variants: Sequence[Aggregate], opening: str) -> str:
         best, m = self.best(condition, variants), self.criterion
@@ -261,45 +256,6 @@ class Ranking:
             f"{opening} {spelled}, {best.name} has the best {m.key} ({value}{unit}){tied if len(variants) > 1 else ''}."
         )
 
-    def _by_verdict(self, conditions: Sequence[int]) -> list[str]:
-        lines = []
-        for verdict in ("extrapolates", "degrades", "breaks at once", "unclear"):
-            condition = conditions[0 if verdict == "breaks at once" else -1]
-            changes = [
-                f"{variant.name} ({self.criterion.difference(self.change(variant, condition))})"
-                for variant in self.trained
-                if self.verdict(variant, conditions) == verdict
-            ]
-            if changes:
-                lines.append(
-                    f"{verdict.capitalize()}, change at {self.settings.spelled(condition)}: {listed(changes)}."
-                )
-        return lines
-
-    def _in_jumps(self) -> str:
-        """How many trainings learned the task, and how many pairs differ in that by an exact test."""
-        hits = {variant.name: len(self.learned(variant)) for variant in self.trained}
-        counts = {variant.name: len(variant.scores) for variant in self.trained}
-        pairs = [(a, b) for a, b in combinations(hits, 2) if counts[a] == counts[b]]
-        apart = found(torch.tensor([fisher(hits[a], hits[b], counts[a]) for a, b in pairs]))
-        shares = listed([f"{name} ({hits[name]} of {counts[name]})" for name in hits])
-        return (
-            f"Trainings learn this task or do not; learned by: {shares}. By Fisher's exact test with Holm's correction {int(apart.sum())} "
-            f"of {len(pairs)} pairs differ in how many learn."
-        )
-
-    def _without_training(self, condition: int) -> str:
-        """The variants without training against the same weights as trained."""
-        outcomes: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-        pairs = self._untrained()
-        for (variant, model), apart in zip(pairs, self._apart(pairs, condition), strict=True):
-            worse = self.behind(variant, model, condition).mean > 0
-            outcome = ("worse" if worse else "better") if apart else "undecided"
-            by = self.criterion.difference(difference(variant, model, condition, self.criterion.key))
-            outcomes[outcome].append(f"{variant.name} ({by})")
-        parts = [f"{outcome}: {listed(names)}" for outcome, names in outcomes.items() if names]
-        return f"At {self.settings.spelled(condition)}, without retraining, against the same weights as trained: {'; '.join(parts)}."
-
     def limits(self) -> list[str]:
         """What the comparison does not show, as far as it can be computed from what was run."""
         s, m, notes = self.settings, self.criterion, []
@@ -312,20 +268,11 @@ class Ranking:
                 "model that has learned little has little to lose, so a flat curve is no merit there."
             )
         notes += s.limits(self.trained, self.corpus)
-        if self._untrained():
-            notes.append(
-                "Variants without retraining would gain from fine-tuning, which usually follows and is omitted here."
-            )
         notes.append(
             f"One small model ({counted(s.num_layers, 'layer')}, width {s.dim}), one data set, {counted(s.steps, 'step')}, the same learning rates "
             "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )
-        if len(self.variants) > 1:
-            notes.append(
-                "Which differ from the best, or from the same weights as trained, is by t-tests with Holm's correction for all the "
-                "pairs compared in a sentence. Each interval and each verdict is of one variant: about 1 in 20 misses."
-            )
         if len({seed for variant in self.variants for seed in variant.scores}) == 1:
             notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")
         return notes

@@ -9,7 +9,6 @@ DIR/report.html         the report
 import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 import warnings
@@ -58,9 +57,9 @@ class Store(Folder):
         try:
             json.dumps(plain, allow_nan=False)
         except ValueError:
-            name, value = next(_not_finite(plain, type(stored.record).__name__))
+            name = type(stored.record).__name__
             raise InputError(
-                "is not a finite number; store None there, or refuse the cell", argument=name, value=value
+                "a number in it is not finite; store None there, or refuse the cell", argument=name
             ) from None
         self.write(f"cells/{cell}.json", _sealed(stored))
 
@@ -194,18 +193,6 @@ def _sealed(stored: Stored[Any]) -> bytes:
 
     content = msgspec.json.encode(stored)
     return b'{"sha256":"%s","cell":%s}' % (_digest(content), content)
-
-
-def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """Each number that is not finite, with the name of its field."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _not_finite(each, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _not_finite(each, f"{name}[{index}]")
 
 
 def _digest(content: bytes | memoryview) -> bytes:

@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -37,9 +37,7 @@ Pages = Callable[[Results], Mapping[str, str | bytes]]
 """What makes files of the results: the content of each by its name, the page first."""
 
 
-RESERVED = frozenset(
-    ("schema", "kind", "complete", "running", "created", "seconds", "estimated_seconds", "command", "set_aside")
-)
+RESERVED = frozenset(("schema", "kind", "complete", "created", "seconds", "estimated_seconds", "command", "set_aside"))
 """Keys of results.json that `run` sets."""
 
 
@@ -111,10 +109,6 @@ class Study(ABC, Generic[C, M]):
         """A job in a few words, for a line of progress."""
         return str(job[0])
 
-    def outcome(self, job: Sequence[C], measured: Mapping[C, M]) -> str:
-        """A job that has finished in a few words."""
-        return self.describe(job)
-
     def work(self, job: Sequence[C]) -> float:
         """The size of a job, in the unit of its ticks."""
         return len(job)
@@ -136,21 +130,9 @@ class Study(ABC, Generic[C, M]):
         None: the first cells tell."""
         return None
 
-    def repeated(self, known: Collection[C]) -> Sequence[C]:
-        """Those of the known cells that are measured here as well, to see by how much this machine differs."""
-        return ()
-
-    def compared(self, cell: C, known: M, measured: M) -> str:
-        """By how much it differs there, in a sentence."""
-        raise NotImplementedError
-
     def archived(self, directory: str | Path) -> Mapping[str, Stored[M]]:
         """Cells in a folder of another form than that of a study, by the hash of their facts."""
         return {}
-
-    def presentable(self, done: Mapping[C, M]) -> Sequence[C]:
-        """The cells of a first report, while others are still being measured; by default there is none."""
-        return ()
 
     def sentences(self, results: Results) -> dict[str, Any]:
         """What follows from the results so far, such as the answer in words."""
@@ -345,12 +327,11 @@ def _run(
             estimate = time.perf_counter() - started + left
             progress.estimated(estimate, len(ids) - before)
 
-    def write(part: Mapping[C, M], running: bool) -> tuple[dict[str, Any], list[Path]]:
+    def write(part: Mapping[C, M]) -> dict[str, Any]:
         results: dict[str, Any] = {
             "schema": 1,
             "kind": study.name,
             "complete": len(part) == len(ids),
-            "running": running,
             study.unit: {"planned": len(ids), "finished": len(part), "kept_from_before": before},
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - started, 1),
@@ -363,12 +344,12 @@ def _run(
             raise InputError(f"{type(study).__name__}.results: has no 'settings'; add them, {{}} if there are none")
         results |= _checked(study, "results", numbers)
         ran_on = {"posenc": version(), "engine": engine.name, "workers": engine.workers}
-        if sentences := [study.compared(cell, known[cell].record, here[cell].record) for cell in known if cell in here]:
-            results["repeated"] = sentences
         results["machine"] = results.get("machine", {}) | ran_on
         results |= _checked(study, "sentences", study.sentences(results))
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
-        return results, [store.write(name, content) for name, content in pages(results).items()]
+        for name, content in pages(results).items():
+            store.write(name, content)
+        return results
 
     read()
     try:
@@ -382,9 +363,8 @@ def _run(
     for (kind, why), times in Counter((study.kind(cell), why) for cell, why in wrong.items()).items():
         progress.say(f"Behaviour: {study.describe([kind])} ({times} of the {study.unit}) is measured again: {why}")
     accept()
-    before, presented = len(done), study.presentable(done)
-    again = [cell for cell in study.repeated(known) if cell not in here]
-    jobs = [*([cell] for cell in again), *study.jobs([cell for cell in ids if cell not in done])]
+    before = len(done)
+    jobs = study.jobs([cell for cell in ids if cell not in done])
     pace = Pace(sum(map(study.work, jobs)))
     progress.started(study, len(ids), before, pace)
     if jobs and engine.in_process and (unit := study.forecast()) is not None and unit * pace.total >= FORETOLD:
@@ -403,23 +383,14 @@ def _run(
                 for cell in job:
                     here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], in_words(versions()))
                     store.save(ids[cell], here[cell])
-                    if cell in known:
-                        progress.say(study.compared(cell, known[cell].record, measured[cell]))
                 accept()
-                progress.finished(study.outcome(job, measured), measured, len(done))
-                part = study.presentable(done)
-                if len(presented) < len(part) < len(ids):
-                    _, files = write({cell: done[cell] for cell in part}, running=True)
-                    if files and not presented:
-                        count = f"{len(part)} of {len(ids)} {study.unit}"
-                        progress.say(f"First results, {count}: {files[0].resolve()} (updated as more finish)")
-                    presented = part
+                progress.finished(study.describe(job), measured, len(done))
     except KeyboardInterrupt:
         read()  # it may have come between storing a cell and counting it
         accept()
         if not done:
             raise Interrupted from None
-    return write({cell: done[cell] for cell in ids if cell in done}, running=False)[0]
+    return write({cell: done[cell] for cell in ids if cell in done})
 
 
 @dataclass

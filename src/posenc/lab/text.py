@@ -10,26 +10,20 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, Sum
-from posenc.encodings import T5, Rotary
-from posenc.errors import InputError, check_value, listed
-from posenc.functional import t5_bucket
+from posenc.encoding import Encoding
+from posenc.encodings import Rotary
+from posenc.errors import InputError, check_value
 from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, load, window_ends
 from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.data.tokens import bpe_size
-from posenc.lab.evaluate import BATCH_TOKENS, score
+from posenc.lab.evaluate import score
 from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.transformer import TransformerBase
 
-__all__ = ["CORE", "NAIVE", "PRESETS", "Settings", "accuracy"]
-
-BINS_PER_LENGTH = 4
-"""Bins of the loss by position within one training length."""
-RARE = 0.1
-"""T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
+__all__ = ["CORE", "NAIVE", "PRESETS", "Settings"]
 
 
 FAR = 0.01
@@ -115,11 +109,6 @@ class Settings(Experiment):
         return self.length * self.factors[-1]
 
     @property
-    def bin_width(self) -> int:
-        """Positions in a bin of the loss by position."""
-        return max(1, self.length // BINS_PER_LENGTH)
-
-    @property
     def examples(self) -> int:
         return self.windows
 
@@ -198,8 +187,7 @@ class Settings(Experiment):
         part: Text | Tensor,
         on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
-        """The loss of a window is the mean over its targets; by position, over the positions of each bin, at the longest
-        length."""
+        """The loss of a window is the mean over its targets."""
         tokens, ends = Text.of(part).tokens, window_ends(part, self)
         paired: dict[int, Tensor] = {}
         for factor in self.factors:
@@ -207,13 +195,11 @@ class Settings(Experiment):
             read = lambda rows, before=before: TextBatch(tokens[ends[rows, None] + before].long())  # noqa: E731
             losses, _ = score(model, variant, factor, self, read, on_batch)
             paired[factor] = losses[:, -self.targets :].mean(1)
-        width = self.bin_width
-        bins = losses[:, : losses.shape[1] // width * width]
         by_context = {
             context: self._seeing(context, model, variant, tokens, ends, on_batch) for context in self.contexts
         }
         extra = {CONTEXT: by_context} if by_context else {}
-        return Scores(paired, bins.unflatten(1, (-1, width)).mean(2), extra)
+        return Scores(paired, extra)
 
     def scored_at_once(self, context: int) -> int:
         """How many of the targets are scored in one pass: each sees at most `context` tokens, and at least 7/8 of them, or, where the
@@ -264,50 +250,16 @@ class Settings(Experiment):
         near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
         return estimate(near - far)
 
-    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
-        lines, names = [], dict[str, list[str]]()
-        for variant in trained:
-            if e := self.gain(variant):
-                names.setdefault(use(e), []).append(f"{variant.name} ({self.criterion.difference(e)})")
-        if names:
-            found = "; ".join(f"{words}: {listed(names[words])}" for words in USES if words in names)
-            lines.append(
-                f"The fall of the loss from {self.length} {self.unit}s of context to {self.contexts[-1]}, on the same targets: {found}."
-            )
-        return lines
-
     def row(self, variant: Aggregate) -> dict[str, Any]:
         contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]
         gain = self.gain(variant)
         seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
         seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
-        return seen | self._by_position(variant)
-
-    def _by_position(self, variant: Aggregate) -> dict[str, Any]:
-        seeds, width = sorted(variant.scores), self.bin_width
-        losses = torch.tensor([variant.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, bins
-        # a single seed has no interval: passages are not kept
-        estimates = [estimate(each[None].expand(1, max(2, len(seeds)))) for each in losses.unbind(1)]
-        return {
-            "by_position": [
-                {"position": (index + 0.5) * width, "loss": e.mean, "low": e.low, "high": e.high}
-                for index, e in enumerate(estimates)
-            ]
-        }
+        return seen
 
     def limits(self, trained: Sequence[Aggregate], corpus: Corpus) -> list[str]:
         notes: list[str] = []
-        for variant in trained if self.larger else ():
-            encoding = self.make_encoding(variant.encoding)
-            for term in encoding if isinstance(encoding, Sum) else [encoding]:
-                notes += self._term_limits(variant.name, term)
-        if self.packed and inside_documents(corpus.test, self):
-            tested = len(corpus.test.document(window_ends(corpus.test, self)).unique())
-            notes.append(
-                f"The test passages lie in {tested} of {len(corpus.test.edges) - 1} held-out documents: those longer than "
-                f"{self.longest} {self.unit}s. Shorter ones are trained on, but not tested."
-            )
-        elif self.packed:
+        if self.packed and not inside_documents(corpus.test, self):
             notes.append(
                 f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
                 "documents, which the training sequences never do."
@@ -317,51 +269,7 @@ class Settings(Experiment):
                 f"The text repeats itself: only {different} of the {self.windows} test passages differ from each other, but the "
                 "intervals count them all, and are too narrow."
             )
-        if self.tokenizer != "bytes":
-            notes.append(
-                f"Losses and lengths are in tokens of {self.tokenizer}. To compare tokenizers, take bits per byte: "
-                f"{corpus.bytes_per_token:.2f} bytes per token, the average of the held-out text."
-            )
         return notes
-
-    def _term_limits(self, name: str, term: Encoding) -> list[str]:
-        if isinstance(term, T5):
-            distances = torch.arange(self.length)
-            *buckets, last = t5_bucket(
-                -torch.cat((distances, torch.tensor([10**6]))),
-                bidirectional=bool(term.bidirectional),
-                num_buckets=term.num_buckets,
-                max_distance=term.max_distance,
-            ).tolist()
-            pairs = self.length - distances
-            share = pairs[torch.tensor(buckets) == last].sum().item() / pairs.sum().item()
-            if share < RARE:
-                return [
-                    f"{name}: {100 * share:.1f} % of the pairs in a training text of {self.length} {self.unit}s fall into its "
-                    "last bucket, which all larger distances share: the bias there is hardly trained."
-                ]
-        limit = term.max_positions if getattr(term, "beyond", None) == "clamp" else None
-        if limit is not None and limit < self.longest:
-            return [f"{name}: its table ends at position {limit - 1}, which later tokens share."]
-        return []
-
-
-@torch.no_grad()
-def accuracy(
-    model: TransformerBase, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
-) -> Tensor:
-    """The share of the targets that the model predicts, (windows,), on the passages and targets of `Settings.evaluate`.
-
-    seen: how many tokens before its successor the model reads, up to the longest test length. period: the targets follow
-    the last `period` tokens of the passage, repeated, instead of the passage.
-    """
-    ends = window_ends(text, settings)
-    texts = Text.of(text).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
-    if period is not None:
-        texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
-    batches = texts.split(max(1, BATCH_TOKENS // seen))
-    likeliest = torch.cat([model(batch[:, :-1])[:, -settings.targets :].argmax(-1) for batch in batches])
-    return (likeliest == texts[:, -settings.targets :]).double().mean(1)
 
 
 NAIVE = ("normalized", "integer", "binary")

@@ -3,12 +3,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from posenc.encodings import ENCODINGS
-from posenc.encodings.patterns import PATTERNS
-from posenc.errors import summary
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
@@ -16,14 +14,12 @@ from posenc.lab.study import Results
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
-from posenc.position_maps import MAPS
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, plot, rendered
-from posenc.report.terminal import TableRows, print_files, print_table, stdout
-from posenc.spec import parse
+from posenc.report.terminal import print_cells, print_files, stdout
 
-__all__ = ["figures_of", "files", "page", "show", "tables"]
+__all__ = ["files", "page", "show", "tables"]
 
 TEMPLATES = {Settings: "compare_text.html", Synthetic: "compare_synthetic.html"}
 """The templates of the pages of some experiments; others have compare.html."""
@@ -51,25 +47,15 @@ def page(results: Results, *, may_import: bool = False) -> str:
         s=s,
         panels=shown,
         styles=style,
-        winners=winners(results, s),
         ranked=columns(results, s),
-        described=_described(results),
     )
 
 
 def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
     """The files of a comparison beside results.json. may_import: as in `page`."""
-    panels = figures_of(results, may_import=may_import)
-    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(panels))
-
-
-def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
-    """All figures by name. may_import: as in `page`."""
     s, variants = settings_of(results, may_import), results["variants"]
-    if not variants:
-        return {}
-    curves = Plot("training", [], {"": training(variants, styles(variants))})
-    return {**panels(results, s, styles(variants)), "training": Panel("training", "Loss in training", [curves])}
+    shown = panels(results, s, styles(variants)) if variants else {}
+    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(shown))
 
 
 def tables(results: Results, *, may_import: bool = False) -> list[Table]:
@@ -104,34 +90,7 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         choice = Choice("measure", "Shown:", kinds)
         draw = plot("change", [choice], lambda kind: by_condition(variants, s, style, kinds[kind]))
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
-    if any("by_position" in variant for variant in variants):
-        choice = Choice("against", "Shown:", ["loss", f"above {variants[0]['name']}"])
-        draw = plot("position", [choice], lambda above: loss_by_position(variants, s, style, above == 1))
-        shown["position"] = Panel("by-position", "Loss by position", [draw])
-    if results["extensions"]:
-        of = {"": without_training(results, s, style)}
-        shown["extensions"] = Panel("extended", "Without retraining", [Plot("extensions", [], of)], key=False)
     return shown
-
-
-def winners(results: Results, s: Experiment) -> str:
-    """The best variant at the training condition and at the last, in a line; "" without results."""
-    m, found = s.criterion, []
-    unit = "" if m.higher_is_better else f" nats per {s.unit}"
-    for index, words in {
-        s.conditions.index(s.trained_at): f"training {m.size}",
-        len(s.conditions) - 1: "longest",
-    }.items():
-        if not results["variants"]:
-            return ""
-        # in a tie the trained encoding: at the training length an extension of it is the same
-        best = min(
-            results["variants"],
-            key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
-        )
-        value = m.value(best[m.points][index][m.key]["mean"])
-        found.append(f"Best at the {words} ({s.spelled(s.conditions[index])}): {best['name']}, {value}{unit}.")
-    return " ".join(found)
 
 
 def show(results: Results, directory: str, *, may_import: bool = False) -> None:
@@ -139,21 +98,11 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     out, s = stdout(), settings_of(results, may_import)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    shown = columns(results, s)
-    rows: TableRows = [
-        (
-            [str(rank + 1), variant["name"]],
-            [*(" ".join(column.cells[rank][: 1 + column.interval]) for column in shown), variant["verdict"]],
-        )
-        for rank, variant in enumerate(results["variants"])
-    ]
-    verdict, changes = len(shown), [at for at, column in enumerate(shown) if column.interval]
-    levels = [
-        at for at, column in enumerate(shown[:2]) if not column.interval
-    ]  # at the training length, and at the longest
-    keep = dict.fromkeys([*levels, verdict, *reversed(changes), *range(len(shown))])
+    (table,) = tables(results, may_import=may_import)
+    verdict = table.head.index("verdict")
+    rows = [row[: verdict + 1] for row in table.rows]  # what it costs is on the page
     out.print()
-    print_table(out, ["", "encoding"], [*(column.title for column in shown), "verdict"], rows, [*keep])
+    print_cells(out, replace(table, head=table.head[: verdict + 1], rows=rows), [0, 1, *range(verdict - 1, 1, -1)])
     out.print()
     better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
@@ -200,6 +149,13 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
+    if all("gain" in variant for variant in variants):
+        gains = [
+            m.difference(Estimate(**{k: v for k, v in variant["gain"].items() if k != "use"})) for variant in variants
+        ]
+        table.append(
+            Column("gain from far context", [(mean, half) for mean, half in (g.split(" ", 1) for g in gains)], True)
+        )
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     return table
@@ -209,19 +165,6 @@ def _level(point: Mapping[str, Any], m: Criterion) -> tuple[str, str]:
     behind = Estimate(**point["behind_best"])
     small = "best" if behind.mean <= 0 else f"{m.difference(behind).lstrip('+')} behind"
     return m.value(point[m.key]["mean"]), small
-
-
-def _described(results: Results) -> list[tuple[str, str]]:
-    """The encodings of this comparison, and what each does."""
-    known = {**ENCODINGS, **{name: pattern.text for name, pattern in PATTERNS.items()}}
-    known |= {f"@{name}": map for name, map in MAPS.items()}
-    descriptions = []
-    for name in dict.fromkeys(variant["encoding"] for variant in results["variants"]):
-        terms = parse(name).terms
-        bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
-        texts = (f"the class {base}" if ":" in base else summary(known[base]) for base in bases)
-        descriptions.append((name, " ".join(texts)))
-    return descriptions
 
 
 # -------------------------------------------------------------------- figures
@@ -263,7 +206,7 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
         y, shown = [scale * e["mean"] for e in estimates], intervals(estimates, scale)
         series.append(line(name, sizes, y, style[name], dots=True, label=True, quiet=not paired, **shown))
-    marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
+    marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.conditions[0] != s.trained_at else []
     if paired:
         marks = [*marks, {"y": 0, "label": ""}]
     elif m.higher_is_better:
@@ -301,34 +244,6 @@ def _edges(values: Sequence[float]) -> tuple[float, float]:
     low, _, high = quantiles(values, n=4)
     inner = [value for value in values if low - 3 * (high - low) <= value <= high + 3 * (high - low)]
     return min(inner), max(inner)
-
-
-def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], above: bool) -> Figure:
-    """The loss at each position of the longest test sequences, as it is or above the best variant's."""
-    series, best = [], [p["loss"] for p in variants[0]["by_position"]]
-    for variant in variants:
-        name, points = variant["name"], variant["by_position"]
-        y = [p["loss"] - above * b for p, b in zip(points, best, strict=True)]
-        ends = {} if above else {end: [p[end] for p in points] for end in ("low", "high")}
-        series.append(line(name, [p["position"] for p in points], y, style[name], quiet=True, label=True, **ends))
-    marks = trained(s.size_at(s.trained_at), "training length")
-    return lines(series, axis("position in the test text", low=0), axis(f"loss, nats per {s.unit}"), marks=marks)
-
-
-def without_training(results: Results, s: Experiment, style: Mapping[str, Style]) -> Figure:
-    """What ways to use a model without training change, against the same weights as trained."""
-    (scale, unit), m = _unit(s), s.criterion
-    rows: dict[str, list[Any]] = {}
-    for row in results["extensions"]:
-        rows.setdefault(row["variant"], []).append(row)
-    series = []
-    for name, of in rows.items():
-        sizes, estimates = [s.size_at(row[m.condition]) for row in of], [row["difference"] for row in of]
-        y = [scale * e["mean"] for e in estimates]
-        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
-    title = f"difference of the {m.key}, {'points' if m.higher_is_better else unit}"
-    marks = [{"y": 0, "label": "the same weights as trained"}]
-    return lines(series, _sizes(s), axis(title), marks=marks, height=260, spread=True)
 
 
 def training(variants: Rows, style: Mapping[str, Style]) -> Figure:

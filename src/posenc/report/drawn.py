@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the pages, drawn by matplotlib, and the files that a study has beside its page."""
+"""The files that a study has beside its page: its tables, and its first figure, drawn by matplotlib."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from posenc.lab.table import Table, as_csv, latex
 from posenc.lab.table import markdown as in_markdown
 from posenc.report.figures import Figure, plain
-from posenc.report.html import Choice, Panel, Plot
+from posenc.report.html import Panel, Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,71 +16,54 @@ if TYPE_CHECKING:
 
 INCH = 80
 """Pixels of a page."""
-SHARP = 200
-"""Dots per inch of a PNG."""
 BESIDE = 2.5
 """Points between the intervals of two lines at the same place."""
 
 
-def beside(
-    page: str, tables: Sequence[Table], drawing: "Drawing | None", markdown: str | None = None
-) -> dict[str, str | bytes]:
-    """The files of a report: its page, the tables as Markdown, CSV and LaTeX, and the figure that opens the page, if there is one.
-    markdown: in place of the tables'."""
+def beside(page: str, tables: Sequence[Table], drawing: "Drawing | None") -> dict[str, str | bytes]:
+    """The files of a report: its page, the tables as Markdown, CSV and LaTeX, and the figure that opens the page, if there is one."""
     return {
         "report.html": page,
-        "table.md": in_markdown(tables) if markdown is None else markdown,
+        "table.md": in_markdown(tables),
         "table.csv": as_csv(tables),
         "table.tex": latex(tables),
-        **(saved(drawing) if drawing else {}),
+        **({"figure.svg": saved(drawing)} if drawing else {}),
     }
 
 
 def first_of(panels: Mapping[str, Panel]) -> "Drawing | None":
     """The first figure."""
-    plots = plots_of(panels)
-    return drawn(figure_of(plots[0], {}), None) if plots else None
+    for plot in plots_of(panels):
+        return drawn(plain(plot.figures[" ".join(str(choice.chosen) for choice in plot.choices)]))
+    return None
 
 
-def saved(drawing: "Drawing") -> dict[str, bytes]:
-    """A figure as files. The same figure gives the same bytes."""
+def saved(drawing: "Drawing") -> bytes:
+    """A figure as SVG. The same figure gives the same bytes."""
     import matplotlib as mpl
 
-    found = {}
-    for kind in ("svg", "png"):
-        out, metadata = BytesIO(), {"Date": None} if kind == "svg" else None
-        with mpl.rc_context({"svg.hashsalt": "posenc", "svg.fonttype": "none"}):
-            drawing.savefig(out, format=kind, dpi=SHARP, bbox_inches="tight", metadata=metadata)
-        found[f"figure.{kind}"] = out.getvalue()
-    return found
+    out = BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "posenc", "svg.fonttype": "none"}):
+        drawing.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return out.getvalue()
 
 
 def plots_of(panels: Mapping[str, Panel]) -> list[Plot]:
     return [plot for panel in panels.values() for plot in panel.plots if plot.figures]
 
 
-def figure_of(plot: Plot, choices: Mapping[str, str]) -> Figure:
-    def number(choice: Choice) -> int:
-        return choice.texts.index(choices[choice.name]) if choice.name in choices else choice.chosen
-
-    figure: Figure = plain(plot.figures[" ".join(str(number(choice)) for choice in plot.choices)])
-    return figure
-
-
-def drawn(figure: Figure, ax: "Axes | None") -> "Drawing":
+def drawn(figure: Figure) -> "Drawing":
+    """A figure of lines or points."""
     from matplotlib.figure import Figure as Drawing
 
-    if ax is None:
-        drawing = Drawing(figsize=(720 / INCH, figure.get("height", 380) / INCH), layout="constrained")
-        ax = drawing.subplots()
-    KINDS[figure["kind"]](figure, ax)
+    drawing = Drawing(figsize=(720 / INCH, figure.get("height", 380) / INCH), layout="constrained")
+    ax = drawing.subplots()
+    _lines(figure, ax)
     for side in ("x", "y"):
-        _set_axis(ax, side, figure[side], heat=figure["kind"] == "heat")
+        _set_axis(ax, side, figure[side])
     for mark in figure.get("marks", ()):
         _mark(ax, mark)
-    found = ax.get_figure()
-    assert found is not None
-    return found  # type: ignore[return-value]
+    return drawing
 
 
 def _lines(figure: Figure, ax: "Axes") -> None:
@@ -96,7 +79,6 @@ def _lines(figure: Figure, ax: "Axes") -> None:
         options["linewidth"] = one.get("width", 1.8)
         if one.get("points"):
             options |= {"linestyle": "none", "marker": "o", "markersize": 1.6 * one.get("radius", 3.2)}
-            options |= {"markerfacecolor": "none"} if one.get("hollow") else {}
         else:
             options |= {"linestyle": (0, tuple(length / 2 for length in dash)) if dash else "-"}
             options |= {"marker": "o", "markersize": 4} if one.get("dots") else {}
@@ -121,35 +103,11 @@ def _lines(figure: Figure, ax: "Axes") -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _heat(figure: Figure, ax: "Axes") -> None:
-    z = [[float("nan") if value is None else value for value in row] for row in figure["z"]]
-    shade = "Blues_r" if figure.get("down") else "Blues"
-    image = ax.imshow(z, aspect="auto", cmap=shade, vmin=figure.get("low"), vmax=figure.get("high"))
-    low, high = image.get_clim()
-    for row, texts in enumerate(figure.get("texts", ())):
-        for column, text in enumerate(texts):
-            share = (z[row][column] - low) / ((high - low) or 1)
-            dark = share < 0.5 if figure.get("down") else share > 0.5
-            ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
-    ends = figure.get("ends")
-    bar = image.axes.figure.colorbar(image, ax=ax)
-    if ends and low < high:
-        bar.set_ticks([low, high], labels=ends)
-
-
-KINDS: dict[str, Callable[[Figure, Any], None]] = {"lines": _lines, "heat": _heat}
-
-
-def _set_axis(ax: "Axes", side: str, axis: Mapping[str, Any], *, heat: bool) -> None:
+def _set_axis(ax: "Axes", side: str, axis: Mapping[str, Any]) -> None:
     def set_(what: str, *values: Any, **options: Any) -> None:
         getattr(ax, f"set_{side}{what}")(*values, **options)
 
     set_("label", axis["label"])
-    names: Sequence[str] = axis.get("names", ())
-    if heat:
-        if names:
-            set_("ticks", range(len(names)), labels=names)
-        return
     if axis.get("log"):
         set_("scale", "log")
     if "ticks" in axis:
@@ -166,7 +124,7 @@ def _mark(ax: "Axes", mark: Mapping[str, Any]) -> None:
         ax.axhline(mark["y"], **style)
         place, where = (0.0, mark["y"]), ax.get_yaxis_transform()
     else:
-        ax.axvline(mark["x"] - (0.5 if ax.images else 0), **style)
+        ax.axvline(mark["x"], **style)
         place, where = (mark["x"], 1.0), ax.get_xaxis_transform()
     ax.annotate(
         mark["label"], place, xycoords=where, xytext=(4, 3 if "y" in mark else -9), textcoords="offset points",

@@ -13,7 +13,7 @@ from posenc.lab.evals.results import difference, spelled
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
 from posenc.report.drawn import beside, first_of
-from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, heat, intervals, line, lines, trained
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
     print_cells,
@@ -25,7 +25,7 @@ from posenc.report.terminal import (  # before rich: the error states what to in
 # isort: split
 from rich.markup import escape
 
-__all__ = ["figures_of", "files", "page", "show", "tables"]
+__all__ = ["files", "page", "show", "tables"]
 
 Task = Mapping[str, Any]
 
@@ -123,15 +123,6 @@ def _first(sections: Sequence["Section"]) -> "Section | None":
     return next(several, next(iter(sections), None))
 
 
-def figures_of(results: Results) -> dict[str, Panel]:
-    """All figures by name, that at the top of the page first."""
-    style = styles(methods(results))
-    sections = [section for section in _sections(results, style) if section.panels]
-    first = _first(sections)
-    sections.sort(key=lambda section: section is not first)
-    return {panel.id: panel for section in sections for panel in section.panels.values()}
-
-
 def tables(results: Results) -> list[Table]:
     """One per task: every method at the lengths and depths that the terminal shows."""
     return [_table(results, task) for task in results["tasks"]]
@@ -139,7 +130,8 @@ def tables(results: Results) -> list[Table]:
 
 def files(results: Results) -> dict[str, str | bytes]:
     """The files of an evaluation beside results.json."""
-    return beside(page(results), tables(results), first_of(figures_of(results)))
+    first = _first([section for section in _sections(results, styles(methods(results))) if section.panels])
+    return beside(page(results), tables(results), first_of(first.panels if first else {}))
 
 
 def methods(results: Results) -> list[str]:
@@ -165,16 +157,14 @@ def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Section:
-    """One task on the page. measures: those with numbers, the one that ranks methods first. within, past: whether
-    there are prompts up to the context length, and longer ones. middles: by method and length, the middle against the ends."""
+    """One task on the page. measures: those with numbers, the one that ranks methods first. middles: by method and length, the
+    middle against the ends."""
 
     id: str
     task: Task
     measures: list[Measure]
     cells: list[tuple[str, Mapping[str, Any]]]
     lengths: list[int]
-    within: bool
-    past: bool
     panels: dict[str, Panel] = field(default_factory=dict)
     middles: dict[str, dict[int, Any]] = field(default_factory=dict)
 
@@ -183,9 +173,8 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
     limit = results["model"]["trained_length"]
     by_method = {name: m for name in styles for m in task["methods"] if m["method"] == name}
     cells = [(name, cell) for name, method in by_method.items() for cell in method["cells"]]
-    lengths, depths = (sorted({cell[key] for _, cell in cells}, key=lambda x: x or 0) for key in ("length", "depth"))
-    within, past = (bool(limit and any((n <= limit) == side for n in lengths)) for side in (True, False))
-    section = Section(id, task, _measures(results, task), cells, lengths, within, past)
+    lengths = sorted({cell["length"] for _, cell in cells})
+    section = Section(id, task, _measures(results, task), cells, lengths)
     if not cells:
         return section
     shown, tokens = section.measures, [f"{n} tokens" for n in lengths]
@@ -199,13 +188,6 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
     if task["takes_depth"]:
         draw = plot(f"{id}-depth", [at, measure], lambda n, m: by_depth(cells_at(n), styles, shown[m]))
         section.panels["depth"] = Panel(f"{id}-by-depth", f"{task['task']} by depth", [draw])
-        names = list(by_method)
-        grid = plot(
-            f"{id}-grid",
-            [Choice("method", "Method:", names), measure],
-            lambda n, m: by_length_and_depth(cells, names[n], lengths, depths, shown[m], limit),
-        )
-        section.panels["grid"] = Panel(f"{id}-heat", f"{task['task']} by length and depth", [grid], key=False)
         middles = {name: {r["length"]: r["middle"] for r in rows if r.get("middle")} for name, rows in by_name.items()}
         section.middles = {name: by for name, by in middles.items() if by}
     if any(method["by_position"] for method in by_method.values()):
@@ -284,35 +266,6 @@ def by_position(curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: 
     return lines(series, of_text, _axis(MEASURES["loss"]), marks=marks)
 
 
-def by_length_and_depth(
-    cells: Sequence[tuple[str, Mapping[str, Any]]],
-    method: str,
-    lengths: Sequence[int],
-    depths: Sequence[float],
-    measure: Measure,
-    limit: int | None,
-) -> Figure:
-    """A measure as a heat map, on the same scale for every method. cells: of all methods, with their names."""
-    means = [c[measure.key]["mean"] for _, c in cells if c[measure.key] is not None]
-    least, most = (0, 100) if measure.scale == 100 else (min(means), max(means))
-    shown = {(c["length"], c["depth"]): c[measure.key] for m, c in cells if m == method and c[measure.key] is not None}
-    estimates = [[shown.get((length, depth)) for length in lengths] for depth in depths]
-    words = [[("–", "not measured") if e is None else measure.words(e) for e in row] for row in estimates]
-    within = sum(length <= limit for length in lengths) if limit else 0
-    return heat(
-        [[None if e is None else e["mean"] * measure.scale for e in row] for row in estimates],
-        axis("length of the text, tokens", names=[str(length) for length in lengths]),
-        axis("depth of the answer", names=[f"{100 * depth:.3g} %" for depth in depths]),
-        texts=[[mean.removesuffix(" %") for mean, _ in row] for row in words],
-        words=[[f"{mean} ({interval})" for mean, interval in row] for row in words],
-        low=least,
-        high=most,
-        ends=["0 %", "100 %"] if measure.scale == 100 else [f"{least:.2f}", f"{most:.2f} nats"],
-        down=measure.key == "loss",
-        marks=[{"x": within, "label": ""}] if 0 < within < len(lengths) else [],
-    )
-
-
 def _line(
     name: str, x: list[float], points: Rows, where: Sequence[str], measure: Measure, style: Style
 ) -> dict[str, Any]:
@@ -349,27 +302,19 @@ def show(results: Results, directory: str) -> None:
 
 
 def _table(results: Results, task: Task) -> Table:
-    """Methods by depths, at the longest length within the context length and at the longest of all; or by lengths."""
-    measure, title = _measures(results, task)[0], spelled(task["task"])
+    """Methods by length and depth, if the task takes one."""
+    measure = _measures(results, task)[0]
     by_method = {name: m["cells"] for name in methods(results) for m in task["methods"] if m["method"] == name}
-    lengths, depths = (
-        sorted({c[key] for cells in by_method.values() for c in cells}, key=lambda x: x or 0)
-        for key in ("length", "depth")
-    )
-    if not task["takes_depth"]:
-        values = {m: {c["length"]: c[measure.key] for c in cells} for m, cells in by_method.items()}
-        numbers = [[m, *(_cell(measure, at.get(n)) for n in lengths)] for m, at in values.items()]
-        return Table(title, measure.axis, ["method", *(f"{n} tokens" for n in lengths)], numbers)
-    within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
-    depths = spread_out(depths, MOST)
+    every = [cell for cells in by_method.values() for cell in cells]
+    depths = spread_out(sorted({cell["depth"] for cell in every}, key=lambda depth: depth or 0), MOST)
     rows: list[list[Cell]] = []
-    for length in sorted({*within[-1:], *lengths[-1:]}):
+    for length in sorted({cell["length"] for cell in every}):
         for name, cells in by_method.items():
-            at = {c["depth"]: c[measure.key] for c in cells if c["length"] == length}
+            at = {cell["depth"]: cell[measure.key] for cell in cells if cell["length"] == length}
             if at:
                 rows.append([str(length), name, *(_cell(measure, at.get(depth)) for depth in depths)])
-    head = ["tokens", "method", *(f"depth {100 * depth:.3g} %" for depth in depths)]
-    return Table(title, measure.axis, head, rows, names=2)
+    heads = ("value" if depth is None else f"depth {100 * depth:.3g} %" for depth in depths)
+    return Table(spelled(task["task"]), measure.axis, ["tokens", "method", *heads], rows, names=2)
 
 
 def _cell(measure: Measure, estimate: Mapping[str, float] | None) -> Cell:

@@ -21,14 +21,8 @@ def lines(series: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[
     return {"kind": "lines", "series": [one for one in series if len(one["x"])], "x": x, "y": y, **options}
 
 
-def heat(z: Sequence[Sequence[float | None]], x: Mapping[str, Any], y: Mapping[str, Any], **options: Any) -> Figure:
-    """A heat map. z: by row and column, None: not measured. options: low, high, ends: of the scale and what they are called;
-    down: less is better; texts, words: of each cell, in it and when it is read; marks."""
-    return {"kind": "heat", "z": [*z], "x": x, "y": y, **options}
-
-
 def axis(label: str, **options: Any) -> dict[str, Any]:
-    """options: low, high, log, ticks as [[value, text]], names of a heat map's cells."""
+    """options: low, high, log, ticks as [[value, text]]."""
     return {"label": label, **options}
 
 

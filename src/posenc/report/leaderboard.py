@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
-import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
-from posenc.report.compare import page, settings_of, styles, trade_off, winners
+from posenc.report.compare import page, settings_of, styles, trade_off
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
-from posenc.report.terminal import TableRows, print_files, print_table, stdout
+from posenc.report.terminal import print_cells, print_files, stdout
 
-OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
+OF_ALL = ("complete", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
 """What the page of a task takes from the results of all."""
 
 
@@ -53,8 +51,6 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
         variant["name"]: variant["gain"] for of in tasks.values() for variant in of["variants"] if "gain" in variant
     }
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
-    lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
-    command = partial(_of_one, results["command"])
     scores = {
         name: {variant["name"]: _ends(variant, settings[name]) for variant in of["variants"]}
         for name, of in tasks.items()
@@ -68,8 +64,7 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
         panel=drawn["dots"],
         budgets=drawn.get("budgets"),
         gains=gains,
-        winners=lines,
-        command=command,
+        measured=tasks,
         sizes=sizes,
         scores=scores,
         mean_score=mean_score,
@@ -163,27 +158,13 @@ def mean_score(e: Mapping[str, float] | None) -> str:
     return "–" if e is None else f"{100 * e['mean']:.0f} ± {50 * (e['high'] - e['low']):.0f}"
 
 
-def _of_one(command: str, encoding: str) -> str:
-    """The command that compares one encoding instead of all, in the default folder."""
-    words, found = shlex.split(command), []
-    dropping = False
-    for word in words:
-        dropping = word in ("--encodings", "--out") or (dropping and not word.startswith("--"))
-        found += [] if dropping else [word]
-    return shlex.join([*found, "--encodings", encoding]) if found else ""
-
-
 def show_tasks(results: Results, directory: str) -> None:
     """The table of all tasks, and where the files are, on stdout."""
-    out, tasks = stdout(), results["settings"]["tasks"]
-    rows: TableRows = []
-    for row in results["table"]:
-        near = (" ".join(map(_percent, of.values())) for of in map(row["near_best"].__getitem__, tasks))
-        rows.append(([row["encoding"]], [*near, *(mean_score(row[at]) for at in ENDS)]))
-    last = len(tasks)
+    out, (table,) = stdout(), tables(results)
     for line in results["answer"]:
         out.print(line, markup=False)
-    print_table(out, ["encoding"], [*tasks, "mean", "longest"], rows, [last, last + 1, *range(last)])
+    last = len(table.head) - 1
+    print_cells(out, table, [last - 2, last - 1, *range(last - 2)])
     out.print()
     out.print(
         "By task: how probably (%) an encoding is within the tolerance of the best, at the training length and at the longest. "

@@ -5,13 +5,12 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
 from posenc.encodings import T5, ALiBi, NoPE, Rotary, Sinusoidal
 from posenc.errors import InputError, unknown
 from posenc.lab.data import Text
@@ -63,11 +62,6 @@ class Weights:
         encoding, config = model.encoding, model.config
         if type(encoding) not in (Rotary, ALiBi, NoPE, Sinusoidal, T5):
             raise unknown("encoding on the page", encoding.known_as, ENCODINGS)
-        _check_usual(encoding)
-        if not config.causal or not config.tie_weights or config.kv_heads != config.num_heads:
-            raise InputError(
-                "the page computes decoders with tied weights and as many key heads as query heads", argument="model"
-            )
         about |= {
             "epsilon": torch.finfo(torch.float32).eps if model.norm.eps is None else model.norm.eps,
             "hidden": len(model.state_dict()["blocks.0.mlp.gate.weight"]),
@@ -105,18 +99,6 @@ class Weights:
     def script(self) -> str:
         """A script that gives them to a page that names it as a source."""
         return f"posenc.models[{json.dumps(self.about['name'])}] = {json.dumps(self.data(), separators=(',', ':'))};\n"
-
-
-def _check_usual(encoding: Encoding) -> None:
-    """Refuse options of RoPE and of sinusoidal codes that the page does not read."""
-    if isinstance(encoding, (Rotary, Sinusoidal)):
-        usual = type(encoding)(encoding.head_dim if isinstance(encoding, Rotary) else encoding.dim)
-        for each in fields(type(encoding)):
-            value = getattr(encoding, each.name)
-            if each.init and each.name != "rope_theta" and value != getattr(usual, each.name):
-                raise InputError(
-                    f"the page computes {encoding.known_as} without it", "leave it out", argument=each.name, value=value
-                )
 
 
 def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:

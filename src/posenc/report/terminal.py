@@ -48,9 +48,6 @@ class Times(ProgressColumn):
         return Text(times(elapsed, left))
 
 
-TableRows = list[tuple[list[str], list[str]]]
-"""The names at the head of each row, and its numbers with their intervals, "62 % (45 to 77)"."""
-
 FORMS: tuple[Callable[[str], str], ...] = (
     lambda cell: cell,
     lambda cell: cell.replace(" (", "\n("),
@@ -59,12 +56,12 @@ FORMS: tuple[Callable[[str], str], ...] = (
 """A number with its interval, in narrower and narrower forms."""
 
 
-def print_table(
-    out: Console, names: Sequence[str], titles: Sequence[str], rows: TableRows, keep: Sequence[int] = ()
-) -> bool:
+def print_cells(out: Console, made: Made, keep: Sequence[int] = ()) -> bool:
     """A table that fits the terminal: intervals beside their means, under them, or left out, and then fewer columns. Names
-    and numbers are never shortened. keep: columns, the most important first; otherwise those that stay are spread out. Returns
-    whether it has intervals."""
+    and numbers are never shortened. keep: columns after the names, the most important first; otherwise those that stay are
+    spread out. Returns whether it has intervals."""
+    names, titles = made.head[: made.names], made.head[made.names :]
+    rows = [(row[: made.names], row[made.names :]) for row in made.texts]
     layouts = [([*range(len(titles))], form) for form in FORMS]
     fewer = [sorted(keep[:most]) for most in range(len(keep) - 1, 0, -1)]
     fewer = fewer or [spread_out(range(len(titles)), most) for most in (3, 2, 1)]
@@ -89,12 +86,6 @@ def print_table(
     if left_out:
         out.print(f"({' and '.join(left_out)} left out: see report.html, or use a wider terminal)", markup=False)
     return form is not FORMS[-1]
-
-
-def print_cells(out: Console, made: Made) -> bool:
-    """A table of results, as `print_table` prints it."""
-    names, rows = made.names, made.texts
-    return print_table(out, made.head[:names], made.head[names:], [(row[:names], row[names:]) for row in rows])
 
 
 def spread_out(every: Sequence[Any], most: int) -> list[Any]:
@@ -210,7 +201,7 @@ def stdout() -> Console:
 
 FILES = {
     "Report": ("report.html",), "Numbers": ("results.json", "analysis.json"), "Tables": ("table.md", "table.csv", "table.tex"),
-    "Figure": ("figure.svg", "figure.png"),
+    "Figure": ("figure.svg",),
 }  # fmt: skip
 """What a command writes beside a page."""
 

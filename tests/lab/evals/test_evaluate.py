@@ -11,8 +11,8 @@ import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError
 from posenc.lab.evals import config, study
-from posenc.lab.evals.config import CONTROL, NONE, PRESETS, TRUNCATION, EvaluationSettings, planned, settings_of
-from posenc.lab.evals.study import Evaluation, evaluate, fingerprint, shifted
+from posenc.lab.evals.config import NONE, PRESETS, TRUNCATION, EvaluationSettings, planned, settings_of
+from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
@@ -140,7 +140,6 @@ def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     half = evaluate(model(), tokenizer, directory=tmp_path, name="small", progress=Listening(stop_at=10), **SMALL)
     assert not half["complete"]
     assert half["cells"] == {"planned": 35, "finished": 10, "kept_from_before": 0}
-    assert any("Only 10 of 35 cells" in note for note in half["limits"])
     complete = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
     assert complete["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 10}
     assert numbers(complete) == rounded(numbers(results))  # other depths beside a cell: another order of reading
@@ -332,38 +331,6 @@ def test_without_a_tokenizer_nothing_can_be_asked():
         evaluate(model(), None, **SMALL)
 
 
-def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatch):
-    """A map changes nothing in texts within its window, so its numbers are those of "none"."""
-    given = {
-        "tasks": ("copying",),
-        "methods": ("rerope:window=64", "ntk:factor=2"),
-        "lengths": (48, 64, 96),
-        "samples": 2,
-    }
-    given |= {"depths": (0.5,)}
-    read, measured = study.Reader.read, []
-    monkeypatch.setattr(study.Evaluation, "behaviour", lambda *_: {})  # which reads texts as well
-
-    def counted(reader, *args, **kwargs):
-        measured.append(args[2])
-        return read(reader, *args, **kwargs)
-
-    monkeypatch.setattr(study.Reader, "read", counted)
-    found = evaluate(model(), tokenizer, **given)
-    assert sorted(measured) == [48, 48, 64, 64, 96, 96, 96]  # none and ntk everywhere, rerope at 96
-    assert found["cells"]["planned"] == 7
-    assert found["exact_tokens"] == {"rerope:window=64": 64, "ntk:factor=2": 0}
-    none, rerope, _ = found["tasks"][0]["methods"]
-    assert [cell["length"] for cell in rerope["cells"]] == [48, 64, 96]
-    assert [cell["loss"] for cell in rerope["cells"][:2]] == [cell["loss"] for cell in none["cells"][:2]]
-    assert rerope["by_length"][0]["against_none"]["loss"]["mean"] == 0
-    assert any("rerope:window=64 does not change inputs of up to 64 tokens" in note for note in found["limits"])
-    monkeypatch.setattr("posenc.lab.evals.study.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
-    apart = evaluate(model(), tokenizer, **given)
-    for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):
-        assert one["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=1e-5)
-
-
 def test_an_extended_model_is_measured_as_it_came(tokenizer):
     ours = model()
     posenc.extend(ours, "yarn", factor=2)
@@ -429,7 +396,6 @@ def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_p
 def test_a_preset_of_times_takes_lengths_instead_but_not_both():
     assert settings_of("longer", lengths=(300, 600)).times == ()
     assert settings_of("longer", samples=2).on(100).lengths == (200, 400, 800)
-    assert config.preset_of(settings_of("longer").on(100)) == "longer"
     with pytest.raises(InputError, match=r"times=2, lengths=512: give one of the two"):
         settings_of("longer", lengths=512, times=2)
     with pytest.raises(InputError, match=r"times=0: must be above 0"):
@@ -440,39 +406,9 @@ def test_a_preset_of_times_takes_lengths_instead_but_not_both():
 def test_presets_name_what_there_is(name):
     settings = settings_of(name)
     assert {task.name for task in settings.made().values()} <= set(TASKS)
-    for method in (each for each in settings.methods if each != CONTROL):
+    for method in settings.methods:
         llama = small_model("llama", max_position_embeddings=2048)
         posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
-
-
-def test_the_control_does_nothing(tokenizer):
-    """Read under a shift of all positions, with and without a cache; a model that sees positions is refused."""
-    llama = small_model("llama", vocab_size=VOCABULARY, max_position_embeddings=TRAINED)
-    settings = {
-        "tasks": ["passkey", "perplexity"],
-        "methods": [CONTROL],
-        "lengths": (150,),
-        "depths": (0.5,),
-        "samples": 2,
-    }
-    results = evaluate(llama, tokenizer, **settings)
-    for task in results["tasks"]:
-        none, control = (next(m for m in task["methods"] if m["method"] == name) for name in ("none", CONTROL))
-        assert none["cells"][0]["loss"]["mean"] == pytest.approx(control["cells"][0]["loss"]["mean"], abs=1e-5)
-        assert control["seconds"] > 0
-    seen = []
-    with shifted(llama), torch.no_grad():
-        handle = llama.model.register_forward_pre_hook(lambda m, a, k: seen.append(k["position_ids"]), with_kwargs=True)
-        cache = llama(torch.zeros(1, 3, dtype=torch.long), use_cache=True).past_key_values
-        llama(torch.zeros(1, 2, dtype=torch.long), past_key_values=cache)
-        handle.remove()
-    assert torch.cat(seen, 1).tolist() == [[1, 2, 3, 4, 5]]
-    with pytest.raises(InputError, match="methods='control': moves positions, and needs a model of RoPE"):
-        evaluate(
-            GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=256, n_embd=32, n_layer=1, n_head=2)),
-            tokenizer,
-            **settings,
-        )
 
 
 @pytest.mark.slow

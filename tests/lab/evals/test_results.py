@@ -274,16 +274,14 @@ def results(found, **settings):
     return {
         "complete": True, "model": {"trained_length": TRAINED}, "cells": {"planned": 9, "finished": 9},
         "settings": {"samples": 8, "seeds": 2, "generate": True, "methods": ["none", "good", "bad"], "lengths": [64, 128]}
-        | settings, "exact_tokens": {}, **found,
+        | settings, **found,
     }  # fmt: skip
 
 
 def test_the_answer_follows_from_the_numbers(found):
     lines = answer(results(found))
-    assert lines[0].startswith("asks at 128 tokens, unmodified model: ")
-    assert lines[1].startswith("reads, unmodified model: ")
-    assert lines[2].startswith("good against the unmodified model: better on asks (+")
-    assert lines[3].startswith("bad against the unmodified model: worse on asks (")
+    assert lines[0].startswith("good against the unmodified model: better on asks (+")
+    assert lines[1].startswith("bad against the unmodified model: worse on asks (")
 
 
 def test_fewer_texts_than_a_verdict_takes_leave_all_undecided(done):
@@ -294,9 +292,3 @@ def test_fewer_texts_than_a_verdict_takes_leave_all_undecided(done):
     assert not any("better on" in line or "worse" in line for line in answer(results(found, samples=7)))
     assert "A verdict takes 16 documents: with 14 every difference is undecided." in limits(results(found, samples=7))
     assert not any("verdict" in line for line in limits(results(found)))
-
-
-def test_limits_follow_from_the_settings(found):
-    assert any("No answer was generated" in note for note in limits(results(found, generate=False)))
-    assert not any("No answer was generated" in note for note in limits(results(found)))
-    assert any("3 prompts per cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))

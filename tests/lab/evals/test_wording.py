@@ -1,51 +1,10 @@
 """The lines of the answer, from made-up numbers."""
 
-import pytest
-
 from posenc.lab.evals.results import BASE, BETTER, UNDECIDED, WORSE, answer
 
 
 def interval(mean, low=None, high=None):
     return {"mean": mean, "low": mean if low is None else low, "high": mean if high is None else high, "n": 16}
-
-
-def results(cells, middle=None, generates=True, ranking=()):
-    """Of one task and the unmodified model; cells: share or loss by (length, depth)."""
-    by = "exact" if generates else "loss"
-    none = {
-        "method": "none",
-        "cells": [{"length": n, "depth": d, "score": None, by: interval(value)} for (n, d), value in cells.items()],
-        "by_length": [
-            {"length": n, "score": None, by: interval(value), "middle": middle}
-            for n, value in {n: value for (n, _), value in cells.items()}.items()
-        ],
-    }
-    return {"tasks": [{"task": "passkey", "generates": generates, "methods": [none]}], "ranking": list(ranking)}
-
-
-DEPTHS = {(256, 0.0): 1.0, (256, 0.5): 0.25, (256, 1.0): 0.75, (512, 0.0): 0.5, (512, 0.5): 0.0, (512, 1.0): 0.5}
-
-
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [
-        (
-            results(DEPTHS, interval(-0.5, -0.9, -0.1)),
-            "passkey at 512 tokens, unmodified model: 50 / 0 / 50 % right at depth 0 / 0.5 / 1; "
-            "the middle against the ends: −50 points, −90 to −10.",
-        ),
-        (
-            results({(256, 0.5): 0.5, (512, 0.5): 0.25}),
-            "passkey, unmodified model: 50 / 25 % right at 256 / 512 tokens.",
-        ),
-        (
-            results({(256, None): 3.125, (512, None): 2.5}, generates=False),
-            "passkey, unmodified model: 3.12 / 2.50 nats a token at 256 / 512 tokens.",
-        ),
-    ],
-)
-def test_the_unmodified_model(found, line):
-    assert answer(found) == [line]
 
 
 def test_methods():
@@ -65,7 +24,7 @@ def test_methods():
         },
         {"method": "ntk", "tasks": []},
     ]
-    assert answer(results({}, ranking=rows)) == [
+    assert answer({"ranking": rows}) == [
         "yarn against the unmodified model: better on facts (+20 points, +10 to +30); worse on perplexity (+0.070 nats, "
         "+0.046 to +0.094); undecided on needle (+0 points, −20 to +20).",
         "ntk against the unmodified model: not measured yet.",

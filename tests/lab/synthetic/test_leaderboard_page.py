@@ -55,9 +55,6 @@ def test_the_tables_are_those_of_the_results(leaderboard, board):
         assert page == leaderboard.written(page, made)
     assert made["scores"].count("\n") == made["summary"].count("\n") == made["equal_time"].count("\n")
     assert made["summary"].count("\n") == 1 + len(LEADERBOARD)
-    exact = {task: [line for line in r.answer() if "Fisher's exact test" in line] for task, r in board.rankings.items()}
-    assert {task for task, lines in exact.items() if lines} == {"recall"}  # whose trainings jump
-    assert "stick_breaking (4 of 4)" in exact["recall"][0]
     first = board.rankings["copy"].trained[0]
     assert made["tasks"].split("accuracy at 128 symbols")[1].split("\n")[2].startswith(f"| `{first.name}` ")
 

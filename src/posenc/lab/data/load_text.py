@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text behind a name, as a corpus."""
 
-import torch
-from torch import Tensor
-
 from posenc.errors import InputError
 from posenc.lab.data.corpora import CORPORA, split
-from posenc.lab.data.corpus_text import Corpus, Text
+from posenc.lab.data.corpus_text import Corpus
 from posenc.lab.data.sources import documents
 from posenc.lab.data.tokens import build
 
@@ -50,16 +47,3 @@ def load(
 def corpus(text: bytes, name: str) -> Corpus:
     """A text as bytes: the last tenth is held out."""
     return build(name, [(text,)], "bytes", packed=False, data_tokens=max(2, len(text)))
-
-
-def with_copies(text: Text | Tensor, longest: int, seed: int = 0) -> Tensor:
-    """A text to learn copying from, made of one in bytes: by turns a piece of 4 to `longest` of its bytes, another piece
-    twice, and as many random bytes twice (of 64 values), which nothing but copying predicts."""
-    tokens = Text.of(text).tokens
-    draws = torch.Generator().manual_seed(seed)
-    pieces: list[Tensor] = []
-    while len(tokens):
-        piece, tokens = tokens.tensor_split([int(torch.randint(4, longest + 1, (), generator=draws))])
-        noise = torch.randint(64, piece.shape, generator=draws, dtype=torch.uint8)
-        pieces.append((piece, piece.repeat(2), noise.repeat(2))[len(pieces) % 3])
-    return torch.cat(pieces)

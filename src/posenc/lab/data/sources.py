@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from posenc.errors import InputError
+from posenc.errors import InputError, needs
 from posenc.lab.messages import first_line
 
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".csv", ".json", ".c", ".h", ".js"}
@@ -96,10 +96,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
 def _rows(source: str, text_column: str | None, path: str, **options: Any) -> Iterator[Document]:
     """The texts of a streamed dataset, row by row; those that are empty are left out. path, options: as `datasets.load_dataset` takes
     them."""
-    try:
-        import datasets
-    except ImportError:
-        raise InputError("needs the datasets package: pip install 'posenc[data]'", data=source) from None
+    needs("datasets", "data")
+    import datasets
+
     count = 0
     try:
         stream = datasets.load_dataset(path, split="train", streaming=True, **options)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError
+from posenc.errors import InputError, needs
 from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
 from posenc.lab.messages import first_line
@@ -64,11 +64,10 @@ def bpe_size(name: str) -> int | None:
 def learn_bpe(name: str, size: int, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE (Sennrich et al. 2016, on bytes as GPT-2) learned from strings by the `tokenizers` library. A text
     that has too few pairs to merge gives fewer ids than `size`."""
-    try:
-        from tokenizers import Tokenizer as Fast
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-    except ImportError:
-        raise InputError("needs the tokenizers package: pip install 'posenc[lab]'", tokenizer=name) from None
+    needs("tokenizers", "lab")
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
     fast = Fast(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
@@ -88,10 +87,9 @@ def pretrained(name: str) -> Tokenizer:
     Raises:
         InputError: it cannot be loaded, or has no ids.
     """
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise InputError("needs transformers: pip install 'posenc[lab]'", tokenizer=name) from None
+    needs("transformers", "lab")
+    from transformers import AutoTokenizer
+
     try:
         hf: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         vocabulary = hf.get_vocab()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from posenc.errors import InputError, check_flags, counted, is_integer, unknown
@@ -16,8 +15,6 @@ from posenc_cli.arguments import How
 
 NONE, TRUNCATION = "none", "truncation"
 """The baselines: the unmodified model, and the same reading no more than the end of a text, of its context length."""
-CONTROL = "control"
-"""A method that does nothing: the unmodified model with every position one higher, which RoPE and a bias by distance cannot see."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
@@ -142,20 +139,13 @@ class Cell:
         return f"{self.task}, {self.method}, {self.length} tokens{where}, seed {self.seed}"
 
 
-def planned(
-    settings: EvaluationSettings,
-    tasks: Mapping[str, Task],
-    trained_length: int,
-    exact: Mapping[str, int] = MappingProxyType({}),
-) -> list[Cell]:
+def planned(settings: EvaluationSettings, tasks: Mapping[str, Task], trained_length: int) -> list[Cell]:
     """The cells in the order of measurement: seed by seed and short inputs first, so that an
-    interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
-    left out: of TRUNCATION up to the context length, and of a method up to the length that it does not change.
-    exact: method -> that length in tokens."""
+    interrupted evaluation has results of every task and method, and the baselines before the methods. TRUNCATION has cells past the context length
+    alone: up to it, it is the unmodified model."""
     cells = []
     for seed, length in product(range(settings.seeds), settings.lengths):
-        methods = [method for method in settings.methods[1:] if length > exact.get(method, 0)]
-        for method in (NONE, *((TRUNCATION,) if length > trained_length else ()), *methods):
+        for method in (NONE, *((TRUNCATION,) if length > trained_length else ()), *settings.methods[1:]):
             for text, task in tasks.items():
                 depths = settings.depths if task.takes_depth else (None,)
                 cells += [Cell(text, method, length, depth, seed) for depth in depths]
@@ -213,7 +203,7 @@ PRESETS = {
             "repeated",
             "copying",
         ),
-        (CONTROL, "ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
+        ("ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
         (512, 1024, 2048, 4096, 8192, 16384),
         (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),
         samples=16,
@@ -221,7 +211,7 @@ PRESETS = {
     ),
     "longer": EvaluationSettings(
         ("perplexity", "repeated", "passkey", "facts"),
-        (CONTROL, *EXTENSIONS),
+        EXTENSIONS,
         times=(2, 4, 8),
         depths=(0.25,),
         samples=16,
@@ -247,9 +237,3 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
     if "lengths" in given:
         given = {"times": ()} | given
     return replace(PRESETS[preset], **given)
-
-
-def preset_of(settings: EvaluationSettings) -> str | None:
-    """The preset of equal settings; None: there is none."""
-    on = {name: replace(each, lengths=settings.lengths) if each.times else each for name, each in PRESETS.items()}
-    return next((name for name, preset in on.items() if preset == settings), None)

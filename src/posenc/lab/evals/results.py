@@ -7,7 +7,7 @@ documents: the effect of a method is the mean of paired differences.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import sqrt
 from statistics import fmean
 from types import MappingProxyType
@@ -52,14 +52,13 @@ def numbers(
     tasks: Mapping[str, Task],
     done: Mapping[Cell, Measured],
     trained_length: int,
-    exact: Mapping[str, int] = MappingProxyType({}),
     fewer: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The measured part of results.json: tasks, ranking and cost. exact: as in `posenc.lab.evals.config.planned`. fewer: by task and
+    """The measured part of results.json: tasks, ranking and cost. fewer: by task and
     length, how many of the documents have nothing in common, where these are not all."""
     longer = any(length > trained_length for length in settings.lengths)
     methods = (*settings.methods, *((TRUNCATION,) if longer else ()))
-    same = {**exact, TRUNCATION: trained_length}
+    same = {TRUNCATION: trained_length}
     by_method = {(text, m): _outcomes(done, text, m, same.get(m, 0)) for text in tasks for m in methods}
     return {
         "tasks": [
@@ -298,10 +297,8 @@ def _verdict(against: Mapping[str, float] | None, by: str) -> str:
 
 
 def answer(results: Results) -> list[str]:
-    """The unmodified model on each task, and each method against it, in a line each."""
-    lines = [_unmodified(task) for task in results["tasks"]]
-    lines += [_judged(row) for row in results["ranking"] if row["method"] not in (NONE, TRUNCATION)]
-    return [line for line in lines if line]
+    """Each method against the unmodified model, in a line."""
+    return [_judged(row) for row in results["ranking"] if row["method"] not in (NONE, TRUNCATION)]
 
 
 def limits(results: Results) -> list[str]:
@@ -325,24 +322,7 @@ def limits(results: Results) -> list[str]:
         for last in task["methods"][0]["cells"][-1:]
         if last["tokens"] < last["length"] / 2
     ]
-    if not results["complete"]:
-        notes.append(f"Only {results['cells']['finished']} of {results['cells']['planned']} cells were measured.")
-    if any(task["generates"] for task in results["tasks"]) and not s["generate"]:
-        notes.append("No answer was generated: an answer is right if greedy decoding would give it word for word.")
-    notes += [
-        f"{method} does not change inputs of up to {tokens} tokens: its numbers there are those of {NONE}."
-        for method, tokens in results["exact_tokens"].items()
-        if tokens >= min(s["lengths"])
-    ]
     return notes
-
-
-def outcome_of(task: Task, cells: Mapping[Cell, Measured]) -> str:
-    """The cells of one task, method, length and seed, all depths together, in a line."""
-    first = next(iter(cells))
-    outcomes = _outcomes(cells, first.task, first.method)
-    by = _measure(task, outcomes)
-    return f"{replace(first, depth=None)}: {_level([_pooled(outcomes)], by)}"
 
 
 def spelled(task: str) -> str:
@@ -359,24 +339,6 @@ def difference(estimate: Mapping[str, float], by: str) -> tuple[str, str]:
     return f"{mean} {unit}", f"{low} to {high}"
 
 
-def _unmodified(task: Results) -> str:
-    """The unmodified model on a task: by depth at the longest length if there are several depths, else by length."""
-    none = next((method for method in task["methods"] if method["method"] == NONE and method["cells"]), None)
-    if none is None:
-        return ""
-    rows, name = none["by_length"], spelled(task["task"])
-    last = max(rows, key=lambda row: row["length"])
-    by = "loss" if not task["generates"] else "exact" if last["score"] is None else "score"
-    cells = sorted((c for c in none["cells"] if c["length"] == last["length"]), key=lambda cell: cell["depth"] or 0.0)
-    if len(cells) == 1:
-        lengths = " / ".join(str(row["length"]) for row in rows)
-        return f"{name}, unmodified model: {_level(rows, by)} at {lengths} tokens."
-    depths = " / ".join(f"{cell['depth']:g}" for cell in cells)
-    line = f"{name} at {last['length']} tokens, unmodified model: {_level(cells, by)} at depth {depths}"
-    middle = last["middle"]
-    return line + ("." if middle is None else f"; the middle against the ends: {', '.join(difference(middle, by))}.")
-
-
 def _judged(row: Results) -> str:
     """The difference that a method makes on each task, with its verdict."""
     parts = [
@@ -385,13 +347,6 @@ def _judged(row: Results) -> str:
         if at["against_none"] is not None
     ]
     return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
-
-
-def _level(rows: Sequence[Results], by: str) -> str:
-    """Values side by side: "100 / 25 / 50 % right"."""
-    if by == "loss":
-        return " / ".join(f"{row[by]['mean']:.2f}" for row in rows) + " nats a token"
-    return " / ".join(f"{100 * row[by]['mean']:.0f}" for row in rows) + " % right"
 
 
 def _significant(estimate: Mapping[str, float]) -> bool:

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`posenc eval` as a study: a cell is some prompts of one task, length, depth and seed, under one method. Every method and text is tried before anything is measured."""
 
-import functools
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
-from inspect import signature
 from itertools import chain, product
 from math import isfinite
 from pathlib import Path
@@ -23,10 +20,9 @@ from torch.nn import functional as F
 
 from posenc.backends.precision import HALF
 from posenc.errors import InputError
-from posenc.lab.engines import Engine, Tick
+from posenc.lab.engines import Tick
 from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import (
-    CONTROL,
     NONE,
     TRUNCATION,
     Cell,
@@ -34,29 +30,25 @@ from posenc.lab.evals.config import (
     digests,
     material,
     planned,
-    preset_of,
     settings_of,
 )
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
-from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
+from posenc.lab.evals.results import Measured, answer, limits, numbers
 from posenc.lab.machine import describe, free_bytes, measurable, peak
 from posenc.lab.study import Pages, Progress, Results, Study, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import chosen_because, load
+from posenc.pretrained.load import chosen_because
 from posenc.pretrained.methods import written_factor
-from posenc.pretrained.models import cache_name, model_structure, unwrap
-from posenc.pretrained.packaged import PACKAGED
+from posenc.pretrained.models import model_structure, unwrap
 from posenc.tasks import Sample, Task
 
 FORECAST_TOKENS = 256
 """That are read to see how long a run will take."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
-BLOCK = 2**18
-"""Of a fingerprint: numbers of eight bytes in a checksum."""
 SHORT_LENGTHS = (64, 128, 256, 512)
 """Tokens of the text by which the behaviour of a task is computed: the shortest that it fits into."""
 SPREAD = 16
@@ -78,8 +70,6 @@ class Evaluation(Study[Cell, Measured]):
     model_name: str
     tasks: dict[str, Task] = field(init=False)
     samples: dict[tuple[Any, ...], Sample] = field(default_factory=dict)
-    exact: dict[str, int] = field(default_factory=dict)
-    """Method -> the length of inputs that it does not change, by construction."""
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
@@ -161,7 +151,7 @@ class Evaluation(Study[Cell, Measured]):
     # ---------------------------------------------------------------- as a study
 
     def cells(self) -> list[Cell]:
-        return planned(self.settings, self.tasks, self.trained_length, self.exact)
+        return planned(self.settings, self.tasks, self.trained_length)
 
     def jobs(self, cells: Sequence[Cell]) -> list[list[Cell]]:
         """The cells of one task, method, length and seed are one job, over all depths."""
@@ -172,9 +162,6 @@ class Evaluation(Study[Cell, Measured]):
 
     def describe(self, job: Sequence[Cell]) -> str:
         return str(_all_depths(job[0]))
-
-    def outcome(self, job: Sequence[Cell], measured: Mapping[Cell, Measured]) -> str:
-        return outcome_of(self.tasks[job[0].task], measured)
 
     def record(self, cell: Cell) -> type[Any]:
         return Measured
@@ -238,40 +225,20 @@ class Evaluation(Study[Cell, Measured]):
         plain = asdict(sample) | {"ids": sample.ids.tolist()}
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
-    def remote(self) -> "Remote":
-        """Raises:
-        InputError: the model has no name by which workers could load it."""
-        name = self.model_name
-        local = name not in PACKAGED and bool(name) and Path(name).exists()
-        if not local and name not in PACKAGED and (name.startswith("/") or "/" not in name):
-            raise InputError(
-                "must be a path or OWNER/NAME, from which workers load the model",
-                "save model and tokenizer with save_pretrained(FOLDER) and name that folder",
-                name=name,
-            )
-        source = os.path.abspath(name) if local else name
-        return Remote(source, name, unwrap(self.model).dtype, self.device.type, self.settings, json.dumps(self.shared))
-
-    def resources(self) -> dict[str, Any]:
-        gpu = self.device.type == "cuda"
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return {"gpu": gpu, "memory": 0 if gpu else weights + self.reading_bytes()}
-
     def results(self, done: Mapping[Cell, Measured]) -> dict[str, Any]:
         s = self.settings
         apart = {(text, n): task.apart(self.tokenizer, n) for text, task in self.tasks.items() for n in s.lengths}
         fewer = {key: count for key, count in apart.items() if count is not None and count < s.samples * s.seeds}
-        results = numbers(s, self.tasks, done, self.trained_length, self.exact, fewer)
+        results = numbers(s, self.tasks, done, self.trained_length, fewer)
         results["longer"] = comparison(self.tasks, done, self.trained_length)
         results["question_in_front"] = question_in_front(self.tasks, done)
         for row in results["cost"]:
             row["cache_bytes_per_token"], row["cache_bytes_of_windows"] = self.cache_bytes
         return {
             "model": self.model_facts | {"precision": chosen_because(self.model)},
-            "settings": {"preset": preset_of(s), **asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
+            "settings": {**asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
             "machine": describe(self.device) | versions() | {"transformers": version("transformers")},
             **results,
-            "exact_tokens": {method: self.exact.get(method, 0) for method in s.methods if method != NONE},
         }
 
     def sentences(self, results: Results) -> dict[str, Any]:
@@ -346,13 +313,8 @@ class Evaluation(Study[Cell, Measured]):
         if method in (NONE, TRUNCATION):
             yield
             return
-        if method == CONTROL:
-            with shifted(self.model):
-                yield
-            return
         target = self.target(length) if written_factor(method) is None else None
-        exact = getattr(extend(self.model, method, target_length=target), "exact_tokens", 0)
-        self.exact[method] = min(self.exact.get(method, exact), exact)
+        extend(self.model, method, target_length=target)
         try:
             yield
         finally:
@@ -413,43 +375,6 @@ def _all_depths(cell: Cell) -> Cell:
     return replace(cell, depth=None)
 
 
-@dataclass(frozen=True)
-class Remote:
-    """What a worker elsewhere needs to measure the same. source: of the model, as `posenc.load` takes it; shared: JSON of what
-    the numbers depend on."""
-
-    source: str
-    name: str
-    dtype: torch.dtype
-    device: str
-    settings: EvaluationSettings
-    shared: str
-
-    def measure(self, job: Sequence[Cell], tick: Tick) -> dict[Cell, Measured]:
-        return _loaded(self).measure(job, tick)
-
-    def kind(self, cell: Cell) -> Cell:
-        return _loaded(self).kind(cell)
-
-    def behaviour(self, cell: Cell) -> Mapping[str, float]:
-        return _loaded(self).behaviour(cell)
-
-
-@functools.cache
-def _loaded(remote: Remote) -> Evaluation:
-    """The evaluation in this process, with a model that it loads once."""
-    model, tokenizer = load(remote.source, dtype=remote.dtype, device=remote.device)
-    study = Evaluation(model, tokenizer, remote.settings, remote.name)
-    expected, here = json.loads(remote.shared), json.loads(json.dumps(study.shared))
-    differing = sorted(name for name in expected if here.get(name) != expected[name])
-    if differing:
-        raise InputError(
-            f"{remote.source}: differs on a worker in {', '.join(differing)}; save the model with save_pretrained(FOLDER), "
-            "name that folder, and have the same files on every machine"
-        )
-    return study
-
-
 def evaluate(
     model: Any,
     tokenizer: Any,
@@ -457,7 +382,6 @@ def evaluate(
     preset: str | None = None,
     directory: str | Path | None = None,
     name: str = "",
-    engine: Engine | None = None,
     progress: Progress | None = None,
     command: str = "",
     pages: Pages | None = None,
@@ -473,15 +397,14 @@ def evaluate(
         directory: finished cells are stored there, and those that are there already are not measured again;
             results.json comes beside them. None: nothing is written.
         pages: what makes files of the results, such as `posenc.report.evaluate.files`.
-        name: of the model; also what `posenc.load` takes if an engine's workers load it themselves.
-        engine: where cells are measured, see `posenc.lab.engines`; None: in this process.
+        name: of the model.
         settings: see `posenc.lab.evals.config.EvaluationSettings`.
 
     Returns:
         The contents of results.json.
 
     Raises:
-        InputError: settings that are not valid, or a model that workers cannot load, before anything is measured.
+        InputError: settings that are not valid, before anything is measured.
         Interrupted: Ctrl-C before a single cell had finished; afterwards what was measured is reported, with
             "complete": false.
 
@@ -490,35 +413,7 @@ def evaluate(
     name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
     chosen = settings_of(preset, **settings)
     study = Evaluation(model, tokenizer, chosen, name)
-    return run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
-
-
-@contextmanager
-def shifted(model: nn.Module) -> Iterator[None]:
-    """With every position one higher.
-
-    Raises:
-        InputError: a model that takes no positions, or adds a code to each, which it then sees.
-    """
-    if has_learned_table(model) or "position_ids" not in signature(unwrap(model).forward).parameters:
-        raise InputError("moves positions, and needs a model of RoPE")
-
-    def shift(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        ids = args[0] if args else kwargs["input_ids"]
-        cache = kwargs.get(cache_name())
-        first = 0 if cache is None else int(cache.get_seq_length())
-        given = kwargs.get("position_ids")
-        if given is None:
-            given = torch.arange(first, first + ids.shape[1], device=ids.device)[None].expand(len(ids), -1)
-        return args, kwargs | {"position_ids": given + 1}
-
-    handle = model.register_forward_pre_hook(shift, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return run(study, directory, progress=progress, command=command, pages=pages, begin=begin)
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -527,22 +422,6 @@ def fingerprint(model: nn.Module) -> str:
     config.pop("_name_or_path", None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {_checksums(tensor.detach())}".encode())
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@functools.cache
-def _factors(device: torch.device) -> torch.Tensor:
-    """Odd numbers without a pattern: with them a sum modulo 2**64 depends on the order of what it adds."""
-    factors = torch.arange(1, BLOCK + 1, device=device) * -0x61C8864680B583EB
-    return (factors ^ factors >> 29) | 1
-
-
-def _checksums(tensor: torch.Tensor) -> list[int]:
-    """A number for each block of a tensor's bytes, the same on every device."""
-    content = tensor.contiguous().flatten().view(torch.uint8)
-    factors, sums = _factors(tensor.device), []
-    for block in content.split(8 * BLOCK):
-        padded = torch.cat((block, block.new_zeros(-len(block) % 8))).view(torch.int64)
-        sums.append((padded * factors[: len(padded)]).sum())
-    return [int(each) for each in sums]

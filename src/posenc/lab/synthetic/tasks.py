@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated tasks, by their papers' definitions. None has a scratchpad: the model reads the question and answers."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -187,41 +186,9 @@ class Induction(OfSymbols):
         return answered(inputs, answer)
 
 
-class Question(OfSymbols):
-    """Symbols and a mark that asks for one answer about all of them."""
-
-    def tokens_in(self, length: int) -> int:
-        return length + 1
-
-    @abstractmethod
-    def answer(self, symbols: Tensor) -> Tensor:
-        """Of (n, length) symbols, (n, 1)."""
-
-    def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
-        symbols = torch.randint(self.symbols, (n, length), generator=generator)
-        question = torch.full((n, 1), self.symbols)
-        return answered(torch.cat((symbols, question), 1), self.answer(symbols))
-
-
 @dataclass(frozen=True, kw_only=True)
-class FirstToken(Question):
-    """Which symbol was the first?
-
-    Source: FIRST of Chiang & Cholak 2022, "Overcoming a Theoretical Limitation of Self-Attention", with any alphabet.
-    """
-
-    length: int = 32
-    steps: int = 100
-
-    name = "first_token"
-
-    def answer(self, symbols: Tensor) -> Tensor:
-        return symbols[:, :1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parity(Question):
-    """Is the number of ones even or odd?
+class Parity(OfSymbols):
+    """Symbols and a mark: is the number of ones even or odd?
 
     Source: Anil et al. 2022, "Exploring Length Generalization in Large Language Models"; Deletang et al. 2023, "Neural
     Networks and the Chomsky Hierarchy". symbols is the modulus that the sum of the symbols is taken by: 2 is parity.
@@ -231,43 +198,13 @@ class Parity(Question):
 
     name = "parity"
 
-    def answer(self, symbols: Tensor) -> Tensor:
-        return symbols.sum(1, keepdim=True) % self.symbols
-
-
-@dataclass(frozen=True, kw_only=True)
-class Modular(OfSymbols):
-    """The value modulo a number of an expression such as 1 + 2 * 3 - 4, products first.
-
-    Source: modular arithmetic without brackets of Deletang et al. 2023. symbols is the modulus.
-    """
-
-    length: int = 8
-    symbols: int = 5
-
-    name = "modular"
-    counted = "number"
-    signs = 4
-
     def tokens_in(self, length: int) -> int:
-        return 2 * length
+        return length + 1
 
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
-        numbers = torch.randint(self.symbols, (n, length), generator=generator)
-        operators = torch.randint(3, (n, length - 1), generator=generator)
-        equals = torch.full((n, 1), 3)
-        question = torch.stack((numbers, torch.cat((operators, equals), 1) + self.symbols), 2).flatten(1)
-        return answered(question, valued(numbers, operators, self.symbols)[:, None])
-
-
-def valued(numbers: Tensor, operators: Tensor, modulus: int) -> Tensor:
-    """(n,): numbers (n, length) joined by operators (n, length - 1), 0 for +, 1 for -, 2 for *."""
-    total, product = torch.zeros(len(numbers), dtype=torch.long), numbers[:, 0]
-    for number, operator in zip(numbers.unbind(1)[1:], operators.unbind(1), strict=True):
-        times = operator == 2
-        total = torch.where(times, total, total + product)
-        product = torch.where(times, product * number, torch.where(operator == 1, -number, number)) % modulus
-    return (total + product) % modulus
+        symbols = torch.randint(self.symbols, (n, length), generator=generator)
+        question = torch.full((n, 1), self.symbols)
+        return answered(torch.cat((symbols, question), 1), symbols.sum(1, keepdim=True) % self.symbols)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -525,8 +462,8 @@ PRODUCTS = torch.tensor([[ELEMENTS.index(tuple(b[i] for i in a)) for b in ELEMEN
 TASKS: dict[str, type[Synthetic]] = {
     task.name: task
     for task in (
-        Copy, Reverse, Recall, Addition, Sort, Dyck, Parity, Induction, FirstToken, Modular, FlipFlop, OneBack, TwoBack,
-        ThreeBack, FourBack, SelectiveCopy, IndirectIndexing, A5,
+        Copy, Reverse, Recall, Addition, Sort, Dyck, Parity, Induction, FlipFlop, OneBack, TwoBack, ThreeBack,
+        FourBack, SelectiveCopy, IndirectIndexing, A5,
     )
 }  # fmt: skip
 """Every generated task by name."""
