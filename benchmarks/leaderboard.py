@@ -549,7 +549,10 @@ FRONT = {
     "en": {
         "head": ("you want", "take", "what was measured"),
         "server": ("a decoder that every inference server runs", "near the lowest loss of these in {} settings"),
-        "longer": ("inputs longer than in training", "after the longest training the lowest loss there, {} nats per byte"),
+        "longer": (
+            "inputs longer than in training",
+            "after the longest training the lowest loss there, {} nats per byte",
+        ),
         "recall": ("values recalled from far away", "recall far past the training length: {}"),
         "free": ("the lowest loss, at any cost", "near the lowest loss in {} settings; its attention is slower"),
         "extend": ("a RoPE model with a longer context", "finds the passkey in {} documents past the context length"),
@@ -632,18 +635,15 @@ def choice(results: Json) -> str:
         ("Are inputs longer than in training?", "longer", "lowest loss at 8 times the training length, {}"),
         ("Must it recall one value from far away?", "recall", "{} right at 8 times the training length"),
         ("Is the model trained already, with RoPE?", "extend", "passkey found in {} documents at 1.5 times the context"),
-        ("Are the inputs images or video?", "`axial_rope`", unknown),
-        ("Is it a bidirectional encoder?", "`rope`", unknown),
+        ("Are the inputs images or video?", "axial_rope", unknown),
+        ("Is it a bidirectional encoder?", "rope", unknown),
         ("Are you free to choose?", "free", "near the lowest loss in {} settings"),
     ]  # fmt: skip
     rows = []
-    for question, key, measured in asked:
-        if key not in made:
-            rows.append([question, key, measured])
-            continue
-        answer = made[key]
+    for question, key, found in asked:
+        answer = made.get(key, Answer((key,), ""))
         figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
-        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), measured.format(figure)])
+        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), found.format(figure)])
     return table(["question", "if yes, take", "measured"], rows, text=3)
 
 

@@ -1,6 +1,6 @@
 """CHANGELOG.md states what left as posenc itself answers, and stays short.
 
-    PYTHONPATH=src python tests/test_changelog.py    # writes the table of what left
+PYTHONPATH=src python tests/test_changelog.py    # writes the table of what left
 """
 
 import re
