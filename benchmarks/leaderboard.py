@@ -602,8 +602,8 @@ def answers(results: Json) -> dict[str, Answer]:
     made["recall"] = Answer(tuple(sorted(name for name, share in recalled.items() if share == best)), f"{best} %")
     at = json.loads(EXTENDED.read_text(encoding="utf-8"))["longer"][-1]
     rows = next(task["rows"] for task in at["tasks"] if task["task"].startswith("passkey"))
-    found = next(row["exact"] for row in rows if row["method"] == "yarn")
-    made["extend"] = Answer(("yarn",), str(found["hits"]), found["n"])
+    exact = next(row["exact"] for row in rows if row["method"] == "yarn")
+    made["extend"] = Answer(("yarn",), str(exact["hits"]), exact["n"])
     return {key: made[key] for key in ("server", "longer", "recall", "free", "extend")}
 
 
@@ -640,10 +640,10 @@ def choice(results: Json) -> str:
         ("Are you free to choose?", "free", "near the lowest loss in {} settings"),
     ]  # fmt: skip
     rows = []
-    for question, key, found in asked:
+    for question, key, said in asked:
         answer = made.get(key, Answer((key,), ""))
         figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
-        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), found.format(figure)])
+        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), said.format(figure)])
     return table(["question", "if yes, take", "measured"], rows, text=3)
 
 
