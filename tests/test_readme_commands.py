@@ -23,9 +23,7 @@ BUDGETS = {
     "posenc extend my-llm --method auto --factor 2 --out best": 5 * 60,
     "posenc eval demo --preset quick": 2 * 4 * 60,  # docs/evaluate.md: four minutes on two cores
     "posenc doctor my-llm": 60,
-    "posenc conform mypackage.rope:apply --as rotary": 60,
-    "posenc list --search 2d": 1,
-    "posenc list fox": 1,
+    "posenc check mypackage.rope:apply --as rotary": 60,
 }
 """Seconds of processor time on a core like those that README's times are of."""
 PROGRAM = "import sys; from posenc_cli import main; sys.exit(main())"
@@ -39,14 +37,9 @@ WRITTEN = {
 }
 """What is there afterwards."""
 ELSEWHERE = {
-    "pip install -c constraints.txt -e '.[lab]'": "tests/test_packaging.py installs the wheel",
+    "make story": "tests/docs/test_story.py makes the page",
     "make test": "this",
-    "make gpu": "needs a GPU",
-    "make docs": "tests/docs/test_site.py builds it",
     "posenc compare --data book.txt": "make demo is the same on another text",
-    "--against leaderboard": "tests/lab/synthetic/test_archive.py",
-    "posenc bench": "measures every case, for as long as it takes",
-    "--preset longer": "two months, as README says",
 }
 """Commands that are not run here, and why."""
 ROPE = """
@@ -61,7 +54,6 @@ def apply(x, positions, base):
     return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
 """
 """The function of a package that README has tested."""
-PLACEHOLDERS = {"posenc doctor MODEL": "posenc doctor my-llm"}
 
 
 def commands():
@@ -69,7 +61,7 @@ def commands():
     typed = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`((?:posenc|make|--)[ \w][^`]*)`", re.sub(r"^```.*?^```", "", README, flags=re.M | re.S))
     lines = [line.partition("  #")[0].strip() for block in typed for line in block.splitlines()]
-    return list(dict.fromkeys(PLACEHOLDERS.get(line, line) for line in (*lines, *inline)))
+    return list(dict.fromkeys((*lines, *inline)))
 
 
 def test_every_command_of_readme_has_a_budget_or_a_reason():
@@ -108,3 +100,16 @@ def test_make_demo_is_the_command_that_is_run_for_it():
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
     shown = subprocess.run(["make", "-n", "demo"], cwd=ROOT, env=alone, capture_output=True, text=True).stdout
     assert shown.splitlines()[-1].endswith("/posenc compare")
+
+
+def test_an_active_environment_that_has_posenc_is_used(tmp_path):
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python"
+    for has in (0, 1):
+        python.write_text(f"#!/bin/sh\nexit {has}\n", encoding="utf-8")
+        python.chmod(0o755)
+        alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
+        alone["VIRTUAL_ENV"] = str(tmp_path)
+        shown = subprocess.run(["make", "-n", "demo"], cwd=ROOT, env=alone, capture_output=True, text=True).stdout
+        used = ".venv" if has else str(tmp_path)
+        assert shown.splitlines()[-1] == f"{used}/bin/posenc compare"

@@ -23,9 +23,9 @@ from posenc import frequencies, position_maps
 from posenc.pretrained.methods import Lengths, plan
 from posenc.report.html import asset
 from posenc.report.predict import DIGITS, LARGEST, rounded
-from website.page import ROOT
 from website.wat import assembled
 
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).with_name("story")
 RECORDED = ROOT / "benchmarks" / "story.json"
 TRAINED, LENGTH = 256, 512
@@ -232,3 +232,17 @@ def fetched() -> bool:
         print(f"story-live.html shows its recorded story alone: {error}", file=sys.stderr)
         return False
     return True
+
+
+def main() -> None:
+    """Make the page alone, in site/ (`make story`)."""
+    made = files()
+    for name, text in made.items():
+        path = ROOT / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    print(f"{(ROOT / 'site' / next(iter(made))).as_uri()}: open it in a browser")
+
+
+if __name__ == "__main__":
+    main()

@@ -430,6 +430,15 @@ def test_a_story_is_saved_as_a_video_of_its_length(new_tab, recorded_page, tmp_p
     assert end == pytest.approx((at[-1] - at[0]) / 1000, abs=1)
 
 
+def test_the_page_is_made_alone(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(story, "ROOT", tmp_path)
+    monkeypatch.setattr(story, "fetched", lambda: False)
+    story.main()
+    made = tmp_path / "site/story-live.html"
+    assert made.stat().st_size > 10_000
+    assert capsys.readouterr().out == f"{made.as_uri()}: open it in a browser\n"
+
+
 # ---------------------------------------------------------------- what is recorded
 
 

@@ -19,6 +19,8 @@ from posenc.pretrained.gguf_reader import described
 from posenc.pretrained.rope_config import MAX_STRETCH
 from posenc.pretrained.scratch import replacing, sweep
 
+__all__ = ["rewrite"]
+
 REPLACED = ("rope.freq_base", "rope.scaling.", "rope.scale_linear")
 """How the keys of a rotation begin, after the architecture, that are written anew."""
 

@@ -20,6 +20,8 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
 
+__all__ = ["TEMPLATE", "NBCEAnswer", "combine", "nbce_generate"]
+
 TEMPLATE = "User: {context}\n\n{question}\n\nAssistant:"
 """The prompt of the authors' code. Without a context it keeps its empty line."""
 _FLOOR = -100.0
