@@ -223,16 +223,16 @@ def _make() -> Corpus:
     for name, packages in (("prose", PROSE), ("code", CODE)):
         texts, sources = documents(packages, prose=name == "prose")
         shares = copied(texts)
-        kept = [(text, share) for text, share in zip(texts, shares, strict=True) if share <= NEAR]
-        left = HELD_OUT * sum(len(text) for text, _ in kept)
-        cut = len(kept)
+        distinct = [(text, share) for text, share in zip(texts, shares, strict=True) if share <= NEAR]
+        left = HELD_OUT * sum(len(text) for text, _ in distinct)
+        cut = len(distinct)
         while left > 0:
             cut -= 1
-            left -= len(kept[cut][0])
-        held_out = [text for text, share in kept[cut:] if share <= NEAR_HELD_OUT]
-        parts[name] = [text for text, _ in kept[:cut]], held_out
+            left -= len(distinct[cut][0])
+        held_out = [text for text, share in distinct[cut:] if share <= NEAR_HELD_OUT]
+        parts[name] = [text for text, _ in distinct[:cut]], held_out
         facts["texts"][name] = {
-            "packages": sources, "documents": len(texts), "left out as copies": len(texts) - len(kept),
+            "packages": sources, "documents": len(texts), "left out as copies": len(texts) - len(distinct),
             "train bytes": sum(map(len, parts[name][0])), "held-out bytes": sum(map(len, held_out)),
         }  # fmt: skip
     tokenizer = Tokenizer(models.BPE())
@@ -398,14 +398,14 @@ def run_cell(cell: Cell, text: Corpus, work: Path) -> dict[str, Any]:
     began, training = time.time(), Training(cell, text)
     end = steps_of(cell.budget, text)
     start = end - max(1, round(COOLDOWN * end))
-    kept = work / "trunks" / f"{cell.trunk}.pt"
-    if kept.exists() and len((state := torch.load(kept))["losses"]) <= start:
+    stored = work / "trunks" / f"{cell.trunk}.pt"
+    if stored.exists() and len((state := torch.load(stored))["losses"]) <= start:
         training.restore(state)
     while len(training.losses) < start:
         training.advance(scale(len(training.losses), start, end))
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(training.state(), kept.with_suffix(".new"))
-    kept.with_suffix(".new").replace(kept)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(training.state(), stored.with_suffix(".new"))
+    stored.with_suffix(".new").replace(stored)
     while len(training.losses) < end:
         training.advance(scale(len(training.losses), start, end))
     finite = math.isfinite(training.losses[-1])

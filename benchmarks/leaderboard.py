@@ -649,10 +649,10 @@ def choice(results: Json) -> str:
         ("Are you free to choose?", "free", "near the lowest loss in {} settings"),
     ]  # fmt: skip
     rows = []
-    for question, key, said in asked:
+    for question, key, sentence in asked:
         answer = made.get(key, Answer((key,), ""))
         figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
-        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), said.format(figure)])
+        rows.append([question, ", ".join(f"`{name}`" for name in answer.names), sentence.format(figure)])
     return table(["question", "if yes, take", "measured"], rows, text=3)
 
 

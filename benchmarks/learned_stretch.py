@@ -91,7 +91,7 @@ def learn(
         raise InputError(f"pass two texts or more, each as long as a window, {length} tokens", argument="ids")
     skipping = target_length if length < target_length else None
     read = Windows(list(ids[:-count]), length, steps * batch_size, seed, skipping)
-    kept = [Windows(list(ids[-count:]), length, 4, seed + 1, skipping)[index] for index in range(4)]
+    judged = [Windows(list(ids[-count:]), length, 4, seed + 1, skipping)[index] for index in range(4)]
     module = LearnedModule(attachment).to(next(structure.model.parameters()).device)
     learned = [module.learned.log_scale, *([module.log_temperature] if temperature else [])]
     optimizer = torch.optim.Adam(learned, lr=learning_rate, betas=(0.9, 0.95))
@@ -105,7 +105,7 @@ def learn(
             for step in range(steps + 1):
                 if step % EVERY == 0 or step == steps:
                     with torch.no_grad():
-                        loss = sum(nats(model, window).item() for window in kept) / len(kept)
+                        loss = sum(nats(model, window).item() for window in judged) / len(judged)
                     found.losses.append((step, loss))
                     if loss < best:
                         best, plain = loss, module.learned.plain()

@@ -3,7 +3,7 @@
 
     python examples/doctor_callback.py
 
-`Trainer(..., callbacks=[DoctorCallback()])` ends a training that would learn something else. transformers separates packed texts
+`Trainer(..., callbacks=[DoctorCallback()])` ends a training that would learn something else. transformers separates packed sequences
 only in a call with use_cache=False and without a two-dimensional attention_mask; the example trains with such a mask.
 """
 

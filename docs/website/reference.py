@@ -12,6 +12,7 @@ from posenc import Positions
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS, create
 from posenc.encodings.catalogue import FAMILIES, family
+from posenc.positions.visibility import Visibility
 from posenc_cli.arguments import COMMON
 from website.encodings import declared
 from website.page import Page, plain, table
@@ -28,7 +29,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
         "Methods of positions",
         tuple(
             f"Positions.{name}"
-            for name, what in vars(Positions).items()
+            for name, what in (vars(Visibility) | vars(Positions)).items()
             if inspect.isfunction(what) and inspect.getdoc(what) and name[0] != "_"
         ),
     ),

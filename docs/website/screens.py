@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pictures of pages in docs/images, light and dark: python -m website.screens SITE, in docs/.
 
-SITE: the folder of a built site, whose explorer, gallery and page that predicts are shown; the reports are made of committed
+SITE: the folder of a built site, whose explorer and page that predicts are shown; the reports are made of committed
 results, and the analysis is computed. With Chromium.
 """
 
@@ -71,17 +71,6 @@ def of_explorer(tab: Page, site: Path, ending: str) -> None:
     shot(tab, f"explorer{ending}")
 
 
-def of_gallery(tab: Page, site: Path, ending: str) -> None:
-    tab.set_viewport_size({"width": 1680, "height": 1300})
-    tab.goto((site / "encodings" / "index.html").resolve().as_uri())
-    name, width, height = CARDS
-    box = tab.locator(f".gallery .cards > li[data-name='{name}']").bounding_box()
-    row = tab.locator(".gallery .cards").bounding_box()
-    assert box
-    assert row
-    shot(tab, f"gallery{ending}", x=row["x"] - 4, y=box["y"] - 4, width=width, height=height)
-
-
 def of_predictor(tab: Page, site: Path, ending: str) -> None:
     tab.set_viewport_size({"width": 1270, "height": 650})
     tab.goto((site / "predictor.html").resolve().as_uri() + "#method=yarn")
@@ -108,7 +97,7 @@ def main(site: Path) -> None:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for scheme, ending in (("light", ""), ("dark", "-dark")):
             tab = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
-            for taken in (of_explorer, of_gallery, of_predictor):
+            for taken in (of_explorer, of_predictor):
                 taken(tab, site, ending)
             of_reports(tab, Path(folder), ending)
             tab.close()

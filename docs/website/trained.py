@@ -97,7 +97,7 @@ def caught(model: Transformer, tokens: Tensor) -> tuple[Tensor, Positions]:
     hook = attention.register_forward_pre_hook(lambda _, arguments: given.append(arguments))
     model(tokens)
     hook.remove()
-    return given[0][0], given[0][2]
+    return given[0][0], given[0][1].positions
 
 
 def queries_and_keys(model: Transformer, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ def test_flags_as_users_type_them():
     assert options.given == {"num_layers": 4, "factors": (1, 2, 4, 8), "packed": False, "learning_rate": 0.001}
     options = parsed("bench", "rope", "--n", "4", "8", "--rounds", "2")
     assert (options.encodings, options.lengths, options.given) == (("rope",), (4, 8), {"rounds": 2})
-    options = parsed("extend", "--option", "a=1", "demo", "--option", "b=2", "--pose")
+    options = parsed("extend", "--option", "a=1", "demo", "--method", "yarn", "--option", "b=2", "--pose")
     assert (options.model, options.option, options.given) == ("demo", ("a=1", "b=2"), {"pose": True})
 
 
@@ -76,7 +76,7 @@ def test_what_has_no_flag_and_what_is_required_may_be_in_the_file(tmp_path):
     assert (options.model, options.factor, options.target_length) == ("other", None, 9)
     assert (options.option, options.verify) == (("a=1",), True)
     assert parsed("check", "--config", file(tmp_path, "as: rotary\n"), "a:b").kind == "rotary"
-    with pytest.raises(InputError, match=r"required: MODEL"):
+    with pytest.raises(InputError, match=r"required: --method, MODEL"):
         parsed("extend", "--config", file(tmp_path, "factor: 2\n"))
 
 

@@ -186,9 +186,9 @@ def _attended(call: Call, backend: str) -> Tensor:
             positions = positions.in_pass(memory)
         call = call._replace(positions=positions, causal=None)
     key = None if memory is None or not memory.lasts else _key(call, backend)
-    kept = None if key is None or memory is None else memory.get(key)
-    if kept is not None:
-        return kept(call, backend)
+    replay = None if key is None or memory is None else memory.get(key)
+    if replay is not None:
+        return replay(call, backend)
     call = checked(call)
     effects = effects_of(call)
     rotation = None

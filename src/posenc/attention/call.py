@@ -271,7 +271,7 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
-    made = positions.kept(key, partial(_branch_rotations, q, k, effects, branches, reads_all))
+    made = positions.once(key, partial(_branch_rotations, q, k, effects, branches, reads_all))
     parts = []
     for region, first, end, at, rotation in made:
         keys = k if end - first == k.shape[2] else k[:, :, first:end]

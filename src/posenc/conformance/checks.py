@@ -305,7 +305,7 @@ def packed_images_are_separate(tested: EncodingUnderTest) -> None:
     equal(torch.cat((padded[:1], padded[1:, :3]), 1), torch.cat(alone, 1), "padded images")
     image, taken = Positions.grid(2, 3), torch.tensor([4, 0, 5])
     shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, taken, True)
-    hidden = model(one, replace(image, valid=shown, q_valid=shown))
+    hidden = model(one, image.derived(valid=shown, q_valid=shown))
     equal(model(one[:, taken], image.take(taken)), hidden[:, taken], "patches taken")
 
 

@@ -312,4 +312,4 @@ class Encoding(Sliced):
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
         """A value that depends on positions and on this encoding, with its gradient: once a pass."""
-        return positions.kept((self, key), make)
+        return positions.once((self, key), make)

@@ -63,7 +63,7 @@ def as_mask(name: str, mask: Ids) -> Tensor:
     return mask.to(torch.bool, copy=True)  # the caller may change theirs later
 
 
-def kept(at: Tensor, placed: Tensor | None) -> Tensor:
+def settled(at: Tensor, placed: Tensor | None) -> Tensor:
     """A copy of positions, (batch or 1, n) or (batch or 1, n, axes), with tokens without a place at 0 on every axis."""
     if placed is None or at.dim() == 2:
         return at.clone()  # the caller may change theirs later
@@ -84,8 +84,8 @@ def as_placed(placed: Ids, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return q, k, None, None
     of_q = mask[:, max(k.shape[1] - q.shape[1], 0) :]
-    at = kept(q, of_q)
-    return (at, at, of_q, of_q) if k is q else (at, kept(k, mask), of_q, mask)
+    at = settled(q, of_q)
+    return (at, at, of_q, of_q) if k is q else (at, settled(k, mask), of_q, mask)
 
 
 def as_padding(name: str, mask: Ids) -> Tensor:

@@ -68,7 +68,7 @@ def in_backward() -> bool:
 
 
 def again_alone() -> bool:
-    """Whether a reentrant checkpoint computes a layer again, with a way back of its own, which must not share a graph."""
+    """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph."""
     return in_backward() and torch.is_grad_enabled() and not hooked()
 
 

@@ -35,10 +35,10 @@ from posenc.positions.ids import (
     document_lengths,
     documents_of,
     index_in_document,
-    kept,
     patch_coordinates,
     prefix_mask,
     select,
+    settled,
     sizes_of,
     unplaced_index,
 )  # fmt: skip
@@ -607,9 +607,9 @@ class Positions(Visibility):
         one axis, as text has, every token is at its number."""
         if made := self._everywhere(lambda all: all.moved(move)):
             return made
-        q = kept(move(self.q, self.q_order), self.q_placed)
+        q = settled(move(self.q, self.q_order), self.q_placed)
         same = self.q is self.k and self.q_order is self.k_order
-        k = q if same else kept(move(self.k, self.k_order), self.k_placed)
+        k = q if same else settled(move(self.k, self.k_order), self.k_placed)
         of_q, of_k = (None, None) if q.dim() == 2 else (self.q_placed, self.k_placed)
         return self.derived(q=q, k=k, q_placed=of_q, k_placed=of_k, images=None)
 

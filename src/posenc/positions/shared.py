@@ -50,7 +50,7 @@ class Shared:
             memory[key] = value
         return memory[key]
 
-    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The same of a value that a gradient may reach: once a pass with, and once without gradients."""
         memory = self.memory
         if memory is None:

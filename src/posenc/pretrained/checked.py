@@ -126,7 +126,7 @@ def check_counts(name: str, stored: Mapping[str, Any]) -> None:
     for key, value in stored.items():
         if isinstance(value, Mapping):
             check_counts(name, value)
-        most = MOST if COUNTS.fullmatch(key) else 2**63
+        most = MOST if COUNTS.fullmatch(str(key)) else 2**63
         if isinstance(value, int) and not SIZES.fullmatch(key) and abs(value) > most:
             raise InputError(f"{name}: {key}={value}: is more than any model has")
 

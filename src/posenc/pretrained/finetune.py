@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning of extended models by transformers' Trainer: windows of texts, PoSE's skipped positions, LoRA."""
+"""Fine-tuning of extended models by transformers' Trainer: windows of documents, PoSE's skipped positions, LoRA."""
 
 import hashlib
 import math
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.pretrained.models import model_structure, unwrap
+from posenc.pretrained.scratch import scratch
 from posenc.pretrained.stopping import stoppable
 
 SETTINGS = "steps", "learning_rate", "length", "batch_size", "lora", "pose", "target_length", "warmup", "seed"
@@ -51,7 +51,7 @@ class Finetuning(ChangeReport):
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Random windows of texts, all as likely; number n depends on the seed and n alone, so that a resumed training reads the same.
+    """Random windows of documents, all as likely; number n depends on the seed and n alone, so that a resumed training reads the same.
     target_length: PoSE splits each window in two and moves the positions of the second part on, up to there."""
 
     def __init__(self, texts: Sequence[Tensor], length: int, count: int, seed: int, target_length: int | None = None):
@@ -103,7 +103,7 @@ def finetune(
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
     use_cache = getattr(model.config, "use_cache", None)
-    with TemporaryDirectory() as unused, modes_restored(model), fork_rng(), without_bars(), stoppable() as stopped:
+    with scratch() as unused, modes_restored(model), fork_rng(), without_bars(), stoppable() as stopped:
         made = TrainingArguments(**{
             "output_dir": str(checkpoint or unused), "max_steps": steps, "learning_rate": learning_rate, "seed": seed,
             "per_device_train_batch_size": batch_size, "warmup_steps": warmup, "adam_beta2": 0.95, "logging_steps": 1,

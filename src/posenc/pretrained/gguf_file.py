@@ -145,14 +145,14 @@ def _copy(reader: Any, file: Path, architecture: str, keys: dict[str, Any], tens
         add[type(value)](f"{architecture}.{key}", value)
     new = {name: tensor.float().numpy() for name, tensor in tensors.items()}
     left = ("rope_freqs", "rope_factors") if len(keys) > 1 else ()
-    kept = [each for each in reader.tensors if not each.name.startswith(left)]
+    stay = [each for each in reader.tensors if not each.name.startswith(left)]
     for name, array in new.items():
         writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
-    for each in kept:
+    for each in stay:
         writer.add_tensor_info(each.name, each.data.shape, each.data.dtype, each.data.nbytes, each.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for data in (*new.values(), *(each.data for each in kept)):
+    for data in (*new.values(), *(each.data for each in stay)):
         writer.write_tensor_data(data)
     writer.close()

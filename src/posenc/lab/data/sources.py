@@ -94,7 +94,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _rows(source: str, text_column: str | None, path: str, **options: Any) -> Iterator[Document]:
-    """The texts of a streamed dataset, row by row; those that are empty are left out. path, options: as `datasets.load_dataset` takes
+    """The documents of a streamed dataset, row by row; those that are empty are left out. path, options: as `datasets.load_dataset` takes
     them."""
     needs("datasets", "data")
     import datasets
@@ -125,5 +125,5 @@ def _column(source: str, given: str | None, types: Mapping[str, str]) -> str:
     name = given or ("text" if "text" in types else strings[0] if len(strings) == 1 else None)
     if name not in strings and (name is None or types.get(name) != "null"):  # rows without a value
         columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        raise InputError(f"must be a column of texts in {source}, which has {columns}", text_column=name)
+        raise InputError(f"must be a column of text in {source}, which has {columns}", text_column=name)
     return name

@@ -171,8 +171,8 @@ def build(
     whole = up_to(limit)
     if sum(map(len, whole)) < 2:
         raise InputError("the text is empty", data=name)
-    cut_off = next(chunks, None) is not None or sum(map(len, whole)) < sum(map(len, read))
-    if cut_off and first_held_out is not None:
+    shortened = next(chunks, None) is not None or sum(map(len, whole)) < sum(map(len, read))
+    if shortened and first_held_out is not None:
         raise InputError(
             f"is read to its end, more than {limit} bytes", "give more data_tokens, or leave them out", data=name
         )
