@@ -29,7 +29,7 @@ TOOLS = ["pytest", "pytest-xdist", "hypothesis", "x-transformers", "rotary-embed
 PACKAGES = [
     "tests/pretrained/test_attach.py", "tests/pretrained/test_extend.py", "tests/pretrained/test_finetune.py",
     "tests/pretrained/test_gguf_file.py", "tests/pretrained/test_hf.py", "tests/pretrained/test_load.py",
-    "tests/pretrained/test_rope_config.py", "tests/pretrained/test_training_batches.py",
+    "tests/pretrained/test_rope_config.py",
     "tests/pretrained/test_lm_eval.py", "tests/lab/test_data_sources.py", "tests/lab/test_engines.py",
     "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py",
     "tests/lab/test_compare.py::test_worker_processes_measure_what_this_process_measures",
@@ -48,7 +48,7 @@ CORE = [
     "tests/encodings", "tests/backends", "tests/rotation", "tests/positions", "tests/test_attention.py", "tests/test_bias.py",
     "tests/test_encoder_decoder.py", "tests/test_every_encoding.py", "tests/test_every_sum.py", "tests/test_functional.py",
     "tests/test_gates.py", "tests/test_hidden.py", "tests/test_hooks.py", "tests/test_linear_attention.py",
-    "tests/test_position_maps.py", "tests/test_transformer.py",
+    "tests/test_position_maps.py", "tests/lab/test_transformer.py",
 ]  # fmt: skip
 TESTS = {"oldest": PACKAGES, "newest": PACKAGES, "core": CORE}
 

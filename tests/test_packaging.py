@@ -283,7 +283,7 @@ def test_an_index_shows_the_addresses_of_the_repository(tmp_path, monkeypatch):
     assert [target for target in map("".join, targets) if not target.startswith(("https://", "#"))] == []
     assert f'<img src="{address}/raw/HEAD/docs/images/story.svg"' in text
     ours = [target.removeprefix(address) for target in map("".join, targets) if target.startswith(address)]
-    assert len(ours) > 50
+    assert len(ours) > 20
     for target in ours:
         path = re.fullmatch(r"/(?:raw|blob)/HEAD/([^#]+)(#.*)?", target)[1]
         assert (ROOT / path).exists(), target

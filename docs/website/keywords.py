@@ -14,6 +14,8 @@ KEYWORDS = {
     "guides/bring-your-own.md": "custom positional encoding, new encoding, attention bias, score_mod",
     "guides/convert.md": "GGUF, Llama weights, interleaved, rotate_half, Hugging Face checkpoint",
     "guides/measure.md": "benchmark, needle in a haystack, passkey, perplexity",
+    "guides/choose.md": "which positional encoding, best positional encoding, how to choose, RoPE or ALiBi, recommendation",
+    "comparison.md": "rotary-embedding-torch, x-transformers, flash-linear-attention, alternatives",
     "guides/getting-started.md": "install, pip, quickstart", "guides/getting-started.zh.md": "安装, 快速上手, 入门, 教程",
     "frequencies.md": "rope scaling, RoPE scaling, inv_freq, inverse frequencies, rope_theta, yarn vs ntk, NTK-aware, position interpolation, rope_parameters, 频率缩放",
     "position_maps.md": "ReRoPE, Self-Extend, dual chunk attention, StreamingLLM, LM-Infinite, length extrapolation, 位置映射",
