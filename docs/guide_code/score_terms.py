@@ -186,11 +186,11 @@ class _Recorder:
     def _record_posenc(self, model: Transformer) -> None:
         first: Any = model.blocks[0]
         attention: Attention = first.attention
-        embed = model.encoding.embed
 
-        def switched(x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-            total: Tensor = embed(x, positions, layer)
-            return total if "position" in self.parts else total - embed(torch.zeros_like(x), positions, layer)
+        def switched(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, here, layer, *others = given  # x has what the encoding adds
+            codes = 0.0 if "position" in self.parts else here.embed(torch.zeros_like(x), layer)
+            return x - codes, here, layer, *others
 
         def forward(x: Tensor, here: Pass, layer: int, cache: Any) -> Tensor:
             width = attention.config.width
@@ -199,7 +199,8 @@ class _Recorder:
             attended = self.attend(q, k, v, here.encoding.scale_of(layer, width), here.positions.mask())
             return attention.out(attended.transpose(1, 2).flatten(-2))
 
-        model.encoding.embed = switched  # type: ignore[method-assign]
+        for block in model.blocks:
+            block.register_forward_pre_hook(switched)
         attention.forward = forward  # type: ignore[method-assign]
 
     def _record_pretrained(self) -> None:

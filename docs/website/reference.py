@@ -111,7 +111,11 @@ def _module(name: str) -> Page:
         about = f"These names are in `{module}`, as those of [{MODULES[module][0].lower()}]({module}.md) are."
     entries = ""
     for each, what in public(name).items():
-        path = f"{what.__module__}.{what.__qualname__}" if what.__qualname__ == each or "." not in each and each == what.__name__ else f"{module}.{each}"
+        path = (
+            f"{what.__module__}.{what.__qualname__}"
+            if what.__qualname__ == each or "." not in each and each == what.__name__
+            else f"{module}.{each}"
+        )
         entries += f"::: {path}\n{_left_out(each)}\n" + (f"{created()}\n\n" if what is create else "")
     return Page(
         f"reference/{name.replace('/', '-')}.md", title, f"# {title}\n\n`{module}`\n\n{about}\n\n{entries.rstrip()}\n"

@@ -1,7 +1,6 @@
 """Rotations over several axes: axial RoPE, M-RoPE, RoPE-Mixed."""
 
 import math
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -125,7 +124,7 @@ def test_images_packed_into_one_row_have_their_own_size():
     lengths = [g.num_keys for g in grids]
     documents = Positions.packed(lengths)
     together = Positions.from_ids(torch.cat([g.q for g in grids], 1), placed=torch.cat([g.q_placed for g in grids], 1))
-    packed = replace(together, q_document=documents.q_document, k_document=documents.k_document)
+    packed = together.derived(q_document=documents.q_document, k_document=documents.k_document)
     q, k, v = random(3, 2, 3, sum(lengths), 8)
     out = posenc.attention(q, k, v, rope, packed)
     for (h, w), a, b, c, ours in zip(sizes, *(x.split(lengths, 2) for x in (q, k, v, out)), strict=True):

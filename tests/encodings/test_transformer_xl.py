@@ -65,7 +65,7 @@ def test_the_bias_is_structured_where_distances_are_known():
     unlimited = encoding.bias(q, k, WHERE["memory"])
     assert isinstance(unlimited, QueryRelative)
     assert unlimited.table.shape == (4, 12, 6), "a row for each of the 4 + 9 - 1 distances"
-    anywhere = Positions.from_ids(WHERE["memory"].q, WHERE["memory"].k)
+    anywhere = Positions.from_ids(WHERE["memory"].q + 0.5, WHERE["memory"].k + 0.5)
     factored = encoding.bias(q, k, anywhere)
     assert isinstance(factored, Factored)
     assert factored.left.shape == (2, 4, 4, 10)
