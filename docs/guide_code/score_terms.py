@@ -20,7 +20,6 @@ from posenc.analysis.scores import by_distance
 from posenc.encoding import Pass
 from posenc.errors import InputError, check_word
 from posenc.lab.transformer import Attention, Transformer
-from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
 

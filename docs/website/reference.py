@@ -113,7 +113,7 @@ def _module(name: str) -> Page:
     for each, what in public(name).items():
         path = (
             f"{what.__module__}.{what.__qualname__}"
-            if what.__qualname__ == each or "." not in each and each == what.__name__
+            if what.__qualname__ == each or ("." not in each and each == what.__name__)
             else f"{module}.{each}"
         )
         entries += f"::: {path}\n{_left_out(each)}\n" + (f"{created()}\n\n" if what is create else "")

@@ -40,7 +40,7 @@ READS = {
 LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
 
 OWN = {
-    "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "report/html.py:asset",
+    "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset",
     "lab/bench.py:_code", "lab/machine.py:cpu",
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
@@ -53,9 +53,9 @@ PLAIN = {
     "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained",
     "lab/evals/config.py:digests",
-    "lab/store.py:Store.lock", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
+    "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
-    "pretrained/export.py:to_hf", "pretrained/stated.py:_code_of", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
+    "pretrained/stated.py:_code_of", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
 PLANTED = {
@@ -124,7 +124,7 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
         "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check._encoding.make", "cli/check_command.py:Check._encoding", "cli/compare_command.py:Compare.run",
         "cli/compare_command.py:Compare.run.work", "cli/compare_command.py:Compare._read", "cli/compare_command.py:Compare.config",
         "cli/compare_command.py:Compare.planned", "cli/check_command.py:Check._function", "encodings/catalogue.py:cite",
-        "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
+        "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "lab/user_code.py:source_of",
     }  # fmt: skip
     assert runs == {"lab/user_code.py:module_of_file"}
     assert {

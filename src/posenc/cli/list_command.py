@@ -50,9 +50,12 @@ class List(WithOutput):
         if self.cite is not None:
             from posenc.encodings.catalogue import cite
 
-            bibtex = cite(self.cite)
+            try:
+                bibtex = cite(self.cite)
+            except InputError as error:
+                raise InputError(str(error), argument="cite") from None
             return self.emit({"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper")
         try:
             return self.emit(*listed(table(), self.names, self.search, self.kind, self.acts_on, self.explain))
         except Mistake as error:
-            raise InputError(str(error)) from None
+            raise InputError(str(error), **({"argument": "explain"} if self.explain else {})) from None

@@ -241,7 +241,7 @@ def test_the_texts_of_a_task_change_its_cells(tokenizer, tmp_path, monkeypatch):
 
     assert (reused(), reused()) == (0, 6)  # also with the end alone
     monkeypatch.setattr(config.running_text, "pydoc", lambda: "All work and no play makes Jack a dull boy. " * 500)
-    assert reused() == 2
+    assert reused() == 4
     sample = Copying.sample
     monkeypatch.setattr(Copying, "sample", lambda self, *a, index=0, **k: sample(self, *a, index=index + 1, **k))
     assert reused() == 4

@@ -157,7 +157,6 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
         assert len(text.encode()) < 5e5
     text = (tmp_path / "merged" / "report.html").read_text()
     assert 'href="copy.html#only=rope&amp;only=none"' in text
-    assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
     dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
     for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
         variants = merged["tasks"][task]["variants"]
