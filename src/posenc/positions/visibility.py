@@ -186,7 +186,11 @@ class Extent(NamedTuple):
             return self
         if not isinstance(part, slice):
             return self._replace(runs=False)
-        first, end, _ = part.indices(count)
+        first, end = (
+            part.start or 0,
+            count if part.stop is None else part.stop,
+        )  # not slice.indices: sizes may be symbols
+        first, end = (at + count if at < 0 else at for at in (first, end))
         return Extent(self.low + first, self.low + end - 1, True)
 
     @classmethod

@@ -182,18 +182,18 @@ def build(
     if made is None:
         joined = bytearray().join(whole)
         digest, tokens, cut = hashlib.sha256(joined), torch.frombuffer(joined, dtype=torch.uint8), sum(map(len, train))
-        parts = []
-        for ids, of, documents in ((tokens[:cut], train, packed), (tokens[cut:], test, by_file)):
-            starts = torch.tensor([0, *accumulate(map(len, of))][:-1], dtype=torch.long) if documents else None
-            parts.append(Text(ids, starts))
-            if documents:
-                digest.update(b"starts" + parts[-1].edges.numpy().tobytes())
-        return Corpus(name, digest.hexdigest(), *parts, packed=packed)
+        bytes_of = []
+        for ids, of, by_document in ((tokens[:cut], train, packed), (tokens[cut:], test, by_file)):
+            starts = torch.tensor([0, *accumulate(map(len, of))][:-1], dtype=torch.long) if by_document else None
+            bytes_of.append(Text(ids, starts))
+            if by_document:
+                digest.update(b"starts" + bytes_of[-1].edges.numpy().tobytes())
+        return Corpus(name, digest.hexdigest(), bytes_of[0], bytes_of[1], packed=packed)
     digest = hashlib.sha256(f"{made.fingerprint} {packed}".encode())
-    parts = [
+    parts = (
         _encode(train, _texts(train, name), made, packed, divided, digest.update),
         _encode(test, _texts(test, name), made, by_file, False, digest.update),
-    ]
+    )
     return Corpus(name, digest.hexdigest(), *parts, made.name, made.vocab_size, packed)
 
 
