@@ -9,6 +9,7 @@ Only positions tell: without them all classes have the same patches. At the larg
 """
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,56 +22,46 @@ PATCH, SIDE = 4, 4  # pixels of a patch's side; patches of a training image's si
 
 def scenes(count: int) -> tuple[Tensor, Tensor]:
     """Up to `count` images (n, 3, 16, 16) of noise with a red and a blue square, and their class: left, right, above, below."""
-    red, step = torch.randint(SIDE, (2, count)), torch.randint(1, SIDE, (count,))
-    kind = torch.randint(4, (count,))
-    axis, sign = kind // 2, kind % 2 * 2 - 1
-    blue = red.clone()
-    blue[axis, torch.arange(count)] = (red[axis, torch.arange(count)] + sign * step).clamp(0, SIDE - 1)
-    kept = (blue != red).any(0)
-    cells = 0.2 * torch.rand(count, 3, SIDE, SIDE)
-    for channel, (x, y) in ((0, red), (2, blue)):
-        cells[torch.arange(count), channel, y, x] = 1.0
-    return F.interpolate(cells[kept], scale_factor=float(PATCH)), kind[kept]
+    red, step, kind = torch.randint(SIDE, (2, count)), torch.randint(1, SIDE, (count,)), torch.randint(4, (count,))
+    rows, axis, blue = torch.arange(count), kind // 2, red.clone()
+    blue[axis, rows] = (red[axis, rows] + (kind % 2 * 2 - 1) * step).clamp(0, SIDE - 1)
+    apart, cells = (blue != red).any(0), 0.2 * torch.rand(count, 3, SIDE, SIDE)
+    cells[rows, 0, red[1], red[0]] = cells[rows, 2, blue[1], blue[0]] = 1.0
+    return F.interpolate(cells[apart], scale_factor=float(PATCH)), kind[apart]
 
 
 def rescaled(side: int) -> posenc.Positions:
     """Patches of an image of side x side patches, on the training grid stretched over the image."""
-    ids = posenc.Positions.grid(side, side).q
-    return posenc.Positions.from_ids((ids + 0.5) * (SIDE / side) - 0.5)
+    return posenc.Positions.from_ids((posenc.Positions.grid(side, side).q + 0.5) * (SIDE / side) - 0.5)
 
 
 def train(name: str, steps: int = 140, side: int = SIDE) -> posenc.VisionTransformer:
     """A model of two layers of width 64, trained on up to 64 images of side x side patches a step."""
     torch.manual_seed(0)
-    config = posenc.VisionConfig(4, patch_size=PATCH, dim=64, num_layers=2)
     encoding = posenc.create(name, dim=64, num_heads=4, num_layers=2, grid=(side, side), causal=False)
-    model = posenc.VisionTransformer(config, encoding)
+    model = posenc.VisionTransformer(posenc.VisionConfig(4, patch_size=PATCH, dim=64, num_layers=2), encoding)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         images, kind = scenes(64)
-        optimizer.zero_grad()
         F.cross_entropy(model(F.interpolate(images, scale_factor=side / SIDE)), kind).backward()
-        optimizer.step()
+        optimizer.step(), optimizer.zero_grad()
     return model
 
 
-@torch.no_grad()
-def main(
-    names: tuple[str, ...] = ("none", "axial_rope", "grid_sinusoidal"), steps: int = 140
-) -> dict[str, list[float]]:
+def main(names: Sequence[str], steps: int = 140) -> dict[str, list[float]]:
+    """Shares of right answers by encoding: at the training size, at twice that, and there with rescaled ids."""
     scores = {}
     for name in names:
-        with torch.enable_grad():
-            model = train(name, steps)
-        images, kind = scenes(500)
+        model, (images, kind) = train(name, steps), scenes(500)
         larger = F.interpolate(images, scale_factor=2.0)
-        logits = model(images), model(larger), model(larger, rescaled(2 * SIDE))
+        with torch.no_grad():
+            logits = model(images), model(larger), model(larger, rescaled(2 * SIDE))
         scores[name] = [(each.argmax(1) == kind).double().mean().item() for each in logits]
         print(
-            f"{name}: {scores[name][0]:.0%} right, at twice the size {scores[name][1]:.0%}, rescaled {scores[name][2]:.0%}"
+            f"{name}: {scores[name][0]:.0%} right, twice the size {scores[name][1]:.0%}, rescaled {scores[name][2]:.0%}"
         )
     return scores
 
 
 if __name__ == "__main__":
-    main(tuple(sys.argv[1:]) or ("none", "axial_rope", "grid_sinusoidal"))
+    main(sys.argv[1:] or ("none", "axial_rope", "grid_sinusoidal"))

@@ -20,11 +20,11 @@ from unittest.mock import patch
 import pytest
 
 from posenc import cli
+from posenc.analysis import diff
 from posenc.cli.extend_command import CHOSEN
 from posenc.conformance.kinds import KINDS
 from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
-from posenc.frequencies import diff
 from posenc.lab.bench import BenchSettings, BenchStudy
 from posenc.lab.evals.config import settings_of
 from posenc.pretrained.methods import Lengths

@@ -20,6 +20,7 @@ from posenc.bias import (
 from posenc.bias.structures import rows_at
 from posenc.bias.terms import ColumnRun, KernelInputs, Tile, runs, skew
 from posenc.functional import deberta_bucket
+from posenc.positions.segments import distances_of
 from posenc.positions.visibility import grid_indices
 
 B, H, D, QUERIES, KEYS = 2, 3, 4, 9, 14
@@ -82,7 +83,7 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
     structure = STRUCTURES[name]()
     want = dense(structure)
     assert torch.allclose(structure.dense(want.device).expand_as(want), want)
-    distances = P.distances()
+    distances = distances_of(P)
     term = structure.reduced(distances, want.device)
     # FlexAttention
     if structure.factors() is None:
@@ -136,7 +137,7 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
 @pytest.mark.parametrize("index", INDEXES)
 def test_values_by_distance_are_their_rows(index):
     values = Values(draw(1, QUERIES + KEYS - 1, D).detach(), INDEXES[index])
-    term = values.reduced(P.distances())
+    term = values.reduced(distances_of(P))
     term.collects([True, False])
     at = rows_at(values.index, P.q[0, :, None] - P.k[0, None, :], values.table)
     weights, upstream = draw(1, QUERIES, KEYS).detach(), draw(1, QUERIES, D).detach()

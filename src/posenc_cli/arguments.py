@@ -35,7 +35,6 @@ class How:
         unless: settings which, given as flags, make the value in a file out of date.
         code: its values may be MODULE:NAME or FILE:NAME, on the command line alone.
         names: what its values are names of, a key of `Known`; shells complete them.
-        rare: --help-all alone shows it, as what only a cluster needs.
     """
 
     metavar: str | None = None
@@ -46,6 +45,7 @@ class How:
     code: bool = False
     names: str = ""
     rare: bool = False
+    """--help-all alone shows it, as what only a cluster needs."""
 
 
 Known = Mapping[str, Sequence[str]]

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ def table() -> dict[str, Any]:
 
 def made() -> dict[str, Any]:
     """The table of the code, as JSON has it."""
-    from posenc_cli.made import table
-
-    return dict(json.loads(json.dumps(table())))
+    table = import_module("posenc_cli.made").table()  # of the commands, which answer from this table
+    return dict(json.loads(json.dumps(table)))
 
 
 def key() -> str:

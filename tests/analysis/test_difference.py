@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import InputError, frequencies
+from posenc.analysis import diff
 from posenc.cli import analyze_command
-from posenc.frequencies import SCHEDULES, diff, options_of
+from posenc.frequencies import SCHEDULES, options_of
 from posenc.testing.oracles.schedules import default
 from references import commands
 

@@ -54,7 +54,7 @@ PLAIN = {
     "lab/data/tokens.py:pretrained",
     "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
-    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
+    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/gguf_reader.py:_tokenizer_length",
     "pretrained/stated.py:_code_of", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
@@ -62,7 +62,7 @@ PLANTED = {
     "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
     "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells",
     "pretrained/checked.py:weight_files": "checkpoints", "pretrained/checked.py:shapes_in": "checkpoints",
-    "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
+    "pretrained/gguf_reader.py:read_config": "checkpoints", "pretrained/gguf_reader.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints", "pretrained/load.py:_from_gguf": "checkpoints",
     "pretrained/gguf_reader.py:described": "checkpoints", "pretrained/adapters.py:stored_adapter": "methods",
     "pretrained/load.py:adapted": "methods",

@@ -208,7 +208,7 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     assert results["complete"]
     assert {variant["encoding"] for variant in results["variants"]} == {"none", *encodings}
     report = (tmp_path / "out" / "report.html").read_text()
-    assert f"the class {deep_file}:Fade" in report
+    assert f"{deep_file}:Fade" in report
     runs = [Run.of(e, 0, settings, "") for e in encodings]
     assert [e.slope for e in runs[3].make_encoding() if hasattr(e, "slope") and not isinstance(e, Rotary)] == [3, 1]
     deep_file.write_text(OWN + "# another one\n")

@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 
-from posenc.frequencies import diff
+from posenc.analysis import diff
 from posenc.report.diff import page
 
 FOUND = diff("yarn:beta_fast=16+resonance", "tapered:pairs=6", factor=4, length=2048)

@@ -4,15 +4,13 @@
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, described, needs, on_one_line, shown
-from posenc.pretrained.checked import check_counts, reading
+from posenc.errors import InputError, described, shown
+from posenc.pretrained.checked import check_counts
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.packaged import PACKAGED, packaged_file
-from posenc.pretrained.parameters import NO_LIMIT, NUMBERS, impossible_sentences, is_number, unknown_type
-from posenc.spec import MOST_LAYERS, read_json
+from posenc.pretrained.parameters import NUMBERS, impossible_sentences, is_number, unknown_type
+from posenc.spec import MOST_LAYERS
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
@@ -247,47 +245,3 @@ def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:
             for kind in ("rope_type", "type"):
                 if not isinstance(each.get(kind), str | None):
                     raise InputError(f"{name}: {kind}={shown(each[kind])} in {key}: must be a name, such as 'yarn'")
-
-
-def read_config(path: str | Path) -> ConfigFile:
-    """A config.json, a folder with one, or the header of a .gguf file or of a model in a package, see
-    `posenc.pretrained.packaged`.
-
-    Raises:
-        InputError: there is none, it is not JSON, or it is no configuration of a model.
-    """
-    if path in PACKAGED:
-        with packaged_file(str(path)) as packed:
-            return _gguf_config(packed, str(path))
-    given = Path(path)
-    file = given / "config.json" if given.is_dir() else given
-    if not file.is_file():
-        what = "has no config.json" if given.is_dir() else "no such file or folder"
-        raise InputError(f"{path}: {what}; pass a config.json, a folder with one, or a .gguf file")
-    if file.suffix == ".gguf":
-        return _gguf_config(file, str(file))
-    try:
-        raw = read_json(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{file}: holds {type(raw).__name__}; pass the config.json of a transformers model")
-    return ConfigFile(str(path), raw, tokenizer_length=_tokenizer_length(file.with_name("tokenizer_config.json")))
-
-
-def _tokenizer_length(file: Path) -> int | None:
-    """model_max_length of a tokenizer_config.json; None: there is none, or it is transformers' number for no limit."""
-    try:
-        length = read_json(file.read_text(encoding="utf-8")).get("model_max_length")
-    except (ValueError, OSError, AttributeError, RecursionError):
-        return None
-    return int(length) if is_number(length) and 0 < length < NO_LIMIT else None
-
-
-def _gguf_config(file: Path, name: str) -> ConfigFile:
-    from posenc.pretrained.gguf_reader import header_config, read_gguf, rotation_of
-
-    needs("gguf", "demo")
-    with reading(f"{name}: this GGUF file cannot be read: "):
-        reader = read_gguf(file)
-        return ConfigFile(name, header_config(file, reader), rotation_of(reader))

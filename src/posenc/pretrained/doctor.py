@@ -16,8 +16,9 @@ from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.adapters import apart
 from posenc.pretrained.attach import NAME, RotaryModule
 from posenc.pretrained.computed import Comparison
-from posenc.pretrained.config_file import ConfigFile, read_config
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
+from posenc.pretrained.gguf_reader import read_config
 from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.models import (
     cache_name,

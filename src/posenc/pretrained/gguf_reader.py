@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError
+from posenc.errors import InputError, needs, on_one_line
 from posenc.frequencies import Frequencies
 from posenc.pretrained.checked import check_sizes_stated, reading
-from posenc.pretrained.config_file import FULL, SLIDING
-from posenc.pretrained.parameters import head_dim_of, rope_parameters_by_type
+from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.packaged import PACKAGED, packaged_file
+from posenc.pretrained.parameters import NO_LIMIT, head_dim_of, is_number, rope_parameters_by_type
 from posenc.pretrained.programs import ALL, header_readings
 from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
+from posenc.spec import read_json
 
 MORE = {"gemma": "gemma2", "olmo2": "qwen3", "smollm3": "llama"}
 """Architectures that transformers' reader lacks -> one that it has, whose keys and order of weights they share."""
@@ -232,3 +234,45 @@ def _take_layers(reader: Any, config: Any) -> None:
         shared = config.num_hidden_layers == largest
         width = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = width if shared else head_dim_of(config)
+
+
+def read_config(path: str | Path) -> ConfigFile:
+    """A config.json, a folder with one, or the header of a .gguf file or of a model in a package, see
+    `posenc.pretrained.packaged`.
+
+    Raises:
+        InputError: there is none, it is not JSON, or it is no configuration of a model.
+    """
+    if path in PACKAGED:
+        with packaged_file(str(path)) as packed:
+            return _gguf_config(packed, str(path))
+    given = Path(path)
+    file = given / "config.json" if given.is_dir() else given
+    if not file.is_file():
+        what = "has no config.json" if given.is_dir() else "no such file or folder"
+        raise InputError(f"{path}: {what}; pass a config.json, a folder with one, or a .gguf file")
+    if file.suffix == ".gguf":
+        return _gguf_config(file, str(file))
+    try:
+        raw = read_json(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{file}: holds {type(raw).__name__}; pass the config.json of a transformers model")
+    return ConfigFile(str(path), raw, tokenizer_length=_tokenizer_length(file.with_name("tokenizer_config.json")))
+
+
+def _tokenizer_length(file: Path) -> int | None:
+    """model_max_length of a tokenizer_config.json; None: there is none, or it is transformers' number for no limit."""
+    try:
+        length = read_json(file.read_text(encoding="utf-8")).get("model_max_length")
+    except (ValueError, OSError, AttributeError, RecursionError):
+        return None
+    return int(length) if is_number(length) and 0 < length < NO_LIMIT else None
+
+
+def _gguf_config(file: Path, name: str) -> ConfigFile:
+    needs("gguf", "demo")
+    with reading(f"{name}: this GGUF file cannot be read: "):
+        reader = read_gguf(file)
+        return ConfigFile(name, header_config(file, reader), rotation_of(reader))

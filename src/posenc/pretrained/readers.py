@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError, check_integers, listed, unknown
-from posenc.pretrained.config_file import ConfigFile, read_config
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.families import FAMILIES, REFUSED
 from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
-from posenc.pretrained.gguf_reader import unread
+from posenc.pretrained.gguf_reader import read_config, unread
 from posenc.pretrained.parameters import impossible_sentences, is_number, rope_parameters_by_type, unknown_type
 from posenc.pretrained.programs import (
     ALL,
