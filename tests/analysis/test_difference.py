@@ -151,7 +151,6 @@ def test_the_command(capsys, tmp_path):
         (["yarn+ntk", "ntk"], "ntk is not applied to another schedule"),
         (["abf", "ntk"], "schedule 'abf' needs new_base"),
         (["rope", "--factor", "4"], "--factor: is for two schedules"),
-        (["yarn", "ntk", "--steps", "4"], "--steps: is not for two schedules"),
         (["yarn", "ntk", "--factor", "0.5"], "--factor 0.5: must be at least 1"),
         (["yarn", "ntk", "--factor", "nan"], "--factor nan"),
         (["yarn", "ntk", "--length", "0"], "--length 0: must be from 1"),
