@@ -137,8 +137,8 @@ def test_an_interrupted_evaluation_stores_its_finished_cells(saved, tmp_path):
 MISTAKES = {
     ("--tasks", "passkey", "--lengths", "64"): r"--tasks passkey, --lengths 64: passkey needs about \d+ tokens",
     ("--tasks", "passkey", "--times", "1"): r"--tasks passkey, length=64: passkey needs about \d+ tokens",
-    ("--tasks", "perplexity", "--text", "nosuch"): "--text nosuch: No such file or directory; give a readable",
-    ("--tasks", "needle:source=nosuch"): "--tasks needle:source=nosuch: No such file or directory; give a readable",
+    ("--tasks", "perplexity", "--text", "nosuch"): "--text nosuch: No such file or directory; give a text file",
+    ("--tasks", "needle:source=nosuch"): "--tasks needle:source=nosuch: No such file or directory; give a text file",
     ("--methods", "rerope:window=256", "--lengths", "1024"): "--methods rerope:window=256: reaches 64 .*; --methods none measures",
     ("--methods", "fit"): "--methods fit: fit left posenc: extend by longrope",
     ("--model-fingerprint", "abc"): "[^ =]+model[0-9]*: has changed",
