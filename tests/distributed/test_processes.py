@@ -48,7 +48,7 @@ def test_the_page_of_tensor_parallelism_has_a_row_for_each():
     lines = page[page.index(tensor_parallel.BEGIN) : page.index(tensor_parallel.END)].splitlines()
     cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in lines[3:] if row.startswith("|")]
     assert {row[0] for row in cells} <= set(tensor_parallel.subjects()), "run: python benchmarks/tensor_parallel.py"
-    assert [row for row in lines if row.startswith("- ")] == tensor_parallel.refused()
+    assert {row for row in lines if row.startswith("- ")} == {*tensor_parallel.refused()}
     for _, *numbers in cells:
         assert len(numbers) == len(tensor_parallel.COLUMNS)
         assert all(float(number) <= BOUND for number in numbers)
