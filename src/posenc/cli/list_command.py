@@ -47,15 +47,12 @@ class List(WithOutput):
         from posenc_cli.cached import table
         from posenc_cli.listing import listed
 
-        if self.cite is not None:
-            from posenc.encodings.catalogue import cite
-
-            try:
-                bibtex = cite(self.cite)
-            except InputError as error:
-                raise InputError(str(error), argument="cite") from None
-            return self.emit({"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper")
         try:
+            if self.cite is not None:
+                from posenc.encodings.catalogue import cite
+
+                bibtex = cite(self.cite)
+                return self.emit({"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper")
             return self.emit(*listed(table(), self.names, self.search, self.kind, self.acts_on, self.explain))
-        except Mistake as error:
-            raise InputError(str(error), **({"argument": "explain"} if self.explain else {})) from None
+        except (InputError, Mistake) as error:
+            raise InputError(str(error), argument="cite" if self.cite else "explain" if self.explain else "") from None

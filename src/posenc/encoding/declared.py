@@ -67,16 +67,13 @@ class _Fixed(type):
             vars(made)["_fixed"] = frozenset(cls.arguments())
             return made
 
-        @property
-        def __dataclass_fields__(cls):
-            """Of the class for what makes and reads dataclasses; not for FSDP2 and DDP, which replace dataclasses among inputs."""
+        def _fields(cls):
+            """For what makes and reads dataclasses; not for FSDP2 and DDP, which replace dataclasses among inputs by new ones."""
             if sys._getframe(1).f_code.co_name == "is_dataclass":
                 raise AttributeError("__dataclass_fields__")
             return cls._declared
 
-        @__dataclass_fields__.setter
-        def __dataclass_fields__(cls, found):
-            cls._declared = found
+        __dataclass_fields__ = property(_fields, lambda cls, found: setattr(cls, "_declared", found))
 
         @property
         def __signature__(cls):

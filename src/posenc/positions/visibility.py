@@ -186,11 +186,9 @@ class Extent(NamedTuple):
             return self
         if not isinstance(part, slice):
             return self._replace(runs=False)
-        first, end = (
-            part.start or 0,
-            count if part.stop is None else part.stop,
-        )  # not slice.indices: sizes may be symbols
-        first, end = (at + count if at < 0 else at for at in (first, end))
+        # not slice.indices: sizes may be symbols
+        limits = part.start or 0, count if part.stop is None else part.stop
+        first, end = (at + count if at < 0 else at for at in limits)
         return Extent(self.low + first, self.low + end - 1, True)
 
     @classmethod
