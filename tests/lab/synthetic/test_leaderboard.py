@@ -166,7 +166,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
         assert shown == [pytest.approx(level, rel=1e-4) for level in levels]
     show_tasks(merged, str(tmp_path))
     out = capsys.readouterr().out
-    assert re.search(r"^rope +\d+ \d+ +\d+ \d+ +", out, re.MULTILINE)
+    assert re.search(r"^rope( +\d+){4} +", out, re.MULTILINE)
     assert ("Left out of the mean" in out) == any(merged["not_learned"].values())
 
 
