@@ -48,6 +48,10 @@ class Call(NamedTuple):
     layer: int = 0
     keys_rotated: bool = False
     gates: Tensor | Sequence[Tensor] | None = None
+    acting: Any = NOTHING
+    """What of the encoding acts in the layer"""
+    at: Positions | None = None
+    """The positions as it restricts them"""
 
 
 def prepare(call: Call) -> Problem:
@@ -56,6 +60,9 @@ def prepare(call: Call) -> Problem:
     Raises:
         InputError: what does not fit together, or what a hook must not return.
     """
+    check_numbers(call)
+    if call.encoding is not None:
+        call = call._replace(acting=call.encoding.acting_in(call.layer))
     call = checked(call)
     return assembled(call, effects_of(call))
 
@@ -63,18 +70,14 @@ def prepare(call: Call) -> Problem:
 def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
     q, k, v, encoding = call[:4]
-    if not torch.compiler.is_compiling():
-        _check_numbers(call)
     positions = resolve_positions(q, k, v, encoding, call.positions, call.causal, call.keys_rotated)
-    if not 0 <= call.dropout_p < 1:
-        raise InputError("a probability below 1", dropout_p=call.dropout_p)
     call = visible_part(call._replace(positions=positions))
     if encoding is not None:
         require_values(encoding, q)
         encoding._check_part(q, k)
         if call.keys_rotated:
-            _check_keys_unread(encoding, call.layer)
-    return call
+            _check_keys_unread(call.acting.part)
+    return call if call.at is not None else call._replace(at=Effects(call.acting, positions).restricted())
 
 
 def visible_part(call: Call) -> Call:
@@ -82,7 +85,7 @@ def visible_part(call: Call) -> Call:
     assert call.positions is not None
     of_queries, of_keys = call.positions.hidden()
     gates: Any = call.gates
-    if gates is not None or (call.encoding is not None and call.encoding.acting_in(call.layer).gates):
+    if gates is not None or call.acting.gates:
         gates = checked_gates(call.encoding, gates, call.k, call.layer, of_keys)
     if of_queries is None and of_keys is None:
         return call if gates is call.gates else call._replace(gates=gates)
@@ -91,11 +94,9 @@ def visible_part(call: Call) -> Call:
 
 
 def effects_of(call: Call) -> Effects:
-    """What the encoding does to a call that has been checked, at positions as it restricts them."""
-    assert call.positions is not None
-    if call.encoding is None:
-        return Effects(NOTHING, call.positions)
-    return call.encoding.effects(call.positions, call.layer).restricted(tuple(call.gates or ()))
+    """What the encoding does to a call that has been checked."""
+    assert call.at is not None
+    return Effects(call.acting, call.at.with_gates(tuple(call.gates or ())))
 
 
 def assembled(
@@ -300,8 +301,7 @@ def _branch_rotations(
     return made
 
 
-def _check_keys_unread(encoding: Encoding, layer: int) -> None:
-    part = encoding.acting_in(layer).part
+def _check_keys_unread(part: Encoding) -> None:
     if part.bias_reads_keys and "rotate" in part.sites():
         raise InputError(
             f"the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
@@ -397,7 +397,8 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
         )
 
 
-def _check_numbers(call: Call) -> None:
+def check_numbers(call: Call) -> None:
+    """Refuse numbers and flags of other types, and out of range."""
     scale, softcap, sink, dropout_p, layer = call[6:11]
     if scale is not None:
         check_value("scale", scale, float)
@@ -407,10 +408,13 @@ def _check_numbers(call: Call) -> None:
         check_value("sink", sink, float)
     if type(dropout_p) is not float:
         check_value("dropout_p", dropout_p, float)
+    if not 0 <= dropout_p < 1:
+        raise InputError("a probability below 1", dropout_p=dropout_p)
     if type(layer) is not int or layer < 0:
         check_value("layer", layer, int)
         raise InputError("must be at least 0", layer=layer)
-    check_flags(keys_rotated=call.keys_rotated)
+    if type(call.keys_rotated) is not bool:
+        check_flags(keys_rotated=call.keys_rotated)
     if softcap is not None:
         check_value("softcap", softcap, float)
         if not 0 < softcap < math.inf:

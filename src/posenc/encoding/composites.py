@@ -149,7 +149,7 @@ for _hook, _effect in {
 }.items():  # fmt: skip
     setattr(Composite, _hook, _of_parts(_effect))
 Composite.scores = _of_parts("products", lambda terms: next(iter(terms), None))  # type: ignore[method-assign]
-Composite.restrict = _of_parts("restricted", lambda effects: effects.positions)  # type: ignore[method-assign]
+Composite.restrict = _of_parts("restricted")  # type: ignore[method-assign]
 
 
 def _leaves(part: Encoding) -> list[Encoding]:
