@@ -29,7 +29,7 @@ from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_value, r
 from posenc.positions import Positions
 from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import Branch, Region, left_out
+from posenc.positions.visibility import Region, left_out
 
 
 class Call(NamedTuple):
@@ -245,7 +245,7 @@ def rotated(
     that no query sees in a branch."""
     q, k = call.q, call.k
     if effects.acting.maps:
-        made = _in_branches(call, effects, effects.branches(), reads_all)
+        made = _in_branches(call, effects, reads_all)
         q, k = made[0][:2]
         alone = len(made) == 1 and k.shape[2] == call.v.shape[2]
         return q, k, [] if alone and contains_all_visible(effects.positions, made[0].region) else made
@@ -261,7 +261,7 @@ def rotated(
     return q, k, []
 
 
-def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads_all: bool) -> list[Rotated]:
+def _in_branches(call: Call, effects: Effects, reads_all: bool) -> list[Rotated]:
     (q, k), positions = call[:2], effects.positions
     if call.keys_rotated:
         raise InputError(
@@ -272,7 +272,7 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
-    made = positions.once(key, partial(_branch_rotations, q, k, effects, branches, reads_all))
+    made = positions.once(key, partial(_branch_rotations, q, k, effects, reads_all))
     parts = []
     for region, first, end, at, rotation in made:
         keys = k if end - first == k.shape[2] else k[:, :, first:end]
@@ -282,10 +282,10 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
 
 
 def _branch_rotations(
-    q: Tensor, k: Tensor, effects: Effects, branches: Sequence[Branch], reads_all: bool
+    q: Tensor, k: Tensor, effects: Effects, reads_all: bool
 ) -> list[tuple[Region, int, int, Positions, Rotation | None]]:
     """Of each branch where something is visible: its region, its first key and their end, its positions, and their rotation."""
-    positions, made = effects.positions, []
+    positions, branches, made = effects.positions, effects.branches(), []
     for branch in branches:
         at, (first, end, _) = positions.at(branch), (0, k.shape[2], False)
         if not reads_all:
