@@ -358,7 +358,8 @@ def _check_order(q: Tensor, encoding: Encoding | None) -> None:
         return
     if not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
         return
-    heads = {part.num_heads for part in encoding.modules() if isinstance(part, Encoding) and hasattr(part, "num_heads")}
+    names = "num_heads", "heads_of_model"
+    heads = {getattr(part, name, None) for part in encoding.modules() if isinstance(part, Encoding) for name in names}
     if q.shape[1] not in heads and q.shape[2] in heads:
         raise swapped("q", q, f"{encoding.known_as} has num_heads={q.shape[2]}")
 
