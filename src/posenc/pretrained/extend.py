@@ -4,6 +4,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -124,8 +125,11 @@ class Extension(ChangeReport):
 
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> Extension | TableExtension:
+) -> Any:
     """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
+
+    Returns an `Extension`, or for a learned table a `TableExtension`. Of a configuration alone (a config.json, a folder with one, its
+    fields or a PretrainedConfig), what to write or type in each program, a `posenc.pretrained.export.Recipe`.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n"; `posenc.choose` measures which.
@@ -149,9 +153,13 @@ def extend(
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
-    inner = unwrap(model)
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
+    if isinstance(model, str | Path | Mapping) or (hasattr(model, "to_dict") and hasattr(model, "model_type")):
+        from posenc.pretrained.export import recipe  # which imports this module
+
+        return recipe(model, method, factor=factor, target_length=target_length, **options)
+    inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
     if has_learned_table(inner):

@@ -292,15 +292,12 @@ def plan(method: str, options: Options, original: Lengths, loaded: Lengths, fact
     Raises:
         InputError: an unknown method or option, an option that two parts have, or parts that do not go together.
     """
-    parts = [_read(spec) for spec in parse_sum(method)]
-    _distribute(parts, options)
-    _check_compatible(method, [name for name, _ in parts])
+    parts = _parts(method, options)
     found, exact = Plan(method, replaces=from_plain_rope(method)), list[int]()
     for name, given in parts:
         if factor is not None and METHODS[name].kind == "schedule" and "factor" in METHODS[name].options():
             given.setdefault("factor", factor)
         chosen = METHODS[name]
-        chosen.check(name, given)
         if chosen.tuning != "works without":
             found.tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
@@ -326,6 +323,30 @@ def plan(method: str, options: Options, original: Lengths, loaded: Lengths, fact
     found.exact = min(exact, default=None)
     found.rotates = all(name != "nope" for name, _ in parts)
     return found
+
+
+def check(method: str, options: Options, factor: float | None, target_length: int | None) -> None:
+    """Refuse what no model takes, before one is loaded.
+
+    Raises:
+        InputError: an unknown method or option, a factor below 1, two lengths, or none where the method depends on it.
+    """
+    if factor is not None and target_length is not None:
+        raise InputError("give one of them", factor=factor, target_length=target_length)
+    if factor is not None and not 1 <= factor < math.inf:
+        raise InputError("the new length over the context length, at least 1", factor=factor)
+    _parts(method, options)
+    if factor is None and target_length is None and written_factor(method) is None:
+        plan(method, options, Lengths(2**20, None), Lengths(2**20, None))
+
+
+def _parts(method: str, options: Options) -> list[tuple[str, dict[str, Any]]]:
+    parts = [_read(spec) for spec in parse_sum(method)]
+    _distribute(parts, options)
+    _check_compatible(method, [name for name, _ in parts])
+    for name, given in parts:
+        METHODS[name].check(name, given)
+    return parts
 
 
 def written_factor(method: str) -> float | None:
