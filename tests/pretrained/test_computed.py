@@ -728,3 +728,20 @@ def test_a_layer_that_does_not_run_in_float32_is_named():
     assert diagnosis.model.computed.unchecked == (
         "attention of layer 1: compared in bfloat16 alone, to 5%: in float32 it ends in TypeError",
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm", "deepseek_v3"])
+def test_the_frequencies_that_a_model_uses(kind):
+    """Where queries and keys have no other channels than those of a pair, that one is used."""
+    model = small_model(kind)
+    shares = posenc.doctor(model).model.computed.used
+    assert sum(shares) == pytest.approx(1)
+    assert max(shares) < 0.9
+    if kind == "llama":
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                others = [at for at in range(projection.out_features) if at % 16 not in (6, 14)]
+                projection.weight.data[others] = 0
+        diagnosis = posenc.doctor(model)
+        assert diagnosis.model.computed.used[6] == pytest.approx(1)
+        assert "half of the norms of queries times keys is in the 2 slowest of 8 pairs" in str(diagnosis)

@@ -447,7 +447,7 @@ def test_llama_4s_scaling_is_served(tmp_path):
              "original_max_position_embeddings": 64}  # fmt: skip
     model = small_model("llama", rope_parameters=scout, max_position_embeddings=1024)
     assert names(model) == []
-    assert posenc.extend(model, "rerope", factor=32).new_length == 2048
+    assert posenc.extend(model, "rerope", factor=2).new_length == 2048
     posenc.restore(model)
     posenc.extend(model, "yarn", factor=32)
     posenc.to_hf(model, tmp_path / "model")

@@ -867,3 +867,17 @@ def test_other_fields_of_a_length(name):
     (finding,) = read(LLAMA | {"rope_theta": 1e4, name: 4096}).findings
     assert (finding.name, finding.measured) == ("longer_length_stated", 4)
     assert read(LLAMA | {"rope_theta": 1e4, name: 512}).findings == ()
+
+
+def test_a_configuration_is_told_whether_its_base_is_large_enough():
+    """At each bound the slowest pair does what is said of it, and the comparison prints them."""
+    shape = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "max_position_embeddings": 131072}
+    text = str(read(shape | {"rope_theta": 10000.0}))
+    least, stable = (float(found) for found in re.findall(r"at least ([\d.e+]+), ", text))
+    for base, turned in ((least, 2 * math.pi), (stable, math.acos(0.5 ** (1 / 32)))):
+        assert 131072 * base ** (-126 / 128) == pytest.approx(turned, rel=1e-2)
+    assert text.count("NOT met") == 2
+    assert re.search(r"first negative at \d+ tokens", text)
+    most = float(re.search(r"at most ([\d.e+]+), .* float32", text)[1])
+    assert most ** (-126 / 128) == pytest.approx(2**-23, rel=1e-2)
+    assert str(read(shape | {"rope_theta": 1.2e7})).count("NOT met") == 1

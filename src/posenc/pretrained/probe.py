@@ -82,17 +82,24 @@ class RotationDescription:
 @dataclass(frozen=True)
 class Computation:
     """What was compared with `posenc.attention`. layers: how many. tokens: of the text. windows: sliding windows that
-    a longer text left. unchecked: what was not compared, and why."""
+    a longer text left. unchecked: what was not compared, and why. used: by pair, its share of the norms of queries times keys."""
 
     layers: int
     tokens: int
     windows: tuple[int, ...]
     unchecked: tuple[str, ...]
+    used: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         longer = "".join(f", the window of {window} with {window + PROBE}" for window in self.windows)
         done = f"computed: attention of {self.layers} layers with {self.tokens} tokens{longer}, against the declared formula"
-        return "\n".join(([done] if self.layers else []) + [f"not checked: {each}" for each in self.unchecked])
+        first = next((at for at in range(len(self.used)) if sum(self.used[at:]) < 0.5), 0)
+        slow = f"frequencies used: half of the norms of queries times keys is in the {len(self.used) - first + 1} slowest of {len(self.used)} pairs"
+        return "\n".join(
+            ([done] if self.layers else [])
+            + ([slow] if self.used else [])
+            + [f"not checked: {each}" for each in self.unchecked]
+        )
 
 
 @dataclass(frozen=True)
