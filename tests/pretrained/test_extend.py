@@ -211,7 +211,7 @@ def test_a_model_that_moves_and_a_copy() -> None:
     wanted = model(x).logits
     twin = copy.deepcopy(model)
     assert twin.model.layers[0].self_attn._posenc_plan is not model.model.layers[0].self_attn._posenc_plan
-    assert twin.model.layers[0].self_attn._posenc_plan.cache is twin.model.layers[1].self_attn._posenc_plan.cache
+    assert twin.model.layers[0].self_attn._posenc_plan.running is twin.model.layers[1].self_attn._posenc_plan.running
     assert torch.equal(twin(x).logits, wanted)
     posenc.restore(twin)
     assert torch.equal(twin(x).logits, plain)

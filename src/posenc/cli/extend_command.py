@@ -108,9 +108,7 @@ class Extend(WithModel, WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.backends.precision import HALF
         from posenc.pretrained.extend import extend
-        from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
 
@@ -141,11 +139,9 @@ class Extend(WithModel, WithOutput):
         if training is not None:
             from posenc.pretrained.finetune import prepared
 
-            if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
-                widen(model, STEPS_LOST)
             prepared(model, training, tokenizer, **self.given)
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "extension": report.to_dict()}
-        results["precision"] = chosen_because(model)
+        results["precision"] = str(model.dtype).removeprefix("torch.")
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
         with Display(yes=self.yes) as shown:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,9 @@ from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Evidence
+from posenc.pretrained.gguf_reader import read_config
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.models import (
     Rope,
@@ -192,6 +196,12 @@ class Probe:
         by_type = rope_parameters_by_type(self.config)
         self.parameters = {name or ALL_LAYERS: parameters for name, parameters in by_type.items()}
 
+    @cached_property
+    def file(self) -> ConfigFile | None:
+        """The config.json that the model was loaded from; None: there is none."""
+        file = Path(getattr(self.config, "name_or_path", None) or "") / "config.json"
+        return read_config(file) if file.parts[:-1] and file.is_file() else None
+
     def where(self, layer_type: str) -> str:
         """A layer type in a sentence, empty where there is only one."""
         return "" if len(self.parameters) == 1 else f" of {layer_type}"
@@ -288,13 +298,9 @@ class Probe:
         finally:
             self.model._compiled_call_impl = before
 
-    def rebuilt_rotary(self, times: float = 1.0) -> nn.Module:
-        """transformers' rotary module from the configuration, its bases multiplied. transformers' errors pass through."""
-        device, config = next(self.rotary.buffers()).device, copy.deepcopy(self.config)
-        for parameters in rope_parameters_by_type(config).values():
-            if times != 1:
-                parameters["rope_theta"] *= times  # type: ignore[index]
-        return type(self.rotary)(config).to(device)
+    def rebuilt_rotary(self) -> nn.Module:
+        """transformers' rotary module from the configuration. transformers' errors pass through."""
+        return type(self.rotary)(copy.deepcopy(self.config)).to(next(self.rotary.buffers()).device)
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
