@@ -53,7 +53,7 @@ PLAIN = {
     "lab/data/tokens.py:pretrained",
     "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
-    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/gguf_reader.py:_tokenizer_length",
+    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/gguf_reader.py:_tokenizer_length",
     "pretrained/stated.py:_code_of", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""

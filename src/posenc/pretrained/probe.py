@@ -17,7 +17,6 @@ from torch._dynamo import OptimizedModule
 from posenc import frequencies
 from posenc.backends.precision import HALF
 from posenc.errors import InputError
-from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Evidence
@@ -64,15 +63,13 @@ class FrequencyTable:
             attention_factor=self.attention_factor,
             tokens=tokens,
             slow_pairs=int((turning * tokens < 2 * math.pi).sum()),
-            base_bound=first_negative(self.inv_freq),
         )
 
 
 @dataclass(frozen=True)
 class RotationDescription:
     """rotary_dim: rotated channels of a head, whose frequency is not 0. tokens: that a query sees, at most: the model's length, or the layers' window.
-    slow_pairs: pairs of channels that complete no rotation within them. base_bound: the first distance at which the sum of all
-    cosines is negative, None below 2^20."""
+    slow_pairs: pairs of channels that complete no rotation within them."""
 
     rope_theta: float | None
     schedule: str
@@ -80,7 +77,6 @@ class RotationDescription:
     attention_factor: float
     tokens: int
     slow_pairs: int
-    base_bound: int | None
 
 
 @dataclass(frozen=True)
@@ -123,17 +119,12 @@ class ModelDescription:
         ]
         for kind, rotation in self.rotations.items():
             theta = "missing" if rotation.rope_theta is None else f"{rotation.rope_theta:.10g}"
-            limit = math.inf if rotation.base_bound is None else rotation.base_bound
             window = rotation.tokens < self.length
-            met = (
-                f"up to {limit} tokens: no fault in a model trained beyond them" if limit < rotation.tokens else "there"
-            )
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
                 f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
                 f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a rotation in "
                 f"{f'the window of {rotation.tokens}' if window else self.length} tokens",
-                f"  the rule of thumb for rope_theta (base bound) holds {met}",
             ]
         lines.append(str(self.computed))
         if self.dtype in [str(dtype).removeprefix("torch.") for dtype in HALF]:
