@@ -479,19 +479,6 @@ def test_a_schedules_own_factor_says_how_long_texts_become():
             posenc.extend(model, method)
 
 
-def test_phimoes_own_factor_stays():
-    """Its module multiplies cos and sin by short_mscale and long_mscale, not by the formula."""
-    parameters = {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
-        "short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 64,
-    }  # fmt: skip
-    model = small_model("phimoe", rope_parameters=parameters, max_position_embeddings=256)
-    ids = tokens(1, 30)
-    before = model(ids).logits
-    posenc.extend(model, "rerope:window=64", factor=8)
-    torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["max_sequence_length", "model_max_length"])
 def test_a_linear_schedule_with_the_length_before_the_stretch(name):
     """vicuna-7b-v1.5-16k: linear 4, max_position_embeddings 4096, max_sequence_length 16384."""

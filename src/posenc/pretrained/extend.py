@@ -133,7 +133,7 @@ def extend(
     a schedule's own text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the
     method's parts, as in `extend(model, "rerope", window=2048)`.
 
-    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
+    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha), see
     `learned_table.plan_table`.
 
     A model that is extended already is extended anew from what it was, never twice. If anything fails, the model stays as

@@ -165,7 +165,7 @@ class Probe:
             raise InputError(
                 f"model of type {str(inner.config.model_type)!r}: its positions are a learned table of {table_of(inner)[1]} "
                 "rows, and doctor examines rotary models; posenc.pretrained.learned_table.rows_of_table(model) gives the "
-                'rows, posenc.extend(model, "hierarchical" or "interpolate", target_length=...) makes them more'
+                'rows, posenc.extend(model, "hierarchical", target_length=...) makes them more'
             )
         if next(inner.parameters()).is_meta:
             raise InputError("it has no weights (device meta), and doctor runs it", "load them first", argument="model")
@@ -257,7 +257,7 @@ class Probe:
         for kind, parameters in self.parameters.items():
             prefix = "" if kind == ALL_LAYERS else f"{kind}_"
             for buffer in tables_of(rotary, prefix, parameters)[:1]:
-                tables[kind] = FrequencyTable(buffer, attention_factor(rotary, prefix, parameters), parameters)
+                tables[kind] = FrequencyTable(buffer, attention_factor(rotary, prefix), parameters)
         return tables
 
     def ids(self, batch: int = 1, length: int = PROBE) -> Tensor:
