@@ -31,8 +31,8 @@ def code_of(model):
     return sys.modules[type(layers_of(model)[0].module).__module__]
 
 
-def one(model, tokenizer=None):
-    (finding,) = doctor(model, tokenizer).findings
+def one(model):
+    (finding,) = doctor(model).findings
     return finding
 
 

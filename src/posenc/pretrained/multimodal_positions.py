@@ -38,82 +38,59 @@ TEXT, IMAGE, VIDEO = range(3)
 # ---------------------------------------------------------------- rules
 
 
-@dataclass(frozen=True)
-class Patches:
-    """The tokens of all images and videos, in their order.
-
-    sizes: (images, 3), frames, height and width in tokens. image: which one each token is of; index: its number there; t, y, x: its frame, row and column; all (tokens,).
-    """
-
-    sizes: Tensor
-    image: Tensor
-    index: Tensor
-    t: Tensor
-    y: Tensor
-    x: Tensor
-
-    @classmethod
-    def of(cls, sizes: Sequence[Size], device: torch.device) -> "Patches":
-        table = torch.tensor(sizes, dtype=torch.long, device=device).view(-1, 3)
-        count = table.prod(1)
-        image = torch.repeat_interleave(torch.arange(count.shape[0], device=device), count)
-        index = torch.arange(image.shape[0], device=device) - (count.cumsum(0) - count)[image]
-        _, height, width = table[image].unbind(1)
-        return cls(table, image, index, index // (height * width), index // width % height, index % width)
-
-    def largest(self, values: Tensor) -> Tensor:
-        """Of (tokens,) values the largest of each image, (images,)."""
-        return values.new_zeros(self.sizes.shape[0]).scatter_reduce(0, self.image, values, "amax", include_self=False)
+Places = tuple[Tensor, float]
+"""Where the tokens of an image are, counted from where a text token would be in their place, (tokens, axes), int64 or float64; and how far
+after its beginning text goes on behind it."""
 
 
-Places = tuple[Tensor, Tensor]
-"""Where the tokens of images are, counted from where a text token would be in their place, (tokens, axes), int64 or float64; and how far
-after its beginning text goes on behind each image, (images,)."""
+def _cells(size: Size, device: torch.device) -> tuple[Tensor, ...]:
+    """The frame, the row and the column of each token, (tokens,)."""
+    return torch.unravel_index(torch.arange(math.prod(size), device=device), size)
 
 
-def _qwen2_vl(patches: Patches) -> Places:
+def _qwen2_vl(size: Size, device: torch.device) -> Places:
     """At (t, y, x); text goes on after the largest number on any axis, as in the paper, vLLM and transformers 4. transformers 5 leaves
     the frames out of that."""
-    at = torch.stack((patches.t, patches.y, patches.x), 1)
-    return at, patches.largest(at.amax(1)) + 1
+    return torch.stack(_cells(size, device), 1), max(size)
 
 
-def _videorope(patches: Patches, spacing: float) -> Places:
+def _videorope(size: Size, device: torch.device, spacing: float) -> Places:
     """Frames are `spacing` apart; rows and columns are centred around the frame's number; text goes on after the last frame's."""
-    _, height, width = patches.sizes[patches.image].unbind(1)
-    t = patches.t * int(spacing) if float(spacing).is_integer() else exact(patches.t) * spacing
-    at = torch.stack((t, t + patches.y - (height - 1) // 2, t + patches.x - (width - 1) // 2), 1)
-    return at, patches.largest(t) + 1
+    (frames, height, width), (t, y, x) = size, _cells(size, device)
+    whole = float(spacing).is_integer()
+    t = t * int(spacing) if whole else exact(t) * spacing
+    at = torch.stack((t, t + y - (height - 1) // 2, t + x - (width - 1) // 2), 1)
+    return at, (frames - 1) * (int(spacing) if whole else spacing) + 1
 
 
-def _v2pe(patches: Patches, delta: float) -> Places:
+def _v2pe(size: Size, device: torch.device, delta: float) -> Places:
     """One axis, on which an image's tokens are `delta` apart, the first of them after the text before it; text goes on at the next
     integer, as in the authors' code."""
-    return exact(patches.index + 1)[:, None] * delta - 1, (exact(patches.sizes.prod(1)) * delta).ceil()
+    count = math.prod(size)
+    return exact(torch.arange(1, count + 1, device=device))[:, None] * delta - 1, math.ceil(count * delta)
 
 
-def _circle_rope(patches: Patches, radius: float | None, alpha: float) -> Places:
+def _circle_rope(size: Size, device: torch.device, radius: float | None, alpha: float) -> Places:
     """An image's tokens are on a circle around the axis of the text, all as far from a text token. radius: of the circle; None: the
     largest coordinate from the image's centre. alpha: how much an angle follows the token's direction from the centre; the rest
     follows its index."""
-    image = patches.image
-    _, height, width = patches.sizes[image].unbind(1)
-    y, x = exact(patches.y) - exact(height - 1) / 2, exact(patches.x) - exact(width - 1) / 2
-    direction = torch.atan2(y, x)
-    first, last = -patches.largest(-direction)[image], patches.largest(direction)[image]
-    spread = torch.where(last > first, (direction - first) / (last - first) * 2 * math.pi, direction)
-    even = exact(patches.index) / (height * width) * 2 * math.pi
+    _, y, x = (exact(cell) - (length - 1) / 2 for cell, length in zip(_cells(size, device), size, strict=True))
+    spread = torch.atan2(y, x)
+    first, last = spread.min(), spread.max()
+    if last > first:
+        spread = (spread - first) / (last - first) * 2 * math.pi
+    even = exact(torch.arange(len(x), device=device)) / len(x) * 2 * math.pi
     angle = alpha * spread + (1 - alpha) * even
-    wide = patches.largest(torch.maximum(y, x))[image] if radius is None else radius
+    wide = torch.maximum(y, x).max() if radius is None else radius
     u, v = wide * angle.cos() / math.sqrt(2), wide * angle.sin() / math.sqrt(6)
     at = torch.stack((2 * v, u - v, -u - v), 1)  # orthogonal to (1, 1, 1), along which text goes
-    return at, patches.largest(at.amax(1)) + 1
+    return at, float(at.max()) + 1
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of a model. places: from `Patches` and the options. options: with their defaults. needs_sizes: more than the number of an
-    image's tokens. moving: it serves more than one frame."""
+    """The rule of a model. places: from the size of an image, the device and the options. options: with their defaults. needs_sizes: more
+    than the number of an image's tokens. moving: it serves more than one frame."""
 
     places: Callable[..., Places]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -245,39 +222,28 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
     first = begins.nonzero()[:, 0]
     edges = [*first.tolist(), kinds.shape[0]]
     runs = zip(edges, edges[1:], kinds[first].tolist(), sequence[first].tolist(), places[first].tolist(), strict=False)
-    segments: list[tuple[int, int, int | None]] = []  # tokens, sequence, which image
-    sizes: list[Size] = []
+    like, _ = rule.places((1, 1, 1), kinds.device, **rule.options)
+    pieces, following = [like[:0]], defaultdict[int, float](int)  # the number that comes next, by sequence
     for begin, end, kind, of, (row, column) in runs:
-        if kind == TEXT:
-            segments.append((end - begin, of, None))
-            continue
-        at, known = begin, grids[kind]
+        at = begin
         while at < end:
-            size = (1, 1, end - begin)
-            if rule.needs_sizes or known.sizes:
-                size = known.take(end - at, row, column + at - begin)
-            segments.append((math.prod(size), of, len(sizes)))
-            sizes.append(size)
-            at += math.prod(size)
+            if kind == TEXT:
+                local, after = torch.arange(end - at, device=kinds.device)[:, None].expand(-1, like.shape[1]), end - at
+            else:
+                size = (1, 1, end - at)
+                if rule.needs_sizes or grids[kind].sizes:
+                    size = grids[kind].take(end - at, row, column + at - begin)
+                local, after = rule.places(size, kinds.device, **rule.options)
+            pieces.append(local.to(like.dtype) + following[of])
+            following[of] += after
+            at += len(local)
     for known in grids.values():
         if known.taken < len(known.sizes):
             raise InputError(
-                f"{known.name} is for {len(known.sizes)} {known.what}{'s' * (len(known.sizes) != 1)}, the rows have tokens of {known.taken}: pass the sizes of "
-                f"those alone, and the {known.what}_token_id of the model's config"
+                f"{known.name} is for {len(known.sizes)} {known.what}{'s' * (len(known.sizes) != 1)}, the rows have tokens of {known.taken}: "
+                f"pass the sizes of those alone, and the {known.what}_token_id of the model's config"
             )
-    local, after = rule.places(Patches.of(sizes, kinds.device), **rule.options)
-    extents = after.tolist()
-    starts, following = [], defaultdict[int, float](int)
-    for length, of, image in segments:
-        starts.append(following[of])
-        following[of] += length if image is None else extents[image]
-    lengths = torch.tensor([length for length, _, _ in segments], dtype=torch.long, device=kinds.device)
-    index = torch.arange(kinds.shape[0], device=kinds.device)
-    index -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    start = torch.repeat_interleave(torch.tensor(starts, dtype=local.dtype, device=kinds.device), lengths)[:, None]
-    coordinates = (start + index[:, None]).expand(-1, local.shape[1]).clone()
-    coordinates[kinds != TEXT] = local + start[kinds != TEXT]
-    return coordinates
+    return torch.cat(pieces)
 
 
 # ---------------------------------------------------------------- the arguments of `multimodal`
