@@ -133,7 +133,6 @@ class Analyze(WithOutput):
     def _difference(self, other: str) -> int:
         """Compare two frequency schedules of RoPE."""
         from posenc.analysis import diff
-        from posenc.lab.files import Folder
 
         usual = {field.name: field.default for field in fields(type(self))}
         for name in ("trained", "dim", "num_heads", "dtypes", "seed"):
@@ -145,7 +144,7 @@ class Analyze(WithOutput):
         if self.out is not None:
             from posenc.report.diff import files
 
-            folder = Folder(self.out)
+            folder = record(self.out, self)
             for name, content in files(difference, self.typed).items():
                 folder.write(name, content)
         return self.emit(difference.to_dict(), side_by_side(difference), "analysis")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.command import Command, record
+from posenc.cli.command import Command, check_ours, output, record
 from posenc.errors import InputError, needs, printable
-from posenc_cli.answers import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED, waiting
 from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class WithOutput(Command):
 
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
 
+    def check_out(self) -> None:
+        if self.out is not None:
+            output(self.out, self)
+
     def emit(self, data: object, text: str, file: str = "") -> int:
         """Print a result, and write it if --out is given, into a file of the command's name or another. Lines that are longer than the terminal are broken between words."""
         if self.out is not None:
@@ -48,6 +52,9 @@ class StudyCommand(Command):
     """A command that computes many cells and writes a report."""
 
     out: Annotated[str, "folder of results.json and report.html", How("DIR")]
+
+    def check_out(self) -> None:
+        output(self.out, self)
 
 
 @dataclass(kw_only=True)
@@ -121,6 +128,7 @@ def target(out: str, usual: str) -> "tuple[Folder, str]":
         raise InputError("--out '': name a file")
     wanted = Path(out)
     folder, name = (wanted, usual) if wanted.is_dir() or out.endswith(("/", os.sep)) else (wanted.parent, wanted.name)
+    check_ours(folder / name, 'class="posenc"')
     return Folder(folder), name
 
 
@@ -229,5 +237,5 @@ def load_model(
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
-    with without_bars(), one_line_warnings(command):
+    with waiting(f"posenc {command}: loading {printable(name)}"), without_bars(), one_line_warnings(command):
         return load(name, dtype=dtype, device=device, **more)

@@ -265,6 +265,9 @@ class Extend(WithModel, WithOutput):
         made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
 
+    def check_out(self) -> None:
+        """A model is saved into an empty folder, see `_check_out`, or with auto beside the cells."""
+
     def _check_out(self) -> None:
         from posenc.lab.files import Folder
 

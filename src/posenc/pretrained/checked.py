@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.errors import InputError, described, on_one_line, shown
+from posenc.errors import InputError, described, import_failed, on_one_line, shown
 from posenc.spec import MOST_LAYERS, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -235,6 +235,8 @@ def reading(what: str) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
+        if (why := import_failed(error)) is not None:  # the file has no part in it
+            raise InputError(why) from error
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
     finally:
