@@ -29,6 +29,11 @@ LEFT: dict[str, str] = {
     "with_tree": "make the positions as examples/draft_tree.py does",
     # the name as it is typed -> what to use instead: an instruction with a verb, without a full stop
     "auto": "call posenc.choose(model, tokenizer, factor=...), or run posenc extend MODEL --method auto",
+    "--engine": "leave it out; for several machines give each its --share, and put their folders together with --merge",
+    "--address": "give each machine its --share, and put their folders together with --merge",
+    **dict.fromkeys(("--cpus-per-cell", "--gpus-per-cell"), "leave it out, a training takes one thread or the GPU"),
+    "lab.engines.Ray": "give each machine its share=(1, 4), and put their folders together with merge",
+    "lab.engines.create": "call posenc.lab.engines.InProcess() or ProcessPool(workers)",
     "--minutes": "give --samples, the documents of each task",
     "--plan": "give the same --out, where measured cells are used again",
     "--track": "read results.json, which has every number, into your tracker",

@@ -100,7 +100,7 @@ def refuse_launcher(study: str) -> None:
     if "RANK" in os.environ and processes not in ("", "1"):
         raise InputError(
             f"{study} runs in one process",
-            "start it without a launcher; posenc compare distributes its trainings by --engine ray",
+            "start it without a launcher; give each machine a share of the trainings: posenc compare --share 1/4",
             WORLD_SIZE=processes,
         )
 
