@@ -18,6 +18,7 @@ from posenc_version import version as _version
 if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.encodings.catalogue import cite
+    from posenc.encodings.learning_rates import parameter_groups
     from posenc.lab.evals.choose import choose
     from posenc.lab.evals.study import evaluate
     from posenc.lab.transformer import Transformer, TransformerConfig
@@ -36,8 +37,8 @@ if _TYPE_CHECKING:
 __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "Pass", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
-    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "position_maps",
-    "re_rotate", "restore", "to_hf",
+    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "parameter_groups",
+    "position_maps", "re_rotate", "restore", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
 
@@ -55,6 +56,7 @@ _LAZY = {
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
+    "parameter_groups": "posenc.encodings.learning_rates",
     "re_rotate": "posenc.pretrained.convert",
     "restore": "posenc.pretrained.extend",
     "to_hf": "posenc.pretrained.export",
