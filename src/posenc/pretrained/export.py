@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -300,34 +302,11 @@ def _llama_cpp(attachment: Attachment, length: int) -> str:
 
 # ------------------------------------------------------------------------------------------ a configuration alone
 
-MLX = (
-    "llama",
-    "mistral",
-    "smollm3",
-    "qwen2",
-    "qwen3",
-    "granite",
-    "granitemoe",
-    "olmo2",
-    "olmoe",
-    "seed_oss",
-    "gemma3_text",
-)
+MLX = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "granite", "granitemoe", "olmo2", "olmoe", "seed_oss",
+       "gemma3_text")  # fmt: skip
 """Model types whose class in mlx-lm rotates by rope_scaling."""
-MLX_PLAIN = (
-    "mixtral",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "phi",
-    "stablelm",
-    "starcoder2",
-    "glm",
-    "glm4",
-    "gpt_neox",
-    "cohere",
-    "olmo",
-)
+MLX_PLAIN = ("mixtral", "qwen3_moe", "gemma", "gemma2", "phi", "stablelm", "starcoder2", "glm", "glm4", "gpt_neox",
+             "cohere", "olmo")  # fmt: skip
 """Those whose class reads the base alone."""
 OLLAMA = "it reads the keys of the file as llama.cpp does, and a Modelfile states nothing of the rotation"
 LONGEST = 1000
@@ -403,12 +382,10 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
     wanted = {kind: each.frequencies() for kind, each in attachment.design.rotations.items()}
     older, scaling = _of_transformers_4(written, length)
     former = ConfigFile(file.name, _replaced(file, older, (*removed, "rope_parameters")))
-    answers += tuple(
-        each
-        for each in agreement(former, wanted or _loaded(attachment.structure, length), length)
-        if each.program == TRANSFORMERS_4
-    )
-    answers = tuple({each.program: each for each in answers}.values())
+    of_older = {
+        each.program: each for each in agreement(former, wanted or _loaded(attachment.structure, length), length)
+    }
+    answers = tuple(of_older[each.program] if each.program == TRANSFORMERS_4 else each for each in answers)
     args = shlex.quote(json.dumps(_nested(file, changed)))
     if len(args) > LONGEST:
         args = '"$(cat overrides.json)"'
@@ -457,15 +434,11 @@ def _nested(file: ConfigFile, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _replaced(file: ConfigFile, fields: Mapping[str, Any], removed: tuple[str, ...]) -> dict[str, Any]:
     """All fields of a file, with others of the language model."""
-    made = {key: value for key, value in file.raw.items() if key not in removed} | dict(fields)
     outer = deepcopy(file.outer)
-    if not file.part:
-        return made
-    *above, last = file.part
-    inner = outer
-    for key in above:
-        inner = inner[key]
-    inner[last] = made
+    inner = reduce(getitem, file.part, outer)
+    kept = {key: value for key, value in inner.items() if key not in removed} | dict(fields)
+    inner.clear()
+    inner |= kept
     return outer
 
 
@@ -488,9 +461,7 @@ def _mlx(kind: str, table: Mapping[str, Any], length: int) -> str:
     if kind in MLX_PLAIN and rope_type != "default":
         return f"its {kind} reads rope_theta alone, and silently rotates without {rope_type}: take ntk or abf"
     scale = float(table.get("attention_factor", 1.0))
-    if (
-        rope_type == "longrope"
-    ):  # its temperature is sqrt(1 + ln(length / original) / ln(original)), whatever attention_factor says
+    if rope_type == "longrope":  # its factor is sqrt(1 + ln(length / original) / ln(original)), whatever is stated
         if scale < 1:
             return f"{same}; NOT the same: it does not read attention_factor, {scale:.4g}"
         return f"{same}, but original_max_position_embeddings of rope_scaling is {round(length ** (1 / scale**2))}, from which it derives the attention factor"
@@ -528,13 +499,7 @@ def _formula(attachment: Attachment, written: Any) -> tuple[str, ...]:
         )
     if original:
         lines.append(f"original length: {original} tokens, of this configuration")
-    turns = {
-        "yarn": (32.0, 1.0),
-        "yarn_paper": (32.0, 1.0),
-        "yarn_revised": (32.0, 1.0),
-        "mrrope": (32.0, 1.0),
-        "llama3": (4.0, 1.0),
-    }
+    turns = {"llama3": (4.0, 1.0)} | dict.fromkeys(("yarn", "yarn_paper", "yarn_revised", "mrrope"), (32.0, 1.0))
     if name in turns:
         names = ("high_freq_factor", "low_freq_factor") if name == "llama3" else ("beta_fast", "beta_slow")
         fast, slow = (schedule.get(key, usual) for key, usual in zip(names, turns[name], strict=True))

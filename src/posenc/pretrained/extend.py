@@ -32,7 +32,7 @@ CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_positi
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
 
 TUNING = {
-    "works without": "published for use without fine-tuning, which posenc.choose measures on this model",
+    "works without": "whether it is better than leaving the model alone, posenc.choose measures",
     "needs it": "needs fine-tuning",
     "comes with it": "for models that were fine-tuned for these numbers",
 }
