@@ -342,7 +342,7 @@ class Extend(WithModel, WithOutput):
         return finetune(model, texts, tokenizer, **self.given, progress=progress)
 
 
-QUESTIONS = ("The capital of France is", "The opposite of hot is", "The first three letters of the alphabet are")
+QUESTIONS = ("The capital of France is", "The opposite of hot is", "The day after Monday is")
 ANSWER_TOKENS = 8
 SECONDS = 30.0
 """For which a passkey may be read."""
@@ -369,7 +369,7 @@ class Answers:
             seconds = length / speed
             if length <= trained or seconds > SECONDS:
                 self.about = f"no passkey past {trained} tokens was asked for" + (
-                    f": {length} take about {seconds:.0f} s; posenc eval MODEL --tasks passkey asks for it"
+                    f": {length} take about {seconds:.0f} s; posenc eval MODEL --tasks passkey asks for it, and --verify-tokens {longest} measures the loss there"
                     if length > trained
                     else ""
                 )

@@ -15,7 +15,7 @@ from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import Lengths, Plan, from_plain_rope, plan, reach, written_factor
+from posenc.pretrained.methods import Lengths, Plan, check_lengths, from_plain_rope, plan, reach, written_factor
 from posenc.pretrained.models import (
     Layer,
     ModelStructure,
@@ -227,11 +227,8 @@ def target_of(
     """
     loaded = structure.loaded_length
     counted = counted or loaded
-    if factor is not None and target_length is not None:
-        raise InputError("give one of them", factor=factor, target_length=target_length)
+    check_lengths(factor, target_length)
     if factor is not None:
-        if not 1 <= factor < math.inf:
-            raise InputError("the new length over the context length, at least 1", factor=factor)
         target_length = round(factor * counted)
     if target_length is not None and target_length < loaded:
         raise InputError(
