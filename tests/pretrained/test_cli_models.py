@@ -509,7 +509,7 @@ def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
 )
 def test_auto_refuses_what_needs_no_model_before_it_is_loaded(given, why, capsys, monkeypatch):
     monkeypatch.setattr(cli.extend_command.Extend, "load", lambda _: pytest.fail("the model is loaded"))
-    code, _, err = run(capsys, "extend", "gemma", "--method", "auto", *given)
+    code, _, err = run(capsys, "extend", "demo", "--method", "auto", *given)
     assert code == 2
     assert why in err
     assert len(err.splitlines()) == 1

@@ -211,7 +211,7 @@ def test_a_model_that_moves_and_a_copy() -> None:
     wanted = model(x).logits
     twin = copy.deepcopy(model)
     assert twin.model.layers[0].self_attn._posenc_plan is not model.model.layers[0].self_attn._posenc_plan
-    assert twin.model.layers[0].self_attn._posenc_plan.cache is twin.model.layers[1].self_attn._posenc_plan.cache
+    assert twin.model.layers[0].self_attn._posenc_plan.running is twin.model.layers[1].self_attn._posenc_plan.running
     assert torch.equal(twin(x).logits, wanted)
     posenc.restore(twin)
     assert torch.equal(twin(x).logits, plain)
@@ -547,19 +547,6 @@ def test_a_schedules_own_factor_says_how_long_texts_become():
     for method in ("yarn", "yarn+resonance", "dynamic:factor=4"):
         with pytest.raises(InputError, match=r"depends on the new length; pass factor= or target_length="):
             posenc.extend(model, method)
-
-
-def test_phimoes_own_factor_stays():
-    """Its module multiplies cos and sin by short_mscale and long_mscale, not by the formula."""
-    parameters = {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
-        "short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 64,
-    }  # fmt: skip
-    model = small_model("phimoe", rope_parameters=parameters, max_position_embeddings=256)
-    ids = tokens(1, 30)
-    before = model(ids).logits
-    posenc.extend(model, "rerope:window=64", factor=8)
-    torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["max_sequence_length", "model_max_length"])

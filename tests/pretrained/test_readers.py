@@ -722,7 +722,7 @@ def test_a_type_that_transformers_has_and_a_file_that_it_refuses():
 
 
 def test_families_own_modules_are_run():
-    """HunYuan states a base as alpha, PhiMoE an attention factor as mscale; its module takes short_factor at every length."""
+    """HunYuan states a base as alpha."""
     hunyuan = {
         "type": "dynamic",
         "alpha": 1000.0,
@@ -737,17 +737,6 @@ def test_families_own_modules_are_run():
     want = create({"name": "default"}, 16, base=1e4 * 1000 ** (16 / 14)).inv_freq
     torch.testing.assert_close(by_program(comparison)["transformers 5"].inv_freq, want, rtol=1e-5, atol=0)
     assert names(comparison) == {"parameter_unread"}
-    mscale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
-    for lists, found in (({}, {"long_factor_ignored"}), ({"long_factor": [1.0] * 8}, set())):
-        table = LONGROPE | mscale | lists
-        comparison = read(LLAMA | {"model_type": "phimoe", "rope_theta": 1e4, "rope_scaling": table})
-        (reading,) = comparison.readings
-        assert reading.attention_factor == pytest.approx(1.243163121016122)
-        torch.testing.assert_close(
-            reading.inv_freq, create({"name": "default"}, 16, base=1e4).inv_freq, rtol=1e-5, atol=0
-        )
-        assert names(comparison) == found
-        assert reading.note == ("takes short_factor at every length" if found else "")
 
 
 def test_phi3s_first_files():

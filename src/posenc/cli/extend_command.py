@@ -114,10 +114,8 @@ class Extend(WithModel, WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.backends.precision import HALF
         from posenc.pretrained.extend import extend
-        from posenc.pretrained.learned_table import METHODS as OF_TABLES
-        from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
+        from posenc.pretrained.learned_table import METHOD as OF_TABLES
         from posenc.pretrained.methods import check
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
@@ -135,7 +133,7 @@ class Extend(WithModel, WithOutput):
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
-        if not any(method.startswith(name) for name in OF_TABLES):
+        if not method.startswith(OF_TABLES):
             check(method, options, self.factor, self.target_length)
         if self.gguf is not None:
             return self._rewrite(self.gguf, options)
@@ -153,11 +151,9 @@ class Extend(WithModel, WithOutput):
         if training is not None:
             from posenc.pretrained.finetune import prepared
 
-            if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
-                widen(model, STEPS_LOST)
             prepared(model, training, tokenizer, **self.given)
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "extension": report.to_dict()}
-        results["precision"] = chosen_because(model)
+        results["precision"] = str(model.dtype).removeprefix("torch.")
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
         with Display(yes=self.yes) as shown:
@@ -268,6 +264,9 @@ class Extend(WithModel, WithOutput):
         method = str(self.method)
         made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
+
+    def check_out(self) -> None:
+        """A model is saved into an empty folder, see `_check_out`, or with auto beside the cells."""
 
     def _check_out(self) -> None:
         from posenc.lab.files import Folder

@@ -30,7 +30,7 @@ from posenc.pretrained.extend import Extension, plan_rotary
 from posenc.pretrained.gguf_file import expressed
 from posenc.pretrained.gguf_reader import read_config
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
+from posenc.pretrained.load import AUTO, dtype_of
 from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type, score_factor
 from posenc.pretrained.plain_form import plain_form
@@ -81,9 +81,7 @@ class Export(ChangeReport):
                 f"{' and '.join(self.missing)}. Load it with posenc.load({self.directory!r})"
             )
         if self.dtype:
-            lines.append(
-                f"weights in {self.dtype}, as the checkpoint that was loaded; to_hf(..., dtype=...) writes another"
-            )
+            lines.append(f"weights in {self.dtype}")
         return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
 
 
@@ -100,7 +98,7 @@ def to_hf(
     Args:
         model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of
             transformers; its model_max_length becomes the new length. dtype: of the weights in the files, or its name;
-            "auto" is the model's, but that of its checkpoint where `load` made it float32 because the machine is faster so.
+            "auto" is the model's.
 
     Raises:
         InputError: an adapter that is not merged, a folder that is not empty or a file, or a model whose own rotary module does
@@ -117,7 +115,7 @@ def to_hf(
         inner, config, report = _encoded(inner, folder)
     else:
         config, report = _expressed(inner, folder)
-    weights_dtype = dtype_of(dtype) or stored_dtype(inner)
+    weights_dtype = dtype_of(dtype) or inner.dtype
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
     sweep(folder.parent)

@@ -141,7 +141,7 @@ def extend(
     pair as the pair of plain RoPE that turns as often within the context length. "yarn+replace" discards the scaling and starts from
     plain RoPE, at the length before the scaling, from which factor counts then.
 
-    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
+    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha), see
     `learned_table.plan_table`.
 
     A model that is extended already is extended anew from what it was, never twice. If anything fails, the model stays as

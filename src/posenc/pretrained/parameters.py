@@ -23,7 +23,6 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
 that every type has."""
 
 READ_BY: dict[str, tuple[str, ...]] = {
-    "phimoe": ("short_mscale", "long_mscale"),
     "hunyuan_v1_dense": ("alpha",),
     "hunyuan_v1_moe": ("alpha",),
     "hunyuan_vl_text": ("alpha",),
