@@ -155,7 +155,8 @@ def extend(
     """
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
-    if isinstance(model, str | Path | Mapping) or (hasattr(model, "to_dict") and hasattr(model, "model_type")):
+    named = isinstance(model, str | Path) and (str(model).endswith(".json") or Path(model).exists())
+    if named or isinstance(model, Mapping) or (hasattr(model, "to_dict") and hasattr(model, "model_type")):
         from posenc.pretrained.export import recipe  # which imports this module
 
         return recipe(model, method, factor=factor, target_length=target_length, **options)
