@@ -444,7 +444,7 @@ def _of_transformers_4(config: Any, length: int) -> tuple[dict[str, Any], dict[s
     """A rotation by the names of transformers 4, and its table."""
     by_type = rope_parameters_by_type(config)
     table = dict(by_type.get(FULL) or next(iter(by_type.values())))
-    beside = {key: table.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in table}
+    beside: dict[str, Any] = {key: table.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in table}
     if SLIDING in by_type and config.model_type == "gemma3_text":
         beside["rope_local_base_freq"] = by_type[SLIDING]["rope_theta"]
     scaled = table if table.get("rope_type", "default") != "default" or table.keys() - {"rope_type"} else None

@@ -205,8 +205,8 @@ def plan_rotary(
     counted = _before_scaling(structure) if from_plain_rope(method) else structure.loaded_length
     target = target_of(structure, factor, target_length, counted)
     cut = factor is not None and target is not None and factor * counted != target
-    lengths = (Lengths(trained, target) for trained in (_before_scaling(structure), structure.loaded_length))
-    chosen = plan(method, options, *lengths, factor if cut else None)
+    original, loaded = (Lengths(trained, target) for trained in (_before_scaling(structure), structure.loaded_length))
+    chosen = plan(method, options, original, loaded, factor if cut else None)
     design = _design(structure, chosen, target)
     return Attachment(structure, design, _report(structure, chosen, design, target))
 
