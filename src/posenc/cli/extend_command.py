@@ -241,7 +241,7 @@ class Extend(WithModel, WithOutput):
 
     def _print(self, options: dict[str, Any]) -> int:
         from posenc.errors import needs
-        from posenc.pretrained.export import recipe
+        from posenc.pretrained.recipe import recipe
 
         needs("transformers", "lab")
         for name in ("text", "verify_tokens", "finetune"):

@@ -4,7 +4,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -125,11 +124,11 @@ class Extension(ChangeReport):
 
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> Any:
+) -> Extension | TableExtension:
     """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
 
-    Returns an `Extension`, or for a learned table a `TableExtension`. Of a configuration alone (a config.json, a folder with one, its
-    fields or a PretrainedConfig), what to write or type in each program, a `posenc.pretrained.export.Recipe`.
+    `posenc.extend` of a configuration alone (a config.json, a folder with one, its fields or a PretrainedConfig) gives what to write or
+    type in each program, a `posenc.pretrained.recipe.Recipe`.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n"; `posenc.choose` measures which.
@@ -155,11 +154,6 @@ def extend(
     """
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
-    named = isinstance(model, str | Path) and (str(model).endswith(".json") or Path(model).exists())
-    if named or isinstance(model, Mapping) or (hasattr(model, "to_dict") and hasattr(model, "model_type")):
-        from posenc.pretrained.export import recipe  # which imports this module
-
-        return recipe(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
