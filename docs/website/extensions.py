@@ -45,7 +45,7 @@ SCHEDULE_PAGES: dict[str, tuple[str, str]] = {
     "ntk_fixed": ("NTK-RoPE-fixed", "Take it to repeat Su's comparison, or for vLLM's rope type \"ntk\". The fastest pair is slowed as well, which `ntk` avoids."),
     "ntk_mixed": ("NTK-RoPE-mixed", "Take it to repeat Su's comparison. It slows fast pairs more than `ntk_fixed`, and loses accuracy within the context length."),
     "abf": ("adjusted base frequency (ABF)", "Take it if you continue the training on long inputs: a larger base, as in Llama 2 Long and most models since. Without training, `yarn` is better."),
-    "yarn": ("YaRN", "Take it to extend a pretrained model that other programs will serve: transformers, vLLM and llama.cpp read it, and it works without fine-tuning."),
+    "yarn": ("YaRN", "Take it to extend a pretrained model that other programs will serve: transformers, vLLM and llama.cpp read it, and its authors use it without fine-tuning too."),
     "yarn_paper": ("YaRN as its paper states it", "Take it to repeat the paper. Programs that say YaRN compute `yarn`, whose ramp is linear in the pair's number."),
     "yarn_revised": ("revised YaRN", "Take it for models that PoSE fine-tuned. Others take `yarn`."),
     "mrrope": ("MrRoPE", "Take it in place of `yarn` where only posenc and transformers have to load the model; on small models the two do not differ."),

@@ -27,10 +27,11 @@ if _TYPE_CHECKING:
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
-    from posenc.pretrained.extend import extend, restore
+    from posenc.pretrained.extend import restore
     from posenc.pretrained.finetune import finetune
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
+    from posenc.pretrained.recipe import extend
 
     __version__: str
 
@@ -52,7 +53,7 @@ _LAZY = {
     "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.lab.evals.study",
-    "extend": "posenc.pretrained.extend",
+    "extend": "posenc.pretrained.recipe",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
