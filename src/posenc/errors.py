@@ -177,7 +177,7 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
     for name, value in numbers.items():
         if value is None:
             continue
-        if not is_integer(value):
+        if type(value) is not int and not is_integer(value):
             if torch._C._get_tracing_state() is not None:
                 remedy = "use torch.export.export, or torch.onnx.export(..., dynamo=True)"
                 raise InputError("torch.jit.trace makes tensors of sizes", remedy, argument=name, value=value)

@@ -108,6 +108,7 @@ def test_text_arrives_as_it_was_written(tmp_path, text):
         (b"seeds: 3.0\n", "invalid int value: '3.0'"),
         (b"seeds: true\n", "invalid int value: 'true'"),
         (b"seeds: [1, 2]\n", "seeds: write one value"),
+        (b"encodings:\n- &a [rope, rope]\n- [*a, *a]\n", "encodings: write a list of values"),
         (b"factors: [1, two]\n", "invalid int value: 'two'"),
         (b"packed: 3\n", "packed: write true or false"),
         (b"preset: slow\n", "unknown choice 'slow'"),

@@ -172,9 +172,9 @@ def fope(x, positions, base, cosines, sines, padding=None):
     return turned
 
 
-def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, rule="qwen2_vl", change=lambda ids: ids):
+def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, change=lambda ids: ids):
     ids = multimodal(
-        token_types, rule, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
+        token_types, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
         spatial_merge_size=merge, attention_mask=attention_mask,
     ).q  # fmt: skip
     return change(ids.movedim(2, 0))
@@ -220,7 +220,7 @@ MUTANTS = [
     ("m_rope", lambda x, p, b, s: turn(x, torch.arange(x.shape[2]), b), "positions are ignored: row n is taken to be at position n"),
     ("m_rope_interleaved", lambda x, p, b, s: rotations.m_rope(x, -p, b, s, interleaved=True).to(x.dtype), "rotates backwards"),
     ("m_rope_ids", lambda *given: m_rope_ids(*given, change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
-    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, rule="qwen3_vl", change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
+    ("m_rope_ids_frames", lambda *given: torch.as_tensor(m_rope_loops(*given, frames=True))[[0, 2, 1]], "height and width are exchanged"),
     ("m_rope_ids", lambda t, i, v, mask, merge: m_rope_loops(t, i, v, mask | 1, merge), "attention_mask is ignored: padding counts as text"),
     ("softmax_scale", lambda d, s, m, every: d**-0.5, "mscale_all_dim is ignored: the scale is 1/sqrt(head_dim), expected times m^2"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, tables="interleaved"), "layouts are mixed: x is turned by halves with tables of interleaved pairs"),
@@ -345,7 +345,7 @@ RIGHT = [
     ("m_rope_interleaved", lambda *given: m_rope(*given, interleaved=True)),
     ("m_rope_ids", m_rope_ids),
     ("m_rope_ids", timed_ids),
-    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, rule="qwen3_vl")),
+    ("m_rope_ids_frames", functools.partial(m_rope_loops, frames=True)),
     ("fope", fope),
     ("softmax_scale", softmax_scale),
     ("rotary", by_tables),

