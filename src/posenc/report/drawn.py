@@ -140,7 +140,12 @@ def _set_axis(ax: "Axes", side: str, axis: Mapping[str, Any]) -> None:
 
     set_("label", axis["label"])
     if axis.get("log"):
+        from matplotlib.ticker import LogFormatter  # those of pyplot's scale write powers as mathematics
+
         set_("scale", "log")
+        of: Any = getattr(ax, f"{side}axis")
+        of.set_major_formatter(LogFormatter())
+        of.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     if "ticks" in axis:
         places, texts = zip(*axis["ticks"], strict=True)
         set_("ticks", places, labels=texts)
