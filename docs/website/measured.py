@@ -21,7 +21,6 @@ LONGER = {
     "stories15M": ROOT / "benchmarks" / "evaluations" / "longer_stories15M.json",
     "SmolLM2-135M": ROOT / "benchmarks" / "evaluations" / "longer_SmolLM2.json",
 }
-LONGER_TRAINING, BUDGETS = (ROOT / "benchmarks" / path for path in ("longer_training.json", "budgets.json"))
 DECODING = ROOT / "benchmarks" / "decoding_maps.json"
 CONFIGS = ROOT / "benchmarks" / "published_configs.json"
 MATRIX = ROOT / "benchmarks" / "encodings.md"
@@ -103,7 +102,6 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     results["table"] = [row | {"title": titled(row["encoding"])} for row in results["table"]]
     variants = [variant for of in results["tasks"].values() for variant in of["variants"] if variant["trained"]]
     whole = results | {
-        "budgets": _budgets(results),
         "complete": True,
         "created": "in several sessions",
         "seconds": len(results["seeds"]) * sum(variant["training_seconds"] for variant in variants),
@@ -115,28 +113,6 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     places = {report.file_of(task): f"of-tasks.task={at}" for at, task in enumerate(tasks)}
     page = re.sub(r'href="(\w+\.html)#', lambda found: f'href="#{places[found[1]]}&amp;', report.table_page(whole))
     return {"report.html": re.sub(r'href="(\w+\.html)"', lambda found: f'href="#{places[found[1]]}"', page)}
-
-
-def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The losses on text after each number of steps, on each text and of each size that was measured."""
-    text, longer = results["tasks"]["text"], _read(LONGER_TRAINING)
-    rows = {variant["name"]: variant for variant in text["variants"] if variant["trained"]}
-    first = {name: [variant["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, variant in rows.items()}
-    named = {name: [of[0], of[-1]] for name, of in longer["loss"].items() if name in rows}
-    size = rows["rope"]["parameters"]
-    usual = text["settings"]["length"]
-    made = [(size, "Python's reference", usual, text["settings"]["steps"], first)]
-    made.append((size, "Python's reference", usual, longer["steps"], named))
-    made += [(of["parameters"], of["text"], of["length"], of["steps"], of["losses"]) for of in _read(BUDGETS)["worlds"]]
-    return [
-        {
-            "title": f"{steps} steps on {name}"
-            + f" in {length} bytes" * (length != usual)
-            + f", {of / 1e6:.1f} M" * (of != size),
-            "losses": losses,
-        }
-        for of, name, length, steps, losses in made
-    ]
 
 
 def verdict(name: str) -> str:
