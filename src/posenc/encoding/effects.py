@@ -250,8 +250,7 @@ class Effects:
         positions = self.positions
         for part in self._with("restrict"):
             result = part.encoding.restrict(positions, part.layer)
-            same = isinstance(result, Positions) and result.q is positions.q and result.k is positions.k
-            if result is not positions and not same:
+            if result is not positions and not (isinstance(result, Positions) and result.same_tokens(positions)):
                 remedy = "return the same tokens, such as positions.with_window(63)"
                 raise _returned(part.encoding, "restrict", result, remedy)
             positions = result

@@ -463,6 +463,13 @@ class Positions(Visibility):
             return None
         return made
 
+    def same_tokens(self, other: "Positions") -> bool:
+        """Of two that one was derived from: has it the tokens of the other? Those of a part are made again with its text."""
+        part = self.sharding is not None or self.of_keys is not None
+        return (self.q is other.q and self.k is other.k) or (
+            part and (self.q.shape, self.k.shape) == (other.q.shape, other.k.shape)
+        )
+
     def with_causal(self, causal: bool) -> "Positions":
         """The same tokens under another causality.
 
