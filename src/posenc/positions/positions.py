@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from weakref import ref
 
 import torch
@@ -92,11 +92,11 @@ class Positions(Visibility):
     extents: dict[str, Extent | None] = field(init=False)
 
     # no fields: of one call, and of nothing that is derived
-    branch = None
+    branch: ClassVar[Branch | None] = None
     """The branch of a position map to rotate for, see `at`. None: there is no map."""
-    gates = ()
+    gates: ClassVar[tuple[Tensor, ...]] = ()
     """What an encoding made of the input of a layer, see `with_gates`"""
-    ungated = None
+    ungated: ClassVar["Positions | None"] = None
     """The positions without gates"""
 
     def __post_init__(self, known: Mapping[str, Extent | None] | None) -> None:
