@@ -91,9 +91,8 @@ def attention(
     """
     if others:
         check_names("attention", others)
-    call = _given(
-        Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
-    )
+    options = causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates
+    call = _given(Call(q, k, v, encoding, positions, *options))  # type: ignore[arg-type]
     with exactly(q):
         plans = None
         if cache is not None:
@@ -107,7 +106,8 @@ Pass.compute = staticmethod(attention)
 
 
 def _given(call: Call) -> Call:
-    """The call with the encoding and the positions of a pass, if one was given, once its arguments are of their types."""
+    """The call with the encoding and the positions of a pass, if it was given one as its encoding, once its arguments are of their
+    types."""
     encoding: Any = call.encoding
     if isinstance(encoding, Pass):
         if call.positions is not None:

@@ -293,13 +293,13 @@ def _branch_rotations(
     """Of each branch where something is visible: its region, its first key and their end, its positions, and their rotation."""
     positions, branches, made = effects.positions, effects.branches(), []
     for branch in branches:
-        at, (first, end, _) = positions.at(branch), (0, k.shape[2], False)
-        if not reads_all:
-            first, end, _ = visible_keys(positions, branch.region)
+        first, end = (0, k.shape[2]) if reads_all else visible_keys(positions, branch.region)[:2]
         if first >= end:
             continue
+        at = positions
         if end - first < k.shape[2]:
             at = positions.shared(("keys", branch), partial(at.keys, first, end))
+        at = at.at(branch)
         rotation = effects.at(at).rotation(q, k[:, :, first:end])
         made.append((branch.region, first, end, at, rotation))
     if not made:  # nothing is visible, in any branch
@@ -420,8 +420,9 @@ def check_numbers(call: Call) -> None:
     if type(layer) is not int or layer < 0:
         check_value("layer", layer, int)
         raise InputError("must be at least 0", layer=layer)
-    if type(call.keys_rotated) is not bool:
-        check_flags(keys_rotated=call.keys_rotated)
+    rotated: Any = call.keys_rotated
+    if type(rotated) is not bool:
+        check_flags(keys_rotated=rotated)
     if softcap is not None:
         check_value("softcap", softcap, float)
         if not 0 < softcap < math.inf:

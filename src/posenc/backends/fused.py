@@ -126,11 +126,7 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
 
 
 def _learns(inputs: list[Tensor]) -> bool:
-    if torch.is_grad_enabled():
-        for x in inputs:
-            if x.requires_grad:
-                return True
-    return False
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def _calls(

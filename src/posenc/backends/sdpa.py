@@ -140,7 +140,8 @@ def _widens(problem: Problem) -> bool:
     in half precision the channels would be rounded."""
     if not problem.bias or problem.branches or problem.q.dtype not in (torch.float32, torch.float64):
         return False
-    more = problem.width - problem.q.shape[-1]
+    factors = problem.factors
+    more = sum(left.shape[-1] for left, _ in factors) if factors else 0
     return 0 < 2 * more <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
