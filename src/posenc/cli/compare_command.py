@@ -167,12 +167,14 @@ class Compare(StudyCommand):
         if len(self.tasks) > 1:
             return super().config() | {"task": self.tasks}
         from posenc.lab.compare import experiment
+        from posenc.lab.experiment import Experiment
 
         kind = experiment(self.tasks[0], may_import=True)
         encodings, seeds, settings = self.planned(self.tasks[0])
         resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
         resolved["data"] = self.data or kind.data
-        return super().config() | settings.to_dict() | {**kind.data_options} | self._reading(kind) | resolved
+        every = {name: value for name, value in Experiment.to_dict(settings).items() if value != []}
+        return super().config() | every | {**kind.data_options} | self._reading(kind) | resolved
 
     def _reading(self, kind: type["Experiment"]) -> dict[str, Any]:
         return {name: value for name, value in self.given.items() if name in kind.data_options}

@@ -10,11 +10,10 @@ import torch
 
 from posenc.encoding import PerLayer
 from posenc.errors import InputError, unknown
-from posenc.lab.archive import archived
 from posenc.lab.engines import Engine, ProcessPool, Tick
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
-from posenc.lab.measure import behaviour, measure, work
+from posenc.lab.measure import behaviour, check_record, measure, work
 from posenc.lab.messages import located, users_line
 from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
@@ -139,11 +138,8 @@ class ComparisonStudy(Study[Run, RunRecord]):
         tasks = [comparison.settings.name for comparison, _ in self.comparisons]
         return {run: stored for task in tasks for run, stored in self.table.runs.items() if run.settings.name == task}
 
-    def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
-        return archived(
-            directory,
-            {(c.settings.name, e, seed) for c, _ in self.comparisons for e in c.encodings for seed in range(c.seeds)},
-        )
+    def check_record(self, cell: Run, record: RunRecord) -> None:
+        check_record(cell.encoding, cell.settings, record)
 
     @property
     def in_table(self) -> set[str]:

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError, counted, listed
+from posenc.lab import budgets
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.records import LOSS, Aggregate, RunRecord, change, difference, level, share
 from posenc.lab.statistics import Estimate, chances, estimate, found, near_best, wilson
@@ -157,7 +159,13 @@ class Ranking:
         best = {condition: self.best(condition, self.variants) for condition in conditions}
         of = {condition: self.near_best(condition) for condition in conditions}
         rows = [self._row(variant, best, of) for variant in self.variants]
-        return {"variants": rows, "extensions": self._extensions()}
+        made = {"variants": rows, "extensions": self._extensions()}
+        return {**made, "curve": self.curve} if self.curve else made
+
+    @cached_property
+    def curve(self) -> dict[str, Any] | None:
+        """The losses by budget and the order that they predict; None: they are not measured."""
+        return budgets.numbers(self.trained, self.settings.steps) if self.settings.budgets and self.trained else None
 
     def _row(
         self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, float]]
@@ -236,6 +244,8 @@ class Ranking:
             self._first(at, self.variants, "At") for at in (s.conditions[0], s.conditions[-1]) if at != s.trained_at
         ]
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
+        if self.curve:
+            lines.append(budgets.sentence(self.curve))
         if guessing:
             lines.append(
                 f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "
@@ -273,6 +283,12 @@ class Ranking:
             "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )
+        if self.curve:
+            at = self.curve["at"]
+            notes.append(
+                f"The order at {at} steps is that of straight lines over the logarithm of the steps, whose differences are right to about "
+                f"±{budgets.SPREAD} nats; the losses at {at} steps are not predicted, nor is anything beyond."
+            )
         if len({seed for variant in self.variants for seed in variant.scores}) == 1:
             notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")
         return notes

@@ -5,7 +5,6 @@ locks the folder, resumes, computes on an engine, stores every cell, survives an
 A new study is a subclass of `Study` with a name, a unit, five methods, and a page: see docs/reliability.md and examples/new_study.py.
 """
 
-import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ import torch
 from posenc.errors import InputError, listed
 from posenc.lab.behaviour import disagreement
 from posenc.lab.engines import Engine, InProcess, Tick
-from posenc.lab.store import Store, Stored
+from posenc.lab.store import Store, Stored, identity
 from posenc.pretrained.scratch import scratch
 from posenc_version import version
 
@@ -126,18 +125,14 @@ class Study(ABC, Generic[C, M]):
         None: the first cells tell."""
         return None
 
-    def archived(self, directory: str | Path) -> Mapping[str, Stored[M]]:
-        """Cells in a folder of another form than that of a study, by the hash of their facts."""
-        return {}
+    def check_record(self, cell: C, record: M) -> None:
+        """Raises:
+        ValueError: a stored record is not one that the cell could have.
+        """
 
     def sentences(self, results: Results) -> dict[str, Any]:
         """What follows from the results so far, such as the answer in words."""
         return {}
-
-
-def identity(facts: Mapping[str, Any]) -> str:
-    """A hash of settings and data."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:
@@ -163,6 +158,8 @@ def difference(facts: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) ->
 
     nearest = min((_flat(_plain(other)) for other in others), key=lambda other: len(changed(other)))
     pairs = [(name, str(cell.get(name)), str(nearest.get(name))) for name in changed(nearest)]
+    if not pairs:
+        return "values of another form"
     return listed(
         [f"{name}={a}, not {b}" if max(len(a), len(b)) <= LONGEST_VALUE else f"other {name}" for name, a, b in pairs]
     )
@@ -273,14 +270,16 @@ def run(
         with store.lock(command or f"posenc.{study.name}, from Python"):
             facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}
             ids = _identities(facts)
-            planned = set(ids.values())
+            cells = {id: cell for cell, id in ids.items()}
+            planned = set(cells)
 
             def check(id: str, stored: Stored[M]) -> None:
-                if id not in planned:
+                if id not in cells:
                     raise InputError(f"has {difference(stored.facts, facts.values())}")
+                study.check_record(cells[id], stored.record)
 
             if merge:
-                store.merge(merge, study.record(next(iter(ids))), check, study.archived)
+                store.merge(merge, study.record(next(iter(ids))), check, planned)
             begin()
             others = Counter(difference(stored.facts, facts.values()) for stored in store.others(planned))
             for why, count in others.items():
@@ -310,7 +309,11 @@ def _run(
     def read() -> None:
         for cell, id in ids.items():
             if cell not in here and (stored := store.load(id, study.record(cell))) is not None:
-                here[cell] = stored
+                try:
+                    study.check_record(cell, stored.record)
+                    here[cell] = stored
+                except ValueError as error:
+                    store.set_aside(id, str(error))
 
     def accept() -> None:
         done.update({cell: stored.record for cell, stored in {**here, **known}.items() if cell not in done})
