@@ -116,3 +116,33 @@ def test_the_report_has_the_curve_and_speaks_of_four_times_the_budget(tmp_path, 
     again = compare(comparison, corpus, tmp_path, engine=InProcess())
     assert again["runs"]["kept_from_before"] == 3
     assert again["curve"] == results["curve"]
+
+
+# -------------------------------------------------------------------- learning rates
+
+
+def test_each_encoding_is_reported_at_its_best_rate(tmp_path):
+    corpus = data.corpus(TEXT, "numbered lines")
+    comparison = Comparison(("rope",), 1, replace(TINY, steps=12), rates=(1.0, 0.01, 0.1))
+    results = compare(comparison, corpus, tmp_path, engine=InProcess())
+    assert results["runs"] == {"planned": 6, "finished": 6, "kept_from_before": 0}
+    assert results["rates"] == {"tried": [0.01, 0.1, 1.0], "best": {"none": 1.0, "rope": 1.0}}
+    assert "at an edge of the sweep, so perhaps better beyond it: none (1) and rope (1)" in results["answer"][-1]
+    plain = compare(replace(comparison, rates=()), corpus, tmp_path, engine=InProcess())
+    assert plain["runs"]["kept_from_before"] == 2
+    assert plain["variants"][0]["lengths"] == results["variants"][0]["lengths"]
+    assert "the same learning rates" in " ".join(plain["limits"])
+    assert "the same learning rates" not in " ".join(results["limits"])
+
+
+@pytest.mark.parametrize("rates", [(1.0,), (2.0, 2.0), (0.0, 1.0), (1.0, float("nan")), (-1.0, 1.0), (1.0, 1e9)])
+def test_a_sweep_that_brackets_nothing_is_refused(rates):
+    with pytest.raises(InputError, match=r"rates=.*: a sweep has at least two different values"):
+        Comparison(("rope",), 1, TINY, rates=rates)
+
+
+def test_the_command_refuses_a_sweep_of_one_value(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["compare", "--rates", "1", "--out", str(out)]) == 2
+    assert "--rates 1: a sweep has at least two" in capsys.readouterr().err
+    assert not out.exists()

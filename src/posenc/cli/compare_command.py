@@ -76,6 +76,11 @@ class Compare(StudyCommand):
         How("leaderboard|DIR"),
     ] = None
     seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
+    rates: Annotated[
+        tuple[float, ...],
+        "train each encoding at so many times the learning rates, as in 0.5 1 2, and report it at its best",
+        How("FACTOR"),
+    ] = ()
     workers: Annotated[int | None, "models trained at a time (default: one per core)"] = None
     device: Annotated[Literal["cpu", "cuda"], "where models are trained and tested; on cuda one after the other"] = (
         "cpu"
@@ -187,6 +192,7 @@ class Compare(StudyCommand):
         decided = {
             "preset": self.preset != "standard",
             "data": self.data,
+            "rates": self.rates,
             "data_sha256": self.data_sha256,
             "device": self.device != "cpu",
             "precision": self.precision != "float32",
@@ -226,7 +232,7 @@ class Compare(StudyCommand):
         check_affordable(settings, workers, self.device)
         check_unchanged("data", data, "data_sha256", self.data_sha256, corpus.digest)
         execution = Execution(self.device, self.precision, self.compiled)
-        return Comparison(encodings, seeds, settings, execution), corpus
+        return Comparison(encodings, seeds, settings, execution, tuple(self.rates)), corpus
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -53,7 +53,8 @@ class Leaderboard(ComparisonStudy):
             name = comparison.settings.name
             if part := {run: record for run, record in done.items() if run.settings.name == name}:
                 tasks[name] = self.of_comparison(comparison, corpus, part)
-                rankings[name] = Ranking(collect(part), comparison.settings, corpus)
+                best = comparison.at_best_rate(part) if comparison.rates else part
+                rankings[name] = Ranking(collect(best), comparison.settings, corpus)
         if not tasks:
             raise InputError("no run is finished: run the same command again, or a share with runs in it")
         one, rows = next(iter(tasks.values())), table(rankings)

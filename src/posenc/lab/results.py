@@ -34,10 +34,14 @@ def collect(cells: Mapping[Run, RunRecord]) -> list[Aggregate]:
 
 
 class Ranking:
-    """The variants of an experiment, the best at the last condition first, and what follows from their numbers."""
+    """The variants of an experiment, the best at the last condition first, and what follows from their numbers. swept: each has a
+    learning rate of its own."""
 
-    def __init__(self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any) -> None:
+    def __init__(
+        self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any, *, swept: bool = False
+    ) -> None:
         self.settings = settings
+        self.swept = swept
         self.corpus = corpus
         self.criterion = settings.criterion
         self.chance = {condition: settings.chance(corpus, condition) for condition in settings.conditions}
@@ -279,8 +283,8 @@ class Ranking:
             )
         notes += s.limits(self.trained, self.corpus)
         notes.append(
-            f"One small model ({counted(s.num_layers, 'layer')}, width {s.dim}), one data set, {counted(s.steps, 'step')}, the same learning rates "
-            "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
+            f"One small model ({counted(s.num_layers, 'layer')}, width {s.dim}), one data set, {counted(s.steps, 'step')}, "
+            f"{'learning rates from a small sweep' if self.swept else 'the same learning rates for all'}. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )
         if self.curve:

@@ -108,6 +108,10 @@ class Study(ABC, Generic[C, M]):
         """A job in a few words, for a line of progress."""
         return str(job[0])
 
+    def found(self, cell: C, record: M) -> str:
+        """What a cell has measured in a line, which is said at once; "": nothing is."""
+        return ""
+
     def work(self, job: Sequence[C]) -> float:
         """The size of a job, in the unit of its ticks."""
         return len(job)
@@ -388,6 +392,8 @@ def _run(
                     store.save(ids[cell], here[cell])
                 accept()
                 progress.finished(study.describe(job), measured, len(done))
+                for line in filter(None, (study.found(cell, measured[cell]) for cell in job)):
+                    progress.say(line)
     except KeyboardInterrupt:
         read()  # it may have come between storing a cell and counting it
         accept()
