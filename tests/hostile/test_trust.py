@@ -43,7 +43,7 @@ LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal"
 
 OWN = {
     "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset",
-    "lab/bench.py:_code", "lab/machine.py:cpu",
+    "lab/study.py:code", "lab/machine.py:cpu",
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""

@@ -5,6 +5,7 @@ locks the folder, resumes, computes on an engine, stores every cell, survives an
 A new study is a subclass of `Study` with a name, a unit, five methods, and a page: see docs/reliability.md and examples/new_study.py.
 """
 
+import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -142,6 +144,15 @@ class Study(ABC, Generic[C, M]):
 def versions() -> dict[str, str]:
     """Of the libraries that measure here."""
     return {"posenc": version(), "torch": str(torch.__version__)}
+
+
+@cache
+def code() -> str:
+    """A digest of posenc's source, for the facts of cells that a changed program measures anew."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def in_words(versions: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 """A table of results as Markdown, CSV and LaTeX."""
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -24,17 +25,17 @@ class Table:
     @property
     def texts(self) -> list[list[str]]:
         """The rows with each interval beside its number."""
-        return [[" ".join(cell) if isinstance(cell, tuple) else cell for cell in row] for row in self.rows]
+        return [[visible(" ".join(cell) if isinstance(cell, tuple) else cell) for cell in row] for row in self.rows]
 
     @property
     def caption(self) -> str:
-        return f"{self.title} ({self.unit})" if self.unit else self.title
+        return visible(f"{self.title} ({self.unit})" if self.unit else self.title)
 
     def markdown(self) -> str:
         """The title, and rows between pipes, the first name as code."""
-        title = f"**{self.title}** ({self.unit})" if self.unit else f"**{self.title}**"
+        title = f"**{visible(self.title)}** ({self.unit})" if self.unit else f"**{visible(self.title)}**"
         marks = ["---"] * self.names + ["---:"] * (len(self.head) - self.names)
-        rows = [[name and f"`{name}`", *cells] for name, *cells in self.texts]
+        rows = [[name and _as_code(name), *cells] for name, *cells in self.texts]
         lines = (
             "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (self.head, marks, *rows)
         )
@@ -46,6 +47,17 @@ class Table:
         head, *rows = (" & ".join(map(_in_latex, row)) + r" \\" for row in (self.head, *self.texts))
         lines = [f"% {self.caption}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
         return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"])
+
+
+def visible(text: str) -> str:
+    """A text on one line, with what is no printable character as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _as_code(text: str) -> str:
+    """In Markdown, between more backticks than it has in a row."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if fence == "`" else f"{fence} {text} {fence}"
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -70,11 +82,11 @@ def as_csv(tables: Sequence[Table]) -> str:
             line = {"table": table.caption} if len(tables) > 1 else {}
             for at, (name, cell) in enumerate(zip(names, row, strict=True)):
                 if at < table.names:
-                    line[name] = _value(cell) or above[at]
+                    line[name] = _in_csv(_value(cell)) or above[at]
                     continue
                 line[name] = _in_csv(_value(cell))
                 if apart[at]:
-                    line[f"{name} (interval)"] = _in_csv(cell[1]).strip("()± ") if isinstance(cell, tuple) else ""
+                    line[f"{name} (interval)"] = _in_csv(cell[1].strip("()± ")) if isinstance(cell, tuple) else ""
             above = [line[name] for name in names[: table.names]]
             lines.append(line)
     out = StringIO()
@@ -89,7 +101,13 @@ def _value(cell: Cell) -> str:
 
 
 def _in_csv(text: str) -> str:
-    return "" if text == "–" else text.removesuffix(" %").replace("−", "-")
+    """A number as programs read it; a text that a spreadsheet would take for a formula, behind an apostrophe."""
+    plain = "" if text == "–" else visible(text.removesuffix(" %").replace("−", "-"))
+    try:
+        float(plain)
+    except ValueError:
+        return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain
+    return plain
 
 
 IN_LATEX = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from posenc.lab.table import Table, as_csv, latex
+from posenc.lab.table import Table, as_csv, latex, visible
 from posenc.lab.table import markdown as in_markdown
 from posenc.report.figures import Figure, plain
 from posenc.report.html import Panel, Plot
@@ -69,13 +69,14 @@ def drawn(figure: Figure) -> "Drawing":
 def _lines(figure: Figure, ax: "Axes") -> None:
     from matplotlib.transforms import ScaledTranslation
 
-    named, count = [], len(figure["series"])
+    named: list[tuple[Any, str]] = []
+    count = len(figure["series"])
     for number, one in enumerate(figure["series"]):
         aside = BESIDE * (number - (count - 1) / 2) if figure.get("spread") else 0.0
         place = ax.transData + ScaledTranslation(aside / 72, 0, ax.get_figure(root=True).dpi_scale_trans)  # type: ignore[union-attr]
         x, y = one["x"], [float("nan") if value is None else value for value in one["y"]]
         colour, dash = one["colour"], one.get("dash")
-        options: dict[str, Any] = {"color": colour, "label": one["name"], "transform": place}
+        options: dict[str, Any] = {"color": colour, "transform": place}
         options["linewidth"] = one.get("width", 1.8)
         if one.get("points"):
             options |= {"linestyle": "none", "marker": "o", "markersize": 1.6 * one.get("radius", 3.2)}
@@ -89,17 +90,26 @@ def _lines(figure: Figure, ax: "Axes") -> None:
                 ax.vlines(x, one["low"], one["high"], color=colour, alpha=0.55, linewidth=1.2, transform=place)
         if "left" in one:
             ax.hlines(y, one["left"], one["right"], color=colour, alpha=0.55, linewidth=1.2)
-        ax.plot(x, y, **options)
+        (drawn_line,) = ax.plot(x, y, **options)
         ax.update_datalim(
             [(at, value) for at, value in zip(x, y, strict=True) if value == value]
         )  # beside its points, a line sets no limits
         if one.get("points") and one.get("label"):
-            ax.annotate(one["name"], (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+            ax.annotate(
+                visible(one["name"]), (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
+                parse_math=False,
+            )  # fmt: skip
         else:
-            named.append(one["name"])
+            named.append((drawn_line, visible(one["name"])))
     ax.autoscale_view()
     if len(named) > 1:
-        ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        legend = ax.legend(
+            [each for each, _ in named], [""] * len(named), fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+        )  # fmt: skip
+        for text, (_, name) in zip(
+            legend.get_texts(), named, strict=True
+        ):  # a name is no mathematics, and none is left out
+            text.set(text=name, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)
 
 
