@@ -281,7 +281,6 @@ def _judge(
 
 WORDS = {
     "confirmed": "证实", "reversed": "相反", "changes with size, budget or text": "随大小、步数或文本而变", "not measurable": "测不出", "not measured": "未测",
-    "claim": "说法", "verdict": "结论", "here": "这里的结果", "published": "原文的数字", "size": "原文的模型", "source": "出处",
     "common": "常见说法", "perplexity": "困惑度", "accuracy": "准确率", "error": "错误率", "heads": "头数", "against": "对",
     "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",
     " in the mean of the tasks": "（各任务平均）", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
@@ -331,25 +330,46 @@ def cell(id: str, claim: str, kind: str) -> str:
     return f'<a id="{id}" class="{COLOURS[kind]}"></a>{claim} [#](#{id})'
 
 
-def rows(all_judged: Iterable[Judged], language: str) -> str:
-    """The table of all findings and claims."""
-    say = chinese if language == "zh" else same
+HEADS = {
+    "en": (("claim", "verdict", "why"), ("finding", "verdict", "here", "published", "paper"), "findings are not measurable here"),
+    "zh": (("说法", "结论", "为什么"), ("结果", "结论", "这里的结果", "原文的数字", "论文"), "条在这里测不出"),
+}  # fmt: skip
+
+
+def common(language: str) -> str:
+    """The table of what people say."""
     suffix = "_zh" if language == "zh" else ""
-    head = [say(word) for word in ("claim", "verdict", "here", "published", "size", "source")]
-    lines = [head, ["---"] * len(head)]
-    for of in all_judged:
-        each = of.finding
-        claim = each.claim_zh if language == "zh" else each.claim
-        source = f"[{each.source}](https://arxiv.org/abs/{each.arxiv})"
-        verdict = f"**{say(of.verdict)}**"
-        lines.append(
-            [cell(each.id, claim, of.verdict), verdict, here(of, say), number(each, say), say(each.size) or "–", source]
-        )
+    lines = [list(HEADS[language][0]), ["---"] * 3]
     for each in claims():
         claim, verdict = f"**{each['claim' + suffix]}**", f"**{each['verdict' + suffix]}**"
-        lines.append(
-            [cell(each["id"], claim, each["kind"]), verdict, each["answer" + suffix] or "–", "–", "–", say("common")]
-        )
+        lines.append([cell(each["id"], claim, each["kind"]), verdict, each["answer" + suffix] or "–"])
+    return _table(lines)
+
+
+def rows(all_judged: Iterable[Judged], language: str) -> str:
+    """The table of findings by paper, and below a line that opens it that of the findings which are not measurable here."""
+    say = chinese if language == "zh" else same
+    head = list(HEADS[language][1])
+    shown, folded = ([head, ["---"] * len(head)] for _ in range(2))
+    papers = list(dict.fromkeys(of.finding.source for of in all_judged))
+    for of in sorted(all_judged, key=lambda of: papers.index(of.finding.source)):
+        each = of.finding
+        claim = each.claim_zh if language == "zh" else each.claim
+        known = [part for part in (number(each, say), say(each.size)) if part not in ("", "–")]
+        source = f"[{each.source}](https://arxiv.org/abs/{each.arxiv})"
+        line = [
+            cell(each.id, claim, of.verdict),
+            f"**{say(of.verdict)}**",
+            here(of, say),
+            ", ".join(known) or "–",
+            source,
+        ]
+        (folded if of.verdict in (OPEN, MISSING) else shown).append(line)
+    summary = f"{len(folded) - 2} {HEADS[language][2]}"
+    return f'{_table(shown)}\n\n<details markdown="1"><summary>{summary}</summary>\n\n{_table(folded)}\n\n</details>'
+
+
+def _table(lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -365,6 +385,8 @@ def counts(all_judged: Sequence[Judged], language: str) -> str:
 def tables(all_judged: Sequence[Judged]) -> dict[str, str]:
     """What docs/claims.md and docs/leaderboard.md have of this."""
     return {
+        "common": common("en"),
+        "common_zh": common("zh"),
         "replication": rows(all_judged, "en"),
         "replication_zh": rows(all_judged, "zh"),
         "counts": counts(all_judged, "en"),

@@ -14,9 +14,9 @@ import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
 from posenc.report.html import asset
-from website import encodings, extensions, gallery, measured, predicted, reference, repository, story
+from website import book, encodings, extensions, gallery, measured, predicted, reference, repository, running, story
 from website.keywords import keywords
-from website.markdown import OPENING, for_site, place, summary, title
+from website.markdown import OPENING, RUNS, for_site, place, summary, title
 from website.narrow import marked
 from website.page import DOCS, ROOT, Page
 from website.pictures import card, card_of
@@ -25,7 +25,8 @@ STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
 COPIED = (".png", ".svg", ".css", ".js", ".wat", ".wgsl")
 """What goes with the pages as it is."""
-
+MOST_PAGES = 200
+"""Of the site: beyond them nobody finds anything."""
 
 MENU = {
     "Home": "首页", "Guides": "指南", "In your model": "用在自己的模型里", "Pretrained models": "预训练模型",
@@ -58,7 +59,18 @@ def build(site: Path, folder: Path = STAGE, only: Sequence[str] = (), url: str =
     if site.exists():
         shutil.rmtree(site)
     shutil.move(folder / "site", site)
+    print("{} pages, {:,} words".format(*counted(site)))
     return site.resolve() / "index.html"
+
+
+def counted(site: Path) -> tuple[int, int]:
+    """The pages of a built site, and the words that they show; menus and scripts apart."""
+    pages = list(site.rglob("*.html"))
+    shown = (re.search(r"<(article|main)\b.*</\1>", path.read_text(encoding="utf-8"), re.DOTALL) for path in pages)
+    texts = (
+        re.sub(r"<(script|style|svg)\b.*?</\1>|<[^>]*>", " ", found[0], flags=re.DOTALL) for found in shown if found
+    )
+    return len(pages), sum(len(text.split()) for text in texts)
 
 
 def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
@@ -68,31 +80,26 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     wanted: Callable[[str], bool] = lambda path: not only or path.startswith(tuple(only))  # noqa: E731
     generated = {
         "encodings/index.md": encodings.pages(wanted),
-        "frequencies/index.md": extensions.schedules(wanted),
-        "position_maps/index.md": extensions.maps(wanted),
         "reference/index.md": reference.pages(),
-        "examples.md": repository.examples(),
-        "results.md": repository.results(),
         "project/license.md": repository.project(),
     }
     texts = {page.path: page.text for part in generated.values() for page in part}
-    for path in DOCS.rglob("*.md"):
-        texts[str(place(path))] = for_site(path.read_text(encoding="utf-8"), path)
-    texts["benchmarks/encodings.md"] = encodings.linked(texts["benchmarks/encodings.md"])
-    for where in OPENING.values():
-        texts[where] = extensions.linked(texts[where])
+    notes = {}
+    for path in sorted(DOCS.rglob("*.md")):
+        name, text = path.relative_to(DOCS).as_posix(), for_site(path.read_text(encoding="utf-8"), path)
+        ending = book.edition(path)
+        if ending is not None:
+            texts |= book.chapters(text, ending)
+        elif name in RUNS:
+            notes[name] = text
+        else:
+            texts[str(place(path))] = text
+    for where in ("frequencies.md", "position_maps.md"):
+        texts[where] = extensions.filled(texts[where]) if wanted(where) else texts[where]
     for language, where in {"en": OPENING["encodings.md"], "zh": OPENING["encodings.zh.md"]}.items():
         drawn = gallery.gallery(language) if wanted("encodings/index") else ""
         texts[where] = texts[where].replace(f"<!-- gallery: {language} -->", drawn)
         texts[where] = texts[where].replace("<!-- symbols -->", encodings.symbols())
-    for name, link in {
-        "explore.md": "[The explorer](explorer.html)",
-        "predict.md": "[Let the models predict](predictor.html)",
-        "predict.zh.md": "[让模型来预测](predictor.html#lang=zh)",
-        "story.md": "[Let the model write](story-live.html)",
-        "story.zh.md": "[让模型来写](story-live.html#lang=zh)",
-    }.items():
-        texts[name] = texts[name].replace("\n\n", f"\n\n{link}{{ .md-button .md-button--primary }}\n\n", 1)
     table = "[Every encoding: sort, filter, curves](leaderboard/report.html){ .md-button .md-button--primary }"
     texts["leaderboard.md"] = texts["leaderboard.md"].replace("\n## ", f"\n{table}\n\n## ", 1)
     described = {page.path: page.description for part in generated.values() for page in part}
@@ -105,19 +112,21 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         known |= {"language": "zh"} if name.endswith(".zh.md") else {}
         head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
-    (pages / "explorer.html").write_text(explorer.page(docs="./"), encoding="utf-8")
+    running_pages = {"explorer.html": explorer.page(docs="./"), **predicted.files(), **story.files()}
+    running_pages |= {name: running.noted(running_pages[name], name, notes) for name in running.PAGES}
     back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
     reports = {
         f"leaderboard/{name}": text.replace("<main>", back, 1)
         for name, text in measured.leaderboard(encodings.titled).items()
     }
     scripts = {f"encodings/{gallery.SCRIPT}": gallery.script()} if wanted("encodings/index") else {}
-    for name, text in (predicted.files() | story.files() | reports | scripts).items():
+    for name, text in (running_pages | reports | scripts).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
     card(pages / "card.png")
-    for path in [*repository.result_files(), *(path for path in DOCS.rglob("*") if path.suffix in COPIED)]:
-        target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
+    files = {path: path.relative_to(DOCS) for path in DOCS.rglob("*") if path.suffix in COPIED}
+    for path, where in (files | {path: place(path) for path in repository.files()}).items():
+        target = pages / str(where)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     (pages / "website" / "sorting.js").write_text(asset("sorting.js"), encoding="utf-8")
@@ -161,21 +170,18 @@ def _cards(pages: Path, texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-UNSEARCHED = ("benchmarks/", "project/changelog", "leaderboard/", "results.html", "404.html")
-"""Raw results and what changed, which nobody looks for and which have every word: pages link to them."""
+UNSEARCHED = ("project/changelog", "404.html")
+"""What changed, which nobody looks for and which has every word: pages link to it."""
 
 
 def indexed(path: Path) -> None:
-    """Put the keywords of pages into the search's index, and take out the source code of encodings, raw results and the changelog."""
+    """Put the pages that run and the keywords of all pages into the search's index, and take out the changelog."""
     before, text = path.read_text(encoding="utf-8").split("{", 1)
     index, end = json.JSONDecoder().raw_decode("{" + text)
-    index["items"] = [
-        item
-        for item in index["items"]
-        if not item["location"].endswith("#source-code") and not item["location"].startswith(UNSEARCHED)
-    ]
+    index["items"] = [item for item in index["items"] if not item["location"].startswith(UNSEARCHED)]
+    index["items"] += running.searched()  # which the theme does not know
     for item in index["items"]:
-        if words := keywords(item["location"].replace(".html", ".md")):
+        if words := keywords(item["location"]):
             item["keywords"] = words
     path.write_text(before + json.dumps(index, ensure_ascii=False) + text[end - 1 :], encoding="utf-8")
 
@@ -219,6 +225,10 @@ def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict
         words, target = next(iter(entry.items())) if isinstance(entry, dict) else (title(texts[entry]), entry)
         if isinstance(target, list):
             found.append({words: navigation(target, generated, texts)})
+        elif target.startswith("position_from_scratch"):
+            ending = ".zh" if target.endswith(".zh.md") else ""
+            pages = [f"{name}{ending}.md" for name in book.addresses().values()]
+            found.append({words: [target, *({title(texts[page]): page} for page in pages)]})
         elif target in generated:
             section = [target, *_grouped(page for page in generated[target] if page.path != target)]
             found.append({words: section})

@@ -5,7 +5,6 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import cache
-from textwrap import indent
 from typing import Any
 
 import torch
@@ -59,12 +58,6 @@ def title_of(name: str) -> str:
     return (PATTERNS if name in PATTERNS else ENCODINGS)[name].title
 
 
-def linked(text: str) -> str:
-    """The conformance page with a link to each encoding's own."""
-    names = "|".join(ENCODINGS)
-    return re.sub(rf"^\| `({names})` \|", r"| [`\1`](../encodings/\1.md) |", text, flags=re.MULTILINE)
-
-
 @cache
 def declared() -> dict[str, dict[str, Any]]:
     """What `posenc list` knows of each encoding."""
@@ -84,7 +77,6 @@ def _page(name: str) -> Page:
         *chapters(name),
         explorer({"encoding": "t5:shows=trained" if name == "t5" else name}),
     ]
-    links += [f"[API][{cls.__module__}.{cls.__qualname__}]", "[Source code](#source-code)"]
     parts = [
         f"# `{name}`: {cls.title}",
         _prose(lead, cls),
@@ -101,8 +93,10 @@ def _page(name: str) -> Page:
         _shown(name),
         f"More pictures: `posenc analyze {name}` ([description](../analyze.md)).",
         "## What it does",
+        f'<span id="{cls.__module__}.{cls.__qualname__}"></span>',
         signature(f"posenc.{cls.__name__}", inspect.Signature(list(cls.arguments().values()))),
         *(_prose(paragraph, cls) for paragraph in rest),
+        *_methods(cls),
         _traits(cls),
         *mentions(name, cls),
         "## Cost",
@@ -113,12 +107,27 @@ def _page(name: str) -> Page:
         "## Checked properties",
         f"Equal to {plain(cls.equal_to)}, up to rounding." if cls.equal_to != "the formula" else "",
         parity(name),
-        "## Source code",
-        _source(cls),
+        "## Citation",
+        _citation(cls),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     about = f"{cls.title}: {' '.join(lead.split())}"
     return Page(f"encodings/{name}.md", name, text, FAMILIES[declared()[name]["family"]][0], about)
+
+
+def _methods(cls: type[Encoding]) -> list[str]:
+    """Its public methods, beside those of every encoding."""
+    found = []
+    for name, what in vars(cls).items():
+        method = getattr(what, "__func__", what)
+        if name[0] != "_" and not hasattr(Encoding, name) and inspect.isfunction(method) and (said := method.__doc__):
+            call = inspect.signature(method)
+            call = call.replace(
+                parameters=[each for each in call.parameters.values() if each.name not in ("self", "cls")]
+            )
+            about = _linked(plain(" ".join(said.split())))
+            found += [f"### `{name}`", signature(name, call), about]
+    return list(filter(None, found))
 
 
 def _models(cls: type[Encoding]) -> str:
@@ -229,14 +238,9 @@ def _traits(cls: type[Encoding]) -> str:
     return "\n".join(f"- **{trait}**: {value}" for trait, value in traits if value)
 
 
-def _source(cls: type[Encoding]) -> str:
-    """Its class, and its papers as BibTeX."""
-    code = inspect.getsource(cls)
-    path = cls.__module__.replace(".", "/")
-    parts = [
-        f'??? note "src/{path}.py: {cls.__name__}, {len(code.splitlines())} lines"\n\n'
-        + indent(f"```python\n{code.rstrip()}\n```", "    ")
-    ]
-    if cls.papers:
-        parts += [f"Cited by `posenc list --cite {cls.name}` as:", f"```bibtex\n{posenc.cite(cls)}\n```"]
-    return "\n\n".join(parts)
+def _citation(cls: type[Encoding]) -> str:
+    """Where its class is, and its papers as BibTeX."""
+    where = f"The class: `src/{cls.__module__.replace('.', '/')}.py`."
+    if not cls.papers:
+        return where
+    return f"{where} Cited by `posenc list --cite {cls.name}` as:\n\n```bibtex\n{posenc.cite(cls)}\n```"

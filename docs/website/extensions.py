@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page for each frequency schedule and each position map: one template, filled from docstrings, formulas, committed results
-and what `posenc.to_hf` writes."""
+"""A section for each frequency schedule and each position map, on one page of each kind: one template, filled from docstrings,
+formulas, committed results and what `posenc.to_hf` writes."""
 
 import inspect
 import json
@@ -26,7 +26,7 @@ from posenc.position_maps import MAPS, PositionMap
 from posenc.pretrained.export import rope_parameters_of
 from posenc.pretrained.methods import METHODS, Lengths
 from website.measured import beyond, decoding, published
-from website.page import Page, described, explorer, formulas, linked_sources, papers_of, plain, signature, table
+from website.page import described, explorer, formulas, linked_sources, papers_of, plain, signature, table
 from website.pictures import figures
 
 if TYPE_CHECKING:
@@ -83,22 +83,22 @@ FROM_THE_START = ("evq_cosh", "anti_periodic", "proportional")
 """Schedules to train with: they extend nothing."""
 
 
-def schedules(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
-    """A page for each schedule. wanted: whether the page at a path is."""
-    return [
-        _page("frequencies", name, SCHEDULE_PAGES[name], SCHEDULES[name], FORMULAS[name], _schedule_parts(name))
-        for name in SCHEDULES
-        if wanted(f"frequencies/{name}")
-    ]
+def schedule(name: str) -> str:
+    """A schedule's section."""
+    return _section(name, SCHEDULE_PAGES[name], SCHEDULES[name], FORMULAS[name], _schedule_parts(name))
 
 
-def maps(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
-    """A page for each map. wanted: whether the page at a path is."""
-    return [
-        _page("position_maps", name, MAP_PAGES[name], MAPS[name], MAP_FORMULAS[name], _map_parts(name))
-        for name in MAPS
-        if wanted(f"position_maps/{name}")
-    ]
+def position_map(name: str) -> str:
+    """A map's section."""
+    return _section(name, MAP_PAGES[name], MAPS[name], MAP_FORMULAS[name], _map_parts(name))
+
+
+def filled(text: str) -> str:
+    """The page of all schedules or all maps, its table with a link to each, and their sections where its comment asks for them."""
+    for comment, names, made_of in (("schedules", SCHEDULES, schedule), ("maps", MAPS, position_map)):
+        if f"<!-- {comment} -->" in text:
+            text = linked(text).replace(f"<!-- {comment} -->", "\n\n".join(map(made_of, names)))
+    return text
 
 
 def shown(name: str) -> dict[str, str]:
@@ -111,64 +111,38 @@ def shown(name: str) -> dict[str, str]:
 def linked(text: str) -> str:
     """The page of all schedules or all maps with a link to each, in the first column of its table."""
     names = "|".join([*SCHEDULES, *MAPS])
-    return re.sub(rf"^\| `({names})(\(.*?\))?` \|", r"| [`\1\2`](\1.md) |", text, flags=re.MULTILINE)
+    return re.sub(rf"^\| `({names})(\(.*?\))?` \|", r"| [`\1\2`](#\1) |", text, flags=re.MULTILINE)
 
 
-def _page(
-    folder: str, name: str, words: tuple[str, str], function: Callable[..., Any], latex: tuple[str, ...], parts: dict[str, str]
-) -> Page:  # fmt: skip
+def _section(
+    name: str, words: tuple[str, str], function: Callable[..., Any], latex: tuple[str, ...], parts: dict[str, str]
+) -> str:
     title, when = words
     lead, *rest = re.split(r"\n\s*\n", inspect.cleandoc(function.__doc__ or ""))
     rest = [paragraph for paragraph in rest if not paragraph.startswith("Raises:")]
     module = function.__module__.removesuffix(".schedules")
-    links = [*parts.pop("links").split(" · "), f"[API][{function.__module__}.{function.__qualname__}]"]
+    links = parts["links"]
     text = [
-        f"# `{name}`: {title}",
+        f"### `{name}`: {title} {{#{name}}}",
+        f'<span id="{function.__module__}.{function.__qualname__}"></span>',
         linked_sources(plain(" ".join(lead.split()))),
-        " · ".join(filter(None, links)) + "\n{ .links }",
-        "## When to use it",
-        described(when, {each: f"{each}.md" for each in (SCHEDULES if folder == "frequencies" else MAPS)}),
+        f"{links}\n{{ .links }}" if links else "",
+        described(when, {each: f"#{each}" for each in (SCHEDULES if name in SCHEDULES else MAPS)}),
         parts["measured"],
-        "## Formula",
         formulas(latex),
-        "[What the letters mean](index.md).",
-        "## Picture",
         parts["picture"],
-        "## Arguments",
         signature(f"{module.removeprefix('posenc.')}.{name}", inspect.signature(function)),
         *(linked_sources(plain(" ".join(paragraph.split()))) for paragraph in rest),
-        "## Code",
-        f"```python\n{parts['code']}```",
-        "## What loads it",
         parts["loads"],
     ]
-    about = re.split(r"(?<=[.:]) ", f"{title}: {' '.join(lead.split())}")[0].rstrip(".:")
-    return Page(f"{folder}/{name}.md", name, "\n\n".join(filter(None, text)) + "\n", description=f"{about}. {when}")
+    return "\n\n".join(filter(None, text))
 
 
 # ---------------------------------------------------------------- schedules
 
 
 def _schedule_parts(name: str) -> dict[str, str]:
-    options = {key: value for key, value in _options(name).items() if key != "of"}
-    short = {
-        key: f"[1.0] * {HEAD_DIM // 4} + [4.0] * {HEAD_DIM // 4}" if isinstance(value, list) else repr(value)
-        for key, value in options.items()
-    }
-    given = "".join(f", {key}={value}" for key, value in short.items())
-    code = [
-        "import posenc",
-        "from posenc import frequencies",
-        "",
-        f"made = frequencies.{name}({HEAD_DIM}, base=10000.0{given})",
-        "made.inv_freq  # (32,) radians per position",
-        "# how many times slower each pair rotates than in training:",
-        f"frequencies.stretch(made, {HEAD_DIM})",
-        f'rope = posenc.Rotary({HEAD_DIM}).with_schedule("{name}"{given})',
-    ]
     extends = name in METHODS and name not in GIVEN
-    if extends:
-        code += ["", f'# a pretrained model: posenc.extend(model, "{NEEDED.get(name, name)}", factor={FACTOR})']
     tuning = (
         TUNING[METHODS[name].tuning]
         if extends
@@ -183,11 +157,10 @@ def _schedule_parts(name: str) -> dict[str, str]:
         beyond(name, NEEDED.get(name, name)),
     ]
     return {
-        "links": explorer(shown(name)),
+        "links": explorer(shown(name), "explorer.html"),
         "measured": "\n\n".join(filter(None, sentences)),
         "picture": figures([_wavelengths(name) if wide else _stretched(name)])
         + ("\n\nThe numbers are an example; models come with theirs." if name in GIVEN else ""),
-        "code": "\n".join(code) + "\n",
         "loads": _loads(name),
     }
 
@@ -254,16 +227,16 @@ def turns(ax: "Axes", name: str, found: Tensor, plain_rope: Tensor) -> None:
 def _loads(name: str) -> str:
     """Which programs load it, from what posenc writes for a Llama."""
     if name == "default":
-        return "Every program."
+        return "**Loaded by** every program."
     if name in GIVEN:
         return (
-            "transformers and vLLM, as `longrope` with these numbers as factors; llama.cpp reads them from a GGUF file of Llama, "
-            "Mistral or Phi-3, which [`posenc extend --gguf`](../export.md) writes."
+            "**Loaded by** transformers and vLLM, as `longrope` with these numbers as factors; llama.cpp reads them from a GGUF file of Llama, "
+            "Mistral or Phi-3, which [`posenc extend --gguf`](export.md) writes."
         )
     if name in FROM_THE_START:
         rope = posenc.Rotary(HEAD_DIM).with_schedule(name, **_options(name))
         parameters = rope_parameters_of(rope, TRAINED)
-        return f"transformers, with the `rope_parameters` of type `{parameters['rope_type']}` that [`rope_parameters_of`](../export.md) writes."
+        return f"**Loaded by** transformers, with the `rope_parameters` of type `{parameters['rope_type']}` that [`rope_parameters_of`](export.md) writes."
     export = _exported(name)
     written = {
         key: f"{len(value)} numbers" if isinstance(value, list) else value
@@ -275,9 +248,7 @@ def _loads(name: str) -> str:
         ("vLLM", _command(export.vllm)),
         ("llama.cpp", _command(export.llama_cpp)),
     ]
-    about = (
-        f"A Llama trained at {TRAINED} tokens and extended {FACTOR} times, as [`posenc.to_hf`](../export.md) writes it:"
-    )
+    about = f"**Loaded by**, of a Llama trained at {TRAINED} tokens and extended {FACTOR} times, as [`posenc.to_hf`](export.md) writes it:"
     return f"{about}\n\n{table(('program', 'how'), rows)}"
 
 
@@ -311,31 +282,15 @@ def _exported(name: str) -> Any:
 def _map_parts(name: str) -> dict[str, str]:
     made_map = drawn_map(name)
     cited = papers_of(short(entries()[key]) for key in made_map.papers)
-    spec = str(drawn_map(name, TRAINED, FACTOR * TRAINED))
-    code = [
-        "import posenc",
-        "",
-        f'encoding = posenc.create("rope@{spec}", head_dim={HEAD_DIM})',
-        "positions = posenc.Positions.arange(200, causal=True)",
-        "q, k, v = torch.randn(3, 1, 8, 200, 64)",
-        "out = posenc.attention(q, k, v, encoding, positions)",
-    ]
-    code.insert(0, "import torch")
-    if name in METHODS:
-        code += ["", f'# a pretrained model: posenc.extend(model, "{name}", factor={FACTOR})']
+    spec = drawn_map(name, TRAINED, FACTOR * TRAINED)
     tuning = TUNING[METHODS[name].tuning] if name in METHODS else "the model is trained with it"
-    loads = (
-        "posenc alone. The configurations of transformers, vLLM and llama.cpp cannot express a position map: "
-        "[`posenc.to_hf`](../export.md) writes the model as it was before, with an entry that `posenc.load` reads."
-    )
     return {
-        "links": " · ".join([*cited, explorer(shown(name))]),
+        "links": " · ".join(filter(None, [*cited, explorer(shown(name), "explorer.html")])),
         "measured": "\n\n".join(filter(None, (f"**Fine-tuning**: {tuning}.", beyond(name, name), decoding(name)))),
         "picture": figures(
             [Picture(of_last, [_by_distance(made_map), str(made_map)]), Picture(of_pairs, [_relative(made_map)])]
         ),
-        "code": "\n".join(code) + "\n",
-        "loads": loads,
+        "loads": f'`posenc.create("rope@{spec}", head_dim={HEAD_DIM})`',
     }
 
 

@@ -3,7 +3,7 @@
 
 from posenc.encodings import ENCODINGS
 from posenc_cli.called import ALIASES, CHINESE
-from website.markdown import OPENING
+from website.markdown import OPENING, RUNS
 from website.trained import OF_IMAGES
 
 KEYWORDS = {
@@ -16,6 +16,8 @@ KEYWORDS = {
     "guides/measure.md": "benchmark, needle in a haystack, passkey, perplexity",
     "guides/choose.md": "which positional encoding, best positional encoding, how to choose, RoPE or ALiBi, recommendation",
     "comparison.md": "rotary-embedding-torch, x-transformers, flash-linear-attention, alternatives",
+    "guides/recipes.md": "nn.MultiheadAttention, nn.TransformerEncoder, torch.compile, PyTorch Lightning, accelerate, timm, x-transformers, batch generate, static cache, cross attention, time series, timestamps, rope_theta for 32k, attention weights, learning rate",
+    "guides/symptoms.md": "troubleshooting, debugging, loss does not go down, garbage output, NaN, inf, slow, wrong results, FAQ",
     "guides/getting-started.md": "install, pip, quickstart", "guides/getting-started.zh.md": "安装, 快速上手, 入门, 教程",
     "frequencies.md": "rope scaling, RoPE scaling, inv_freq, inverse frequencies, rope_theta, yarn vs ntk, NTK-aware, position interpolation, rope_parameters, 频率缩放",
     "position_maps.md": "ReRoPE, Self-Extend, dual chunk attention, StreamingLLM, LM-Infinite, length extrapolation, 位置映射",
@@ -49,7 +51,9 @@ KEYWORDS = {
 
 
 def keywords(path: str) -> str:
-    """Of the page at a path of docs; "": none are known."""
+    """Of the page at a path of docs or at an address of the site; "": none are known."""
+    path = next((page for page, place in (OPENING | RUNS).items() if path == place.replace(".md", ".html")), path)
+    path = path.replace(".html", ".md")
     folder, _, file = path.removesuffix(".md").partition("/")
     if folder == "encodings" and file in ENCODINGS:
         image = ["image, ViT"] if file in OF_IMAGES else []

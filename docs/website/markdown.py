@@ -9,6 +9,7 @@ from textwrap import wrap
 from urllib.parse import parse_qsl, urlencode
 
 from posenc.report.explorer import checked
+from website import book
 from website.page import DOCS, ROOT
 
 LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -17,11 +18,15 @@ PICTURE = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)"><img src="([^"]+)"([^>]*)></picture>'
 )
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
-OPENING = {
-    "encodings.md": "encodings/index.md", "encodings.zh.md": "encodings/index.zh.md", "frequencies.md": "frequencies/index.md",
-    "position_maps.md": "position_maps/index.md",
-}  # fmt: skip
+OPENING = {"encodings.md": "encodings/index.md", "encodings.zh.md": "encodings/index.zh.md"}
 """Pages that open a section of generated ones -> its index on the site."""
+RUNS = {
+    "explore.md": "explorer.html", "predict.md": "predictor.html", "predict.zh.md": "predictor.html#lang=zh",
+    "story.md": "story-live.html", "story.zh.md": "story-live.html#lang=zh",
+}  # fmt: skip
+"""Texts about a page that runs -> that page, which has them below: they have none of their own."""
+COPIED = {".md": ".txt", ".json": ".json", ".py": ".py"}
+"""Files of benchmarks/ and examples/ that pages link to, and how their copies on the site end: tables stay text."""
 EXPLORE = re.compile(r"`posenc explore((?: --\w+ [^\s`]+)*)`")
 """A command whose page the site has."""
 COLUMN = 80
@@ -112,14 +117,13 @@ def place(path: Path) -> Path | None:
         found = path.relative_to(DOCS)
         if found.suffix == ".py":
             return None
-        return Path(OPENING.get(found.as_posix(), found))
+        return Path((OPENING | RUNS).get(found.as_posix(), found))
     if name.as_posix() in ("README.md", "README.zh.md"):
         return Path("index.md")
-    if name.parts[0] == "benchmarks":
-        is_page = path.suffix == ".json" or (path.suffix == ".md" and len(name.parts) == 2)
-        return name if is_page else Path("results.md")
-    if name.parts[0] == "examples":
-        return name.with_suffix(".md") if path.is_file() else Path("examples.md")
+    if name.parts[0] in ("benchmarks", "examples") and path.suffix in COPIED:  # a file, and no page
+        return name.with_suffix(COPIED[path.suffix])
+    if name.parts[0] == "examples" and path.is_dir():
+        return Path("examples.md")
     if path.parent == ROOT and (path.suffix == ".md" or path.name == "LICENSE"):
         return Path("project", f"{path.stem.lower()}.md")
     return None
@@ -146,6 +150,13 @@ def _link(found: re.Match[str], page: Path) -> str:
         raise ValueError(f"{page.relative_to(ROOT)}: the link to {target} leads nowhere")
     text = LINK.sub(lambda inner: _link(inner, page), text)
     there = place(path)
+    if of_book := book.place(path, anchor):
+        there, anchor = Path(of_book[0]), of_book[1]
     if there is None or here is None:
         return text
-    return f"[{text}]({Path(os.path.relpath(there, here.parent)).as_posix()}{anchor})"
+    if there.suffix == ".txt":
+        anchor = ""
+    address, _, state = there.as_posix().partition("#")
+    if state:  # of a page that runs, which has its language there
+        anchor = f"#{state}"
+    return f"[{text}]({Path(os.path.relpath(address, here.parent)).as_posix()}{anchor})"

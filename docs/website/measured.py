@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
-
 from posenc.encoding import Encoding
 from posenc.report import leaderboard as report
+from website.book import CHAPTER, GUIDE, addresses
 from website.markdown import place
 from website.page import DOCS, ROOT, heading, plain, table
 
@@ -26,7 +25,6 @@ LONGER_TRAINING, BUDGETS = (ROOT / "benchmarks" / path for path in ("longer_trai
 DECODING = ROOT / "benchmarks" / "decoding_maps.json"
 CONFIGS = ROOT / "benchmarks" / "published_configs.json"
 MATRIX = ROOT / "benchmarks" / "encodings.md"
-GUIDE = DOCS / "position_from_scratch.md"
 CHAPTERS = {
     "Dog bites man": ("none",),
     "satisfy": ("normalized", "integer"),
@@ -100,7 +98,7 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
 
 
 def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
-    """The report of the leaderboard, by file name. titled: what an encoding is called."""
+    """The report of the leaderboard, one page, by file name: the address has the task. titled: what an encoding is called."""
     results = _read(LEADERBOARD)
     results["table"] = [row | {"title": titled(row["encoding"])} for row in results["table"]]
     variants = [variant for of in results["tasks"].values() for variant in of["variants"] if variant["trained"]]
@@ -113,7 +111,10 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
         "command": "posenc compare --preset leaderboard",
         "runs": {"kept_from_before": 0},
     }
-    return report.pages(whole)
+    tasks = [task for task, of in results["tasks"].items() if of["variants"]]
+    places = {report.file_of(task): f"of-tasks.task={at}" for at, task in enumerate(tasks)}
+    page = re.sub(r'href="(\w+\.html)#', lambda found: f'href="#{places[found[1]]}&amp;', report.table_page(whole))
+    return {"report.html": re.sub(r'href="(\w+\.html)"', lambda found: f'href="#{places[found[1]]}"', page)}
 
 
 def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -204,7 +205,7 @@ def beyond(name: str, method: str) -> str:
     head = ("model, length, task", f"`{name}`", "truncated input", "unmodified")
     return (
         f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one. "
-        "[All methods, with intervals](../benchmarks/longer_stories15M.md), and [what they show](../longer_context.md)."
+        "[All methods, with intervals](benchmarks/longer_stories15M.txt), and [what they show](longer_context.md)."
     )
 
 
@@ -222,7 +223,7 @@ def decoding(name: str) -> str:
     then = "" if prefill is None else f", a prefill of 8192 tokens {prefill:.2f} times"
     return (
         f"**Cost**: a decoding step after 8192 tokens takes {step:.2f} times the unmodified model's time{then} "
-        "(SmolLM2-135M, float32, CPU: [every map](../benchmarks/decoding_maps.md))."
+        "(SmolLM2-135M, float32, CPU: [every map](benchmarks/decoding_maps.txt))."
     )
 
 
@@ -244,10 +245,13 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
 
 def chapters(name: str) -> list[str]:
     """The chapter of the guide about an encoding; empty where it has none."""
-    titles = re.findall(r"^## (.*)$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    titles = CHAPTER.findall(GUIDE.read_text(encoding="utf-8"))
     wanted = [words for words, names in CHAPTERS.items() if name in names]
-    found = next((title for words in wanted for title in titles if words in title), None)
-    return [] if found is None else [f"[The guide: {plain(found)}](../{GUIDE.name}#{slugify(found, '-')})"]
+    found = next(((number, title) for words in wanted for number, title in titles if words in title), None)
+    if found is None:
+        return []
+    number, title = found
+    return [f"[The guide: {number}. {plain(title)}](../{addresses()[int(number)]}.md)"]
 
 
 def parity(name: str) -> str:
@@ -264,4 +268,4 @@ def parity(name: str) -> str:
         own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
         if own:
             verdicts.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../benchmarks/encodings.md#properties-of-each-encoding-checked)"), verdicts)
+    return table(("", "[check](../benchmarks/encodings.txt)"), verdicts)

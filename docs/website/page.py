@@ -108,14 +108,14 @@ def papers_of(cited: Iterable[str]) -> list[str]:
     return found
 
 
-def explorer(state: Mapping[str, str]) -> str:
-    """A link to the explorer in a state; "" where it does not draw that."""
+def explorer(state: Mapping[str, str], where: str = "../explorer.html") -> str:
+    """A link to the explorer in a state; "" where it does not draw that. where: the explorer, from the page."""
     if (
         state["encoding"].partition(":")[0] not in settings()["names"]
         or state.get("method", "none").partition(":")[0] not in methods()
     ):
         return ""
-    return f'<a href="../explorer.html#{escape(urlencode(state, safe=":="))}">Explorer</a>'
+    return f'<a href="{where}#{escape(urlencode(state, safe=":="))}">Explorer</a>'
 
 
 def signature(name: str, of: inspect.Signature) -> str:

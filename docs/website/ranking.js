@@ -5,7 +5,7 @@
 // words of a question that say nothing are left out, and "2-D" is "2d".
 {
   const COMMON = new Set("a an and any are at be by can do does for from get has have how i if in into is it make me my no not of on one or our should so than that the their then there this to up use used using versus vs want we what when where which who why will with you your".split(" "));
-  const KINDS = [[/^guides\//, 1.5], [/^(encodings|frequencies|position_maps)\/(?!index)/, 1.15], [/^reference\/commands/, 0.7], [/^(reference|project|examples)\//, 0.5], [/^index\.html/, 0.6], [/./, 1.35]];
+  const KINDS = [[/^guides\//, 1.5], [/^(encodings\/(?!index)|frequencies|position_maps)/, 1.15], [/^reference\/commands/, 0.7], [/^(reference|project|examples)\//, 0.5], [/^index\.html/, 0.6], [/./, 1.35]];
   const FIELDS = { title: 3, keywords: 2.5, text: 1 };
   const SATURATED = 1.2, LENGTH = 0.5, SHOWN = 30, NAMED = 2.5;
   const HAN = /\p{Script=Han}/u;
@@ -67,11 +67,12 @@
         pages.get(address).push([item, score * (covered.get(item) / all) ** 2]);
       }
       const asked = new Set(terms.map(({ word }) => word));
-      const called = (address) => words(address.replace(/^.*\/|\.html$/g, "").replaceAll("_", " ")); // by the name of its file
+      const called = (address) => words(address.replace(/^.*[/#]|\.html$/g, "").replaceAll("_", " ")); // by the name of its file, or of a schedule's section
+      const name = (address, item) => (/^(frequencies|position_maps)\./.test(address) ? this.items[item].location : address);
       const ranked = [...pages].map(([address, sections]) => {
         sections.sort(([, one], [, two]) => two - one);
         const rest = sections.slice(1, 4).reduce((sum, [, score]) => sum + score, 0);
-        return { sections: sections.slice(0, 3), score: (sections[0][1] + 0.15 * rest) * KINDS.find(([kind]) => kind.test(address))[1] * (called(address).every((word) => asked.has(word)) ? NAMED : 1) };
+        return { sections: sections.slice(0, 3), score: (sections[0][1] + 0.15 * rest) * KINDS.find(([kind]) => kind.test(address))[1] * (called(name(address, sections[0][0])).every((word) => asked.has(word)) ? NAMED : 1) };
       });
       ranked.sort((one, two) => two.score - one.score);
       return { terms, ids: ranked.flatMap(({ sections }) => sections.map(([item]) => item)).slice(0, SHOWN) };

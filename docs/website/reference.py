@@ -11,7 +11,6 @@ from typing import Any
 from posenc import Positions
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS, create
-from posenc.encodings.catalogue import FAMILIES, family
 from posenc.positions.visibility import Visibility
 from posenc_cli.arguments import COMMON
 from website.encodings import declared
@@ -40,24 +39,18 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "posenc/models": ("Small models", ("Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig")),
     "posenc.encoding": ("Write an encoding", ("Encoding", "gates_of")),
-    "posenc.encodings": ("Classes of encodings", ()),
-    **{
-        f"posenc.encodings/{key}": (
-            f"Classes: {words}", tuple(dict.fromkeys(cls.__name__ for cls in ENCODINGS.values() if family(cls) == key)),
-        )
-        for key, (words, _) in FAMILIES.items()
-    },
+    "posenc.encodings": ("Bases of encodings", ("Absolute", "DistanceBias", "EnhancedMaskDecoder", "Mapped")),
     "posenc.functional": (
         "Formulas as functions",
         ("rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
          "layout_permutation", "alibi_slopes", "t5_bucket", "deberta_bucket"),
     ),
-    "posenc.frequencies": ("Functions of frequency schedules", ()),
-    "posenc.position_maps": (
-        "Functions of position maps",
-        ("PositionMap", "create", "rerope", "leaky_rerope", "inverse_leaky", "self_extend", "jet_long", "streaming", "lm_infinite", "string",
-         "lampe", "dual_chunk"),
+    "posenc.frequencies": (
+        "Functions of frequency schedules",
+        ("Frequencies", "create", "complete", "parse", "as_text", "options_of", "stretch", "wavelengths", "fastest", "softmax_factor",
+         "dynamic_factor"),
     ),
+    "posenc.position_maps": ("Functions of position maps", ("PositionMap", "create")),
     "posenc.bias": (
         "Attention biases",
         ("Score", "Relative", "Positional", "QueryRelative", "KeyRelative", "Factored", "Dense", "Values", "KeyValues"),
@@ -78,7 +71,8 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.report.predict": ("The page that predicts", ("Weights", "page", "passages", "trained")),
 }  # fmt: skip
 """What has a page, a module or a part of one (after a slash): its title, and its names in their order, a method as
-Class.method, which is then not on its class's page; (): those of the module's `__all__` that no other page names."""
+Class.method, which is then not on its class's page; (): those of the module's `__all__` that no other page names. Encodings,
+schedules and position maps are on their own pages."""
 
 
 def pages() -> list[Page]:

@@ -67,13 +67,13 @@ def test_the_order_is_that_of_the_lines_and_not_of_the_last_losses():
     assert first is None
     assert second["mean"] == pytest.approx((1.4 - 0.4) - (1.43 - 0.64))
     assert third["decided"]
-    assert second["mean"] - second["low"] == pytest.approx(budgets.SPREAD, abs=1e-6)
+    assert second["mean"] - second["low"] == pytest.approx(budgets.spread(240), abs=1e-6)
     assert budgets.sentence(found) == (
         "At 960 steps, 4 times this budget, late is predicted to be first; behind: early and flat."
     )
 
 
-@pytest.mark.parametrize(("lead", "noise", "decided"), [(0.05, 0.0, False), (0.07, 0.0, True), (0.07, 0.5, False)])
+@pytest.mark.parametrize(("lead", "noise", "decided"), [(0.12, 0.0, False), (0.14, 0.0, True), (0.14, 0.5, False)])
 def test_what_is_within_the_interval_is_not_decided(lead, noise, decided):
     found = budgets.numbers(
         [variant("a", 2.0, 1.7, 1.4), variant("bb", 2.0 + lead, 1.7 + lead, 1.4 + lead, noise=noise)], 240

@@ -152,6 +152,11 @@ class Compare(StudyCommand):
 
         return self.task or (TASKS if self.preset == "leaderboard" else ("text",))
 
+    def written(self) -> list[str]:
+        from posenc.report.leaderboard import file_of
+
+        return [*super().written(), *map(file_of, self.tasks)]
+
     def planned(self, task: str) -> tuple[tuple[str, ...], int, "Experiment"]:
         """Encodings, seeds and settings of a task: the preset's, with the given ones replaced."""
         from posenc.lab.compare import experiment, names

@@ -241,13 +241,12 @@ class Ranking:
     def answer(self) -> list[str]:
         """What a reader wants to know first."""
         s = self.settings
-        if not self.trained:
-            return []
-        lines = [self._first(s.trained_at, self.trained, f"At the training {self.criterion.size} of")]
-        lines += [
-            self._first(at, self.variants, "At") for at in (s.conditions[0], s.conditions[-1]) if at != s.trained_at
-        ]
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
+        learned = [variant for variant in self.variants if not self.at_chance(variant)]  # of others, none is the best
+        trained = [variant for variant in learned if variant.trained]
+        lines = [self._first(s.trained_at, trained, f"At the training {self.criterion.size} of")] if trained else []
+        ends = (s.conditions[0], s.conditions[-1]) if learned else ()
+        lines += [self._first(at, learned, "At") for at in ends if at != s.trained_at]
         if self.curve:
             lines.append(budgets.sentence(self.curve))
         if guessing:
@@ -291,7 +290,7 @@ class Ranking:
             at = self.curve["at"]
             notes.append(
                 f"The order at {at} steps is that of straight lines over the logarithm of the steps, whose differences are right to about "
-                f"±{budgets.SPREAD} nats; the losses at {at} steps are not predicted, nor is anything beyond."
+                f"±{budgets.spread(s.steps)} nats; the losses at {at} steps are not predicted, nor is anything beyond."
             )
         if len({seed for variant in self.variants for seed in variant.scores}) == 1:
             notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create
 from posenc.encodings.create_encoding import lookup
@@ -28,9 +27,9 @@ from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.pretrained.attach import register_attention, unrotated
-from posenc.pretrained.encoded_pass import NAME, GatedCache, ModelPass, Plan, attend, begun
+from posenc.pretrained.encoded_pass import NAME, EncodedPass, GatedCache, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
-from posenc.pretrained.masks import token_index
+from posenc.pretrained.masks import HostPass, token_index
 from posenc.pretrained.models import CACHES, ModelStructure, model_structure
 from posenc.pretrained.parameters import head_dim_of
 from posenc.spec import Spec
@@ -320,17 +319,13 @@ class _Encoded:
         tried = []
         for plan in self._plans:
             encoding.effects(positions, plan.number).embedded(x)
-            acting, windowed = plan.acting(encoding)
-            kind = type(acting), plan.layer.window
-            if acting is None or kind in tried:
+            kind = type(encoding.acting_in(plan.number).part), plan.layer.window
+            if not plan.layer.rotates or kind in tried:
                 continue
             tried.append(kind)
-            gates, layer = (
-                gates_of(encoding, x, plan.number) if plan.layer.rotates else (),
-                encoding.acting_in(plan.number).number,
-            )
-            sink = getattr(plan.layer.module, "sinks", None)
-            attention(q, k, k, windowed, positions, layer=layer, gates=gates, sink=sink)
+            gates, sink = gates_of(encoding, x, plan.number), getattr(plan.layer.module, "sinks", None)
+            here = HostPass().at(encoding, plan.layer.window, None, None, 3, 3, x.device)
+            here.attention(q, k, k, layer=plan.number, gates=gates, sink=sink)
 
     def _share(self, encoding: Encoding) -> None:
         if _shares(encoding):
@@ -366,9 +361,10 @@ class _Encoded:
 
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
-        here: ModelPass = named.pop("posenc_pass")
-        x = here.encoding.effects(here.visible.positions, number).embedded(given[0])
-        return (x, *given[1:]), named | {"attention_mask": (here, named.get("attention_mask"))}
+        here: EncodedPass = named.pop("posenc_pass")
+        return (here.input.embed(given[0], number), *given[1:]), named | {
+            "attention_mask": (here, named.get("attention_mask"))
+        }
 
     def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Let the gates of the layer's input travel with its values. A forward pre-hook of its attention."""

@@ -228,7 +228,7 @@ posenc.formula = (() => {
 
     function ofMethod(name) {
       if (name === "none") return [];
-      return [[`${docs}${posenc.maps.MAPS[name] ? "position_maps" : "frequencies"}/${name}.html`, name]];
+      return [[`${docs}${posenc.maps.MAPS[name] ? "position_maps" : "frequencies"}.html#${name}`, name]];
     }
 
     function pin(letter) {
