@@ -262,7 +262,7 @@ def cell(encoding, seed, **variants):
         VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, 10.0)
         for name, values in variants.items()
     ]  # fmt: skip
-    return RunRecord({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
+    return RunRecord(scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
 
 
 def made_up(tiny, **curves):
@@ -317,7 +317,7 @@ def test_of_equal_encodings_few_comparisons_call_one_behind(tiny):
                 name = f"rope:rope_theta={encoding + 2}"
                 scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, 10.0)]
                 scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, 10.0))
-                cells[Run(name, seed, settings, "")] = RunRecord({}, scores, [2.0], 10, 1, 1.0, 10.0, 100)
+                cells[Run(name, seed, settings, "")] = RunRecord(scores, [2.0], 10, 1, 1.0, 10.0, 100)
         words = ranking(settings, cells).answer()
         undecided = words[0].partition("; undecided: ")[2]
         false += undecided.count("rope:") < 7
