@@ -130,7 +130,7 @@ def test_every_page_is_in_the_navigation_once():
 def test_no_two_pages_have_one_title():
     """In the search and in tabs a title stands alone."""
     titles = [title(path.read_text(encoding="utf-8")) for path in DOCS.rglob("*.md")]
-    titles += [words for words, _ in reference.MODULES.values()]
+    titles += [words for words, _ in reference.PAGES.values()]
     assert {each for each in titles if titles.count(each) > 1} == set()
 
 
@@ -303,7 +303,7 @@ def test_the_page_of_create_lists_every_encoding_with_its_options():
         assert options | of_shape >= set(cls.arguments()) - {"num_kv_heads", "columns"}, line
         assert options <= set(cls.arguments()), line
     page = next(page for page in reference.pages() if page.path == "reference/posenc.md")
-    assert re.search(r"::: posenc\.encodings\.[\w.]*create\n\n### Encodings that", page.text)
+    assert re.search(r"::: posenc\.encodings\.[\w.]*create\n\n#### Encodings that", page.text)
 
 
 def test_every_encoding_and_pattern_has_a_title():
@@ -359,6 +359,10 @@ def test_every_public_name_has_one_place_in_the_reference():
     assert not {*SCHEDULES.values(), *MAPS.values()} & {what for what in places if inspect.isfunction(what)}
 
 
+def test_every_part_of_the_api_is_on_one_page():
+    assert sorted(part for _, parts in reference.PAGES.values() for part in parts) == sorted(reference.MODULES)
+
+
 def test_the_page_of_an_encoding_has_its_methods():
     assert encodings._methods(ENCODINGS["alibi"])[:1] == ["### `by_row`"]
     assert encodings._methods(ENCODINGS["none"]) == []
@@ -387,7 +391,7 @@ def test_a_method_with_a_page_of_its_kind_is_not_on_that_of_its_class():
         r'Positions\n    options:\n      filters: \["!\^_", "!\^\((.*)\)\$"\]', pages["reference/posenc-positions.md"]
     )
     assert [f"Positions.{name}" for name in left_out.split("|")] == list(methods)
-    given = re.findall(r"^::: [\w.]+\.(Positions\.\w+)$", pages["reference/posenc-positions-methods.md"], re.MULTILINE)
+    given = re.findall(r"^::: [\w.]+\.(Positions\.\w+)$", pages["reference/posenc-positions.md"], re.MULTILINE)
     assert given == list(methods)
 
 
@@ -633,7 +637,7 @@ def test_the_built_site_is_whole(site):
         assert page.source.count("<svg") >= 2, name
         assert 'class="formula"' in page.source, name
         assert "✓ passed" in page.source, name
-    api = set().union(*(site.page(f"reference/{module.replace('/', '-')}.html").ids for module in reference.MODULES))
+    api = set().union(*(site.page(f"reference/{name}.html").ids for name in reference.PAGES))
     api |= set().union(*(site.page(f"encodings/{name}.html").ids for name in ENCODINGS))
     for name in posenc.__all__:
         thing = getattr(posenc, name)
