@@ -30,7 +30,7 @@ from posenc.lab.archive import read, write
 from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.data import Corpus
 from posenc.lab.data.corpora import CORPORA
-from posenc.lab.engines import create
+from posenc.lab.engines import InProcess, ProcessPool
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import check_present, describe
 from posenc.lab.records import RunRecord
@@ -296,7 +296,7 @@ def main() -> None:
         for folder, done in by_folder.items():
             write(folder, done, machine)
 
-    engine = create("here") if options.workers == 1 else create("local", workers=options.workers)
+    engine = InProcess() if options.workers == 1 else ProcessPool(options.workers)
     try:
         with Archived() as progress, terminable():
             run(

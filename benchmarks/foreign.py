@@ -679,49 +679,35 @@ def attention_gym_documents() -> Iterator[Case]:
 
 # -------------------------------------------------------------------- installed: transformers, x-transformers
 
-FAMILIES = {"qwen2_vl": ("qwen2_vl", "Qwen2VLModel"), "qwen3_vl": ("qwen3_vl", "Qwen3VLModel"),
-            "glm4v": ("qwen3_vl", "Glm4vModel")}  # fmt: skip
+FAMILIES = {"qwen2_vl": "Qwen2VLModel", "qwen3_vl": "Qwen3VLModel", "glm4v": "Glm4vModel"}
 
 
 def transformers_rope_index() -> Iterator[Case]:
-    """Random prompts of text, images and videos; time beyond a video's last row is counted as transformers counts it."""
-    for family, (rule, cls) in FAMILIES.items():
+    """Random prompts of text and images."""
+    for family, cls in FAMILIES.items():
         for number in range(40):
 
-            def run(family: str = family, rule: str = rule, cls: str = cls, number: int = number) -> float:
+            def run(family: str = family, cls: str = cls, number: int = number) -> float:
                 pick = random.Random(number)
                 model = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), cls)
                 functions = ("get_rope_index", "get_vision_position_ids", "compute_3d_position_ids")
                 vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=2)
                 body: dict[str, Any] = {name: getattr(model, name) for name in functions} | {"rope_deltas": None}
                 theirs = type(family, (), body | {"config": SimpleNamespace(vision_config=vision)})()
-                kinds, images, videos = [0] * pick.randint(1, 4), [], []
+                kinds, images = [0] * pick.randint(1, 4), []
                 for _ in range(pick.randint(0, 3)):
-                    frames, height, width, video = (
-                        pick.randint(1, 5),
-                        pick.randint(1, 5),
-                        pick.randint(1, 5),
-                        pick.random() < 0.5,
-                    )
-                    frames = frames if video else 1
-                    (videos if video else images).append([frames, 2 * height, 2 * width])
-                    runs = frames if video and rule == "qwen3_vl" else 1  # each frame after a time stamp
-                    for _ in range(runs):
-                        kinds += [2 if video else 1] * (frames // runs * height * width) + [0] * pick.randint(1, 3)
-                ids = torch.tensor([kinds])
-                tables = [torch.tensor(table) if table else None for table in (images, videos)]
+                    height, width = pick.randint(1, 5), pick.randint(1, 5)
+                    images.append([1, 2 * height, 2 * width])
+                    kinds += [1] * (height * width) + [0] * pick.randint(1, 3)
+                ids, table = torch.tensor([kinds]), torch.tensor(images) if images else None
                 want, _ = theirs.get_rope_index(
                     torch.zeros_like(ids),
                     ids,
-                    image_grid_thw=tables[0],
-                    video_grid_thw=tables[1],
+                    image_grid_thw=table,
+                    video_grid_thw=None,
                     attention_mask=torch.ones_like(ids),
                 )
-                options = {} if rule == "qwen3_vl" else {"count_frames": False}
-                ours = multimodal(
-                    ids, rule, image_grid_thw=tables[0], video_grid_thw=tables[1], image_token_id=1, video_token_id=2,
-                    spatial_merge_size=2, **options,
-                )  # fmt: skip
+                ours = multimodal(ids, image_grid_thw=table, image_token_id=1, spatial_merge_size=2)
                 return off(ours.q, want.permute(1, 2, 0))
 
             yield Case(f"{family} prompt {number}", run, 0.0)

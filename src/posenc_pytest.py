@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def posenc_doctor() -> "Callable[..., Diagnosis]":
-    """`posenc_doctor(model, tokenizer=None, allow=())` examines a model as `posenc.doctor` does, and fails the test with the
+    """`posenc_doctor(model, allow=())` examines a model as `posenc.doctor` does, and fails the test with the
     findings, except notes and those whose names are in `allow`."""
     return _examine
 
 
-def _examine(model: Any, tokenizer: Any = None, *, allow: Iterable[str] = ()) -> Any:
+def _examine(model: Any, *, allow: Iterable[str] = ()) -> Any:
     from posenc.errors import check_word
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.findings import FINDINGS
@@ -27,7 +27,7 @@ def _examine(model: Any, tokenizer: Any = None, *, allow: Iterable[str] = ()) ->
     allow = tuple(allow)
     for name in allow:
         check_word("allow", name, FINDINGS)
-    diagnosis = doctor(model, tokenizer)
+    diagnosis = doctor(model)
     found = [each for each in diagnosis.findings if each.severity != "note" and each.name not in allow]
     if found:
         pytest.fail("posenc_doctor: " + "\n".join(map(str, found)), pytrace=False)

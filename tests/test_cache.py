@@ -226,3 +226,44 @@ def test_a_forgotten_layer_is_warned_of():
     attention(q, q, q, Rotary(8), positions, cache=cache)
     with pytest.warns(UserWarning, match="layer=0 again for the same positions.*pass layer="):
         attention(q, q, q, Rotary(8), positions, cache=cache)
+
+
+@pytest.mark.parametrize("name", ["rope+alibi", "fox", "rope@rerope:window=3"])
+def test_explain_says_what_a_call_with_a_cache_does_and_leaves_the_cache(name):
+    encoding = posenc.create(name, num_heads=2, head_dim=8, dim=16)
+    q, k, v, x = *torch.randn(3, 1, 2, 6, 8), torch.randn(1, 6, 16)
+    gates = posenc.encoding.gates_of(encoding, x) or None
+    cache, at = KVCache(), slice(5, 6)
+    new = {} if gates is None else {"gates": [gate[:, :, at] for gate in gates]}
+    old = {} if gates is None else {"gates": [gate[:, :, :5] for gate in gates]}
+    with torch.no_grad():
+        attention(q[:, :, :5], k[:, :, :5], v[:, :, :5], encoding, cache=cache, **old)
+        kept = [x.clone() for x in cache.layer(0)]
+        given = [x[:, :, at] for x in (q, k, v)]
+        whole = Positions.arange(1, offset=5, causal=True)
+        said = posenc.explain(*given, encoding, cache=cache, **new)
+        for offset in (5, 3):  # of tokens that are there as well
+            posenc.explain(*given, encoding, Positions.arange(1, offset=offset, causal=True), cache=cache, **new)
+        assert len(cache) == 5
+        assert all(torch.equal(*pair) for pair in zip(kept, cache.layer(0), strict=True))
+        assert str(said) == str(posenc.explain(q[:, :, at], k, v, encoding, whole, gates=gates))
+        attention(*given, encoding, cache=cache, **new)
+
+
+@pytest.mark.parametrize(
+    "name", ["rope+alibi", "alibi", "t5", "rope", "tupe", "rope+log_n:train_length=4", "sink+rope"]
+)
+def test_a_token_computed_as_the_one_before_is_right(name):
+    """The plan of a token is kept for the next ones; what it reads is theirs."""
+    encoding = posenc.create(name, num_heads=2, head_dim=8, dim=16, num_layers=1, max_positions=64)
+    q, k, v = torch.randn(3, 1, 2, 40, 8).double().unbind()
+    with torch.no_grad():
+        want = attention(q, k, v, encoding, causal=True)
+        cache, got = KVCache(), []
+        for n in (*range(20), *range(15, 40)):  # rolled back once
+            here = posenc.encoding.Pass(encoding, Positions.arange(1, offset=n, causal=True))
+            at = slice(n, n + 1)
+            got.append((n, here.attention(q[:, :, at], k[:, :, at], v[:, :, at], cache=cache)))
+        assert cache.plans
+        for n, out in got:
+            torch.testing.assert_close(out, want[:, :, n : n + 1])

@@ -62,7 +62,7 @@ def test_list_and_cite(capsys, tmp_path):
         (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
         (
             ["list", "--cite", "alibii"],
-            "posenc list: error: unknown encoding 'alibii': did you mean 'alibi'?",
+            "posenc list: error: --cite: unknown encoding 'alibii': did you mean 'alibi'?",
         ),
         (
             ["compare", "--preset", "standrad"],

@@ -40,7 +40,8 @@ def test_the_text_is_made_of_the_fields(error, text, argument, value):
 def test_it_is_sent_and_copied(error, again):
     other = again(error)
     assert (str(other), other.problem, other.remedy) == (str(error), error.problem, error.remedy)
-    assert other.values == error.values
+    plain = (str, int, float, type(None), type(NO_VALUE))  # what is neither crosses processes as its text
+    assert other.values == {k: v if isinstance(v, plain) else shown(v) for k, v in error.values.items()}
     assert type(other) is InputError
 
 

@@ -16,7 +16,7 @@ import torch._dynamo.testing
 import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
 from posenc.bias import Dense, Values
-from posenc.encoding import Size
+from posenc.encoding import HOOKS, Size
 from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.position_maps import PositionMap
 from posenc.positions.visibility import Branch, Region
@@ -342,7 +342,7 @@ def test_pairs_and_terms_may_come_in_any_container():
 
 def test_a_hook_is_not_set_on_an_object():
     for encoding in (posenc.NoPE(), posenc.NoPE() + posenc.Rotary(8)):
-        with pytest.raises(InputError, match="rotate_values: hooks are methods of a class"):
+        with pytest.raises(InputError, match="rotate_values: hooks are methods that a class"):
             encoding.rotate_values = lambda v, positions, layer=0: 2 * v
 
 
@@ -357,3 +357,24 @@ def test_a_program_that_is_compiled_before_any_call_is_compiled_once(text):
     for n in (6, 9, 7):
         model(torch.arange(n)[None])
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("hook", [*HOOKS, "branches"])
+def test_a_hook_set_on_a_class_that_is_defined_is_refused(hook):
+    class Plain(Encoding):
+        pass
+
+    class Bent(Plain):
+        pass
+
+    with pytest.raises(InputError, match=rf"^{hook}: hooks are methods that a class is defined with"):
+        setattr(Plain, hook, lambda *given: None)
+    Bent.anything = 3
+
+    class Rotates(Plain):
+        def rotate(self, q, k, positions, layer=0):
+            return q, k
+
+    Rotates.rotate = lambda self, q, k, positions, layer=0: (2 * q, k)  # in the place of one that there is
+    q = torch.randn(1, 2, 5, 4)
+    torch.testing.assert_close(attention(q, q, q, Rotates()), attention(2 * q, q, q))

@@ -1,5 +1,7 @@
 """The grammar of texts: what is read is printed, and read again as it was; classes of files and modules are names."""
 
+from time import process_time
+
 import pytest
 import torch
 from hypothesis import given
@@ -176,3 +178,12 @@ def test_texts_stay_texts(value):
     spec = Spec.of("x", {"y": value})
     assert spec.values("x") == {"y": value}
     assert parse(str(spec)).layers[0][0].values("x") == {"y": value}
+
+
+@pytest.mark.parametrize("text", ["=" * 100_000 + ",1", "a=1" + ",1" * 50_000, "a=1" + "," * 99_000, "/.py:a" * 16_000])
+def test_a_long_text_is_read_in_time(text):
+    start = process_time()
+    assert split_list(text)
+    with pytest.raises(InputError):
+        parse(text)
+    assert process_time() - start < 20  # of tenths of a second; a time that grows with the square was minutes

@@ -42,7 +42,7 @@ KEYWORDS = {
     "claims.zh.md": "位置编码 常见说法", "layer_patterns.md": "NoPE layers, iRoPE, sliding window layers, Llama 4, Gemma 3, SmolLM3",
     "distributed.md": "DDP, FSDP, context parallel, sequence parallelism, ring attention, torchrun, multi-GPU",
     "deploy.md": "torch.export, ONNX, onnxruntime, AOTInductor, ExecuTorch, export, serving, dynamic shapes",
-    "cluster.md": "Ray, cluster, distributed training", "data.md": "custom dataset, JSONL, Parquet, tokenizer", "lm-eval.md": "lm-evaluation-harness, lm_eval",
+    "data.md": "custom dataset, JSONL, Parquet, tokenizer", "lm-eval.md": "lm-evaluation-harness, lm_eval",
     "synthetic-lab.md": "copy task, length generalization, synthetic tasks", "reliability.md": "resume, checkpoint, reproducibility",
     "index.md": "positional encoding, position embedding, RoPE, ALiBi, PyTorch", "encodings.md": "list of positional encodings, position embedding, compare positional encodings, taxonomy, 位置编码",
     "encodings.zh.md": "位置编码 一览 比较",

@@ -27,8 +27,8 @@ class _Layer(NamedTuple):
     tokens: int
     rotated: bool
 
-    def filled(self, tokens: int) -> tuple[Tensor, ...]:
-        return tuple(x[:, :, :tokens] for x in self.tensors)
+    def filled(self, tokens: int) -> list[Tensor]:
+        return [x[:, :, :tokens] for x in self.tensors]
 
 
 class KVCache:
@@ -53,10 +53,11 @@ class KVCache:
         self._layers: dict[int, _Layer] = {}
         self._last: Positions | None = None
         self._last_layer = -1
+        self.plans: dict[Any, Any] = {}  # of a token's calls, for those of the next ones
         self._rotated_by: dict[int, tuple[ref[Encoding] | None, str]] = {}  # of each layer, with its spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_rotated_by": {}}  # references that are weak cannot be copied by pickle
+        return vars(self) | {"_rotated_by": {}, "plans": {}}  # references that are weak cannot be copied by pickle
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
@@ -75,7 +76,7 @@ class KVCache:
         """
         if layer not in self._layers:
             raise InputError(f"the cache has {sorted(self._layers) or 'no layers yet'}", layer=layer)
-        return self._layers[layer].filled(len(self))
+        return tuple(self._layers[layer].filled(len(self)))
 
     def positions(self, num_queries: int = 1) -> Positions:
         """Causal positions of the next tokens of each row: those after the cache, where a row's padding does not count, under the
@@ -137,22 +138,27 @@ class KVCache:
 
     def extended(
         self, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
-        gates: Tensor | Sequence[Tensor] | None,
+        gates: Tensor | Sequence[Tensor] | None, stores: bool = True,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], bool]:  # fmt: skip
         """The keys, values and gates of all tokens, once those of new ones are stored; and whether keys are rotated."""
-        new = positions.shared(_new_keys, lambda: _new_keys(positions))
-        if k.dim() != 4 or k.shape[2] != positions.num_queries or positions.batch not in (1, k.shape[0]):
-            require_fit(new, k=k)
-        hidden = None if gates is None else positions.shared(_hidden_keys, lambda: _hidden_keys(positions))
-        given = checked_gates(encoding, gates, k, layer, hidden)
+        step = positions.shared(_Step, lambda: _Step.of(positions))
+        if k.dim() != 4 or k.shape[2] != step.count or step.new.batch not in (1, k.shape[0]):
+            require_fit(step.new, k=k)
+        given: tuple[Tensor, ...] = ()
+        if gates is not None or (encoding is not None and encoding.acting_in(layer).gates):
+            given = checked_gates(encoding, gates, k, layer, step.hidden)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
-        if not torch.compiler.is_compiling():
-            self._check_layer(encoding, positions, layer, rotated and positions.num_keys > positions.num_queries)
+        if stores and not torch.compiler.is_compiling():
+            self._check_layer(encoding, positions, layer, rotated and step.before > 0)
         if rotated and encoding is not None:
-            k, v, rotated = _rotated(k, v, encoding, new, layer, before is not None or self.rotated is True)
-        k, v, *of_all = self._stored(layer, (k, v, *given), positions, rotated)
-        self._last, self._last_layer = positions.origin or positions, layer
+            k, v, rotated = _rotated(k, v, encoding, step.new, layer, before is not None or self.rotated is True)
+        made = self._filled(layer, (k, v, *given), positions, step, rotated, stores)
+        if stores:
+            self._last, self._last_layer = positions.origin or positions, layer
+            if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
+                self._layers[layer] = made
+        k, v, *of_all = made.filled(step.before + step.count)
         return k, v, tuple(of_all), rotated
 
     def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
@@ -178,8 +184,11 @@ class KVCache:
             )
         self._rotated_by[layer] = None if encoding is None else ref(encoding), rotation
 
-    def _stored(self, layer: int, new: tuple[Tensor, ...], positions: Positions, rotated: bool) -> tuple[Tensor, ...]:
-        tokens, before = positions.num_keys, positions.num_keys - positions.num_queries
+    def _filled(
+        self, layer: int, new: tuple[Tensor, ...], positions: Positions, step: "_Step", rotated: bool, stores: bool
+    ) -> _Layer:
+        """A layer's tokens with the new ones. stores: in the place of what they had for them."""
+        before, tokens = step.before, step.before + step.count
         old = self._layers.get(layer)
         if old is None or old.tokens < before:
             if before:
@@ -189,7 +198,7 @@ class KVCache:
                     "pass cache.positions(n)",
                     argument="cache",
                 )
-            old = _Layer(tuple(x[:, :, :0] for x in new), 0, rotated)
+            old = _Layer(tuple([x[:, :, :0] for x in new]), 0, rotated)
         if len(old.tensors) != len(new):
             raise InputError(
                 f"layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
@@ -208,25 +217,41 @@ class KVCache:
                     argument="cache",
                 )
         ragged = positions.q_order.shape[0] > 1
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not stores:
             stored = old.filled(before)
             if before == 0:  # of what is overwritten no graph is left
-                stored = tuple(x.detach() for x in stored)
-            tensors = tuple(
-                _scattered(x, y, positions) if ragged else torch.cat((x, y), 2)
-                for x, y in zip(stored, new, strict=True)
-            )
-        else:
-            tensors = tuple(_with_room(x, before, tokens, self.capacity or 0) for x in old.tensors)
-            for x, more in zip(tensors, new, strict=True):
-                if ragged:
-                    x.scatter_(2, _slots(more, positions), more)
-                else:
-                    x[:, :, before:tokens] = more
-        made = _Layer(tensors, tokens, rotated)
-        if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
-            self._layers[layer] = made
-        return made.filled(tokens)
+                stored = [x.detach() for x in stored]
+            pairs = zip(stored, new, strict=True)
+            tensors = [_scattered(x, y, positions) if ragged else torch.cat((x, y), 2) for x, y in pairs]
+            return _Layer(tuple(tensors), tokens, rotated)
+        tensors = []
+        for x, more in zip(old.tensors, new, strict=True):
+            x = _with_room(x, before, tokens, self.capacity or 0)
+            if ragged:
+                x.scatter_(2, _slots(more, positions), more)
+            else:
+                x[:, :, before:tokens] = more
+            tensors.append(x)
+        return _Layer(tuple(tensors), tokens, rotated)
+
+
+class _Step(NamedTuple):
+    """What the layers of a call have in common: its tokens as keys, how many come before them, and those that no query sees."""
+
+    new: Positions
+    before: int
+    count: int
+    hidden: Hidden | None
+
+    @classmethod
+    def of(cls, positions: Positions) -> "_Step":
+        count = positions.num_queries
+        _, keys = positions.hidden()
+        # where rows differ in order, each row's new tokens are behind its last one, all of them visible
+        if keys is not None:
+            keys = None if positions.q_order.shape[0] > 1 else Hidden.of(keys.mask[:, -count:])
+        new = positions.of_side("q")._remembering(positions)
+        return cls(new, positions.num_keys - count, count, keys)
 
 
 def _rotation(encoding: Encoding | None, layer: int) -> str:
@@ -250,16 +275,19 @@ def _rotated(
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
-    effects = encoding.effects(new, layer)
-    key = "rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled()
-    rotation = None if new.memory is None else new.memory.get(key)
+    memory, key = new.memory, ("rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled())
+    rotation = None if memory is None else memory.get(key)
     try:
-        if rotation is None and "rotate" in sites:
-            rotation = effects.rotation(None, k)
-            if new.memory is not None and rotation is not None:  # for the other layers of the pass
-                new.memory[key] = rotation
-        k = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
-        return k, effects.values_rotated(v), True
+        if "rotate_values" in sites or rotation is None:
+            effects = encoding.effects(new, layer)
+            v = effects.values_rotated(v)
+            if rotation is None and "rotate" in sites:
+                rotation = effects.rotation(None, k)
+                if memory is not None and rotation is not None:  # for the other layers of the pass
+                    memory[key] = rotation
+            if rotation is None:
+                return effects.keys_rotated(k), v, True
+        return k if rotation is None else rotation(None, k)[1], v, True
     except InputError:
         if must:
             raise
@@ -294,11 +322,6 @@ def _next(last: Positions, count: int, num_queries: int) -> Positions:
     )  # fmt: skip
 
 
-def _new_keys(positions: Positions) -> Positions:
-    """The tokens of this call alone, as keys."""
-    return positions.of_side("q")
-
-
 def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:
     """A tensor with room for so many tokens, of which the first `before` are those of x."""
     if x.shape[2] >= max(tokens, room) and not (x.is_inference() and not torch.is_inference_mode_enabled()):
@@ -316,12 +339,3 @@ def _slots(x: Tensor, positions: Positions) -> Tensor:
 def _scattered(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
     grown = torch.nn.functional.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
     return grown.scatter(2, _slots(new, positions), new)
-
-
-def _hidden_keys(positions: Positions) -> Hidden | None:
-    """The tokens of this call that no query sees, as keys."""
-    _, keys = positions.hidden()
-    # where rows differ in order, each row's new tokens are behind its last one, all of them visible
-    if keys is None or positions.q_order.shape[0] > 1:
-        return None
-    return Hidden.of(keys.mask[:, -positions.num_queries :])

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import cache
 from inspect import isclass, signature
 from numbers import Integral, Real
+from traceback import walk_tb
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
@@ -176,7 +177,7 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
     for name, value in numbers.items():
         if value is None:
             continue
-        if not is_integer(value):
+        if type(value) is not int and not is_integer(value):
             if torch._C._get_tracing_state() is not None:
                 remedy = "use torch.export.export, or torch.onnx.export(..., dynamo=True)"
                 raise InputError("torch.jit.trace makes tensors of sizes", remedy, argument=name, value=value)
@@ -428,6 +429,21 @@ def needs(package: str, extra: str) -> None:
     """
     if importlib.util.find_spec(package) is None:
         raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
+
+
+def import_failed(error: BaseException) -> str | None:
+    """What to say of an import that failed inside an installed package: which, and the innermost cause; None: of other errors."""
+    if not isinstance(error, ImportError):
+        return None
+    frames = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+    package = next((name for name in reversed(frames) if name not in ("posenc", "importlib")), error.name)
+    inner: BaseException = error
+    while (cause := inner.__cause__ or inner.__context__) is not None:
+        inner = cause
+    remedy = (
+        "install versions that fit each other, in a new environment for instance; `pip check` names some that do not"
+    )
+    return f"{package} cannot be imported here: {described(inner)}; {remedy}"
 
 
 def shown(value: object) -> str:

@@ -161,21 +161,26 @@ def _layers(text: str) -> list[str]:
             starts.insert(0, match.start())
         there = (start for start in starts if Path(text[start : match.end()].strip()).is_file())
         paths.append(range(next(there, min(starts, default=match.end())), match.end()))
-    cuts = [i for i, sign in enumerate(text) if sign == "/" and not any(i in path for path in paths)]
+    inside = {i for path in paths for i in path}
+    cuts = [i for i, sign in enumerate(text) if sign == "/" and i not in inside]
     return [text[start + 1 : end] for start, end in itertools.pairwise([-1, *cuts, len(text)])]
 
 
 def split_list(text: str) -> list[str]:
     """Encodings joined by commas, where what follows a comma as a number does goes on with an option's list:
     "rope,m_rope:sections=16,8,8"."""
-    items: list[str] = []
+    items: list[list[str]] = []
+    listing, valued = False, False  # valued: the last item ends in an option's value
     for piece in text.split(","):
-        listing = bool(items) and bool(re.search(r"=[^:+@/]*\d,?$", items[-1]))
         if listing and (not piece or re.match(r"[-+]?(\.?\d|inf|nan)", piece)):
-            items[-1] += f",{piece}"
+            items[-1].append(piece)
         elif piece:
-            items.append(piece)
-    return items
+            items.append([piece])
+            valued = False
+        last = re.split(r"[:+@/]", piece)
+        valued = "=" in last[-1] or (valued and len(last) == 1)
+        listing = valued and (piece[-1:].isdecimal() or (listing and not piece and items[-1][-2:] != ["", ""]))
+    return [",".join(item) for item in items]
 
 
 # ---------------------------------------------------------------- values

@@ -4,8 +4,8 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from posenc_cli.arguments import INDENT, Described, Mistake, Parser, check_required, given, mistyped
 from posenc_cli.cached import table
@@ -24,6 +24,19 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def waiting(words: str) -> Iterator[None]:
+    """A line on a terminal for as long as something slow goes on."""
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    if shown:
+        print(f"{words} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(" " * len(f"{words} ..."), end="\r", file=sys.stderr, flush=True)
 
 
 def output_failed(error: OSError, command: str) -> int:

@@ -122,7 +122,10 @@ class Setting:
         Raises:
             Mistake: not a single value, or a list for several; or not true or false.
         """
-        if isinstance(value, dict) or (isinstance(value, list) and not self.many):
+        nested = isinstance(value, list) and any(
+            isinstance(each, (list, dict)) for each in value
+        )  # aliases make many of few
+        if nested or isinstance(value, dict) or (isinstance(value, list) and not self.many):
             raise Mistake(f"{self.key}: write {'a list of values' if self.many else 'one value'}")
         values = list(map(str, value)) if isinstance(value, list) else [str(value)]
         if self.type is bool:

@@ -3,7 +3,7 @@
 
 import sys
 
-from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
+from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams, waiting
 from posenc_cli.arguments import Mistake
 from posenc_cli.cached import table
 from posenc_cli.names import printable
@@ -28,8 +28,8 @@ def main() -> int:
         return FAILED
     if code is not None:
         return code
-    from posenc.cli import main
-
+    with waiting(f"{_prog(words)}: importing PyTorch"):
+        from posenc.cli import main
     return main()
 
 

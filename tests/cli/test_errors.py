@@ -5,6 +5,7 @@ import pytest
 from posenc import cli
 from posenc.errors import InputError
 from posenc.lab.messages import located, users_line
+from posenc.pretrained.checked import reading
 
 BUG = """
 import posenc
@@ -82,3 +83,17 @@ def test_ranks(world, capsys, monkeypatch):
         if world == "2":
             assert cli.main(command) == 2
             assert f"WORLD_SIZE='2': {what} runs in one process" in capsys.readouterr().err
+
+
+def test_an_import_that_fails_in_a_package_names_it_and_the_innermost_cause(tmp_path, monkeypatch):
+    (tmp_path / "lazy.py").write_text(
+        "def __getattr__(name):\n"
+        "    try:\n        raise RuntimeError('operator vision::nms does not exist')\n"
+        "    except RuntimeError as error:\n        raise ModuleNotFoundError(f'Could not import module {name!r}') from error\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import lazy
+
+    with pytest.raises(InputError, match=r"lazy cannot be imported here: RuntimeError: operator vision::nms") as raised, reading("a.gguf: cannot be read: "):  # fmt: skip
+        print(lazy.LlamaConfig)
+    assert "a.gguf" not in str(raised.value)

@@ -108,6 +108,7 @@ def test_text_arrives_as_it_was_written(tmp_path, text):
         (b"seeds: 3.0\n", "invalid int value: '3.0'"),
         (b"seeds: true\n", "invalid int value: 'true'"),
         (b"seeds: [1, 2]\n", "seeds: write one value"),
+        (b"encodings:\n- &a [rope, rope]\n- [*a, *a]\n", "encodings: write a list of values"),
         (b"factors: [1, two]\n", "invalid int value: 'two'"),
         (b"packed: 3\n", "packed: write true or false"),
         (b"preset: slow\n", "unknown choice 'slow'"),
@@ -203,11 +204,45 @@ def test_what_is_written_is_read_again(tmp_path, first):
     assert again == first
 
 
-def test_a_file_of_somebody_else_is_left_alone(tmp_path, capsys):
-    mine = file(tmp_path, "factor: 8\n", "config.yaml")
-    assert cli.main(["analyze", "ntk", "yarn", "--config", mine, "--out", str(tmp_path)]) == 2
-    assert "was not written by posenc" in capsys.readouterr().err
-    assert Path(mine).read_text() == "factor: 8\n"
+COMMANDS = {
+    "analyze": ["analyze", "ntk", "yarn"],
+    "bench": ["bench", "rope", "--n", "8", "--mode", "forward"],
+    "check": ["check", "rope", "--fast"],
+    "compare": ["compare", "--task", "copy", "parity", "--preset", "quick", "--steps", "1"],
+    "eval": ["eval", "no-such-model"],
+    "list": ["list", "rope"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_of_somebody_else_is_left_alone(command, tmp_path, capsys):
+    """It is refused before anything is computed."""
+    options = parsed(*COMMANDS[command], "--out", str(tmp_path))
+    for name in ["config.yaml", *options.written()]:
+        mine = file(tmp_path, "factor: 8\n", name)
+        assert cli.main([*COMMANDS[command], "--out", str(tmp_path)]) == 2
+        assert f"{mine}: was not written by posenc" in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert Path(mine).read_text() == "factor: 8\n"
+        Path(mine).unlink()
+
+
+@pytest.mark.parametrize(
+    "command", [["explore", "--out"], ["check", "posenc.functional:rotary", "--as", "rotary", "--badge"]]
+)
+def test_a_page_and_a_badge_replace_their_own_kind_alone(command, tmp_path, capsys):
+    mine = file(tmp_path, "<svg>mine", "page.svg")
+    assert cli.main([*command, mine]) == 2
+    assert f"{mine}: was not written by posenc" in capsys.readouterr().err
+    assert Path(mine).read_text() == "<svg>mine"
+    Path(mine).unlink()
+    if command[0] == "explore":
+        assert [cli.main([*command, mine]) for _ in range(2)] == [0, 0]
+
+
+def test_a_report_is_written_again(tmp_path):
+    assert [cli.main([*COMMANDS["analyze"], "--out", str(tmp_path)]) for _ in range(2)] == [0, 0]
+    assert [cli.main([*COMMANDS["list"], "--out", str(tmp_path)])] == [0]
 
 
 def test_a_folder_has_the_settings_of_its_results(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Parameters that FSDP divides, DTensors, tensor parallelism in processes, and docs/distributed.md as it is printed."""
 
+import copy
 import os
 import re
 import socket
@@ -10,7 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -155,6 +156,37 @@ def printed(words):
     """The page's block of code that has these words."""
     blocks = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return next(block for block in blocks if words in block)
+
+
+def trained(rank, world_size, name, how):
+    """Gradients of a layer whose encoding comes from outside, on each process's rows, are those of one process on all rows."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    layer, x = Layer(named(name)(DECODER)), torch.randn(2 * world_size, 7, 16)
+    alone = copy.deepcopy(layer)
+    alone(x).square().mean().backward()
+    want = {key: p.grad for key, p in alone.named_parameters()}
+    if how == "DDP":
+        model = nn.parallel.DistributedDataParallel(layer, find_unused_parameters=True)
+    else:
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16) if how == "FSDP2, bfloat16" else MixedPrecisionPolicy()
+        )
+        model = fully_shard(layer, mesh=init_device_mesh("cpu", (world_size,)), mp_policy=policy)
+    model(x.chunk(world_size)[rank]).float().square().mean().backward()
+    near = {"rtol": 0.1, "atol": 0.02} if "bfloat16" in how else {"rtol": 1e-4, "atol": 1e-6}
+    for key, p in layer.named_parameters():
+        if want[key] is not None and p.grad is not None:
+            grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+            torch.testing.assert_close(grad, want[key], **near)
+        assert (p.grad is None) == (want[key] is None) or want[key] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["DDP", "FSDP2", "FSDP2, bfloat16"])
+@pytest.mark.parametrize("name", ["t5", "learned", "fire", "alibi", "mixed_rope"])
+def test_two_processes_train_an_encoding_as_one_does(name, how):
+    in_processes(trained, name, how)
 
 
 @pytest.mark.slow

@@ -295,7 +295,7 @@ def proposed(line):
 
 def test_words_are_completed():
     assert proposed("posenc com") == {"compare"}
-    assert {"--encodings", "--engine"} <= proposed("posenc compare --en")
+    assert {"--encodings"} <= proposed("posenc compare --en")
     assert proposed("posenc compare --preset st") == {"standard"}
     assert proposed("posenc compare --encodings rope stick") == {"stick_breaking"}
     assert "yarn_paper" in proposed("posenc extend demo --method yarn")

@@ -278,11 +278,13 @@ def test_xpos_is_centred_on_each_call_and_the_middle_cancels():
 
 
 @pytest.mark.parametrize(("dtype", "span"), [(torch.float16, 9000), (torch.bfloat16, 72000), (torch.float32, 72000)])
-def test_xpos_overflows_where_the_docs_say(dtype, span):
-    for length, fits in ((span, True), (span + 1000, False)):
-        x = torch.tensor([1.0, 0.0] * 32, dtype=dtype).expand(1, 1, 2, 64)
-        q, k = XPos(64).rotate(x, x, Positions.from_ids(torch.tensor([0.0, float(length)])))
-        assert bool(q.isfinite().all() & k.isfinite().all()) == fits
+def test_xpos_is_finite_or_says_that_its_factors_are_not(dtype, span):
+    xpos, x = XPos(64), torch.tensor([1.0, 0.0] * 32, dtype=dtype).expand(1, 1, 2, 64)
+    for kind in (int, float):
+        q, k = xpos.rotate(x, x, Positions.from_ids([kind(0), kind(span)]))
+        assert bool(q.isfinite().all() & k.isfinite().all())
+        with pytest.raises(InputError, match=r"^XPos at \d+ positions from the middle"):
+            xpos.rotate(x, x, Positions.from_ids([kind(0), kind(span + 1000)]))
 
 
 # ---------------------------------------------------------------- layers that differ

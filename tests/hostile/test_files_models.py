@@ -83,53 +83,12 @@ def test_a_pickle_is_never_opened(model, name, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_adapters_that_cannot_be_loaded(model):
-    file = model / "adapter_config.json"
-    for text, why in (
-        ('{"peft_type": "LORA", "base_model_name_or_path": "../other"}', r"contains no adapter_model\.safetensors"),
-        ('{"peft_type": "LORA"}', r"names no model \(base_model_name_or_path=None\)"),
-        (json.dumps({"base_model_name_or_path": str(model)}), r"is an adapter too"),
-        ('{"base_model_name_or_path": "x", "megatron_config": {"a": 1}, "megatron_core": "evil"}', r"has megatron_config, which names"),
-        ('{"base_model_name_or_path": "x", "peft_type": "XLORA", "adapters": {"0": "../y"}}', r"has adapters, which names modules"),
-        ('{"base_model_name_or_path": "x", "prompt_tuning_init_state_dict_path": "/y.bin"}', r"has prompt_tuning_init_state_dict_path, which"),
-        ("[1]", r"holds list"),
-        ("{", r"is no JSON"),
-    ):  # fmt: skip
-        file.write_text(text)
-        if "too" in why:
-            (model / "adapter_model.safetensors").write_bytes(b"")
-        with pytest.raises(InputError, match=why):
-            posenc.load(model)
-
-
-@pytest.mark.parametrize(
-    ("entries", "why"),
-    [
-        ({"r": 10**9}, r"has r=1000000000, and the tensors in adapter_model\.safetensors at most \d+ of a dimension"),
-        ({"rank_pattern": {"q_proj": 10**9}}, r"has r=1000000000, "),
-        ({"lora_alpha": float("nan")}, r"has lora_alpha=nan, "),
-        ({"alpha_pattern": {"q_proj": float("inf")}}, r"has q_proj=inf, "),
-        ({"target_modules": ["k_proj"]}, r"Found missing adapter keys"),
-        ({"layers_to_transform": [0]}, r"2 of the 4 tensors of low rank in adapter_model\.safetensors have no place"),
-    ],
-    ids=str,
-)
-def test_an_adapter_whose_files_disagree_is_refused(entries, why, model, tmp_path):
-    """PEFT leaves tensors out and goes on, with a warning at most."""
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    tuned = peft.get_peft_model(posenc.load(model)[0], config)
-    tuned.peft_config["default"].base_model_name_or_path = str(model)
-    tuned.save_pretrained(tmp_path / "adapter")
-    assert posenc.load(tmp_path / "adapter")
-    changed(tmp_path / "adapter/adapter_config.json", **entries)
-    with pytest.raises(InputError, match=why):
-        posenc.load(tmp_path / "adapter")
-    weights = tmp_path / "adapter/adapter_model.safetensors"
-    weights.rename(tmp_path / "elsewhere")
-    weights.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="is a link to a file outside of the folder"):
-        posenc.load(tmp_path / "adapter")
+@pytest.mark.parametrize("text", ['{"peft_type": "LORA", "base_model_name_or_path": "../other"}', "[1]", "{"])
+def test_an_adapter_is_refused_without_a_look_at_what_it_names(model, text):
+    """transformers would load the model that it names, and other files."""
+    (model / "adapter_config.json").write_text(text)
+    with pytest.raises(InputError, match=r"is an adapter of PEFT: merge it"):
+        posenc.load(model)
 
 
 def test_code_beside_the_weights_is_not_run(model, tmp_path):

@@ -16,6 +16,7 @@ from posenc.report import diff as schedules
 from posenc.report import evaluate as evaluation
 from posenc.report import explorer, predict
 from report import eval_results
+from report.test_hostile_names import NAMES, read_csv, read_latex, read_markdown, seen
 
 HOSTILE = (
     'mark <img src=x onerror=window.pwned=1><a href="javascript:window.pwned=1">a</a></script><script>window.pwned=1'
@@ -72,3 +73,34 @@ def test_a_browser_shows_a_name_and_runs_none(pages, new_tab, name):
     assert tab.locator("a[href^='javascript:']").count() == 0
     if name not in ("explore", "predict"):  # there the text is in fields, cut to words, or spelled
         assert "<img src=x onerror=window.pwned=1>" in tab.locator("body").inner_text()
+
+
+ADDRESSES = [
+    "sort=ranking.length.x", "sort=ranking.item", "sort=ranking.__proto__.descending", "sort=.0", "by-size.measure=length",
+    "by-size.measure=__proto__", "by-size.constructor=1", "only=constructor", "__proto__=1", "find=%E0%A4%A", "%", "a=%", "=", ".",
+]  # fmt: skip
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["compare", "eval", "analyze", "explore"])
+def test_an_address_that_says_nothing_changes_nothing(pages, new_tab, name):
+    """A tab fails the test where a script of its page stops."""
+    tab = new_tab()
+    tab.goto(f"{(pages / name).as_uri()}.html#{'&'.join(ADDRESSES)}")
+    for address in [*ADDRESSES, "by-size.measure=1"]:
+        tab.evaluate("address => { location.hash = address; }", address)
+    if name == "compare":  # an address that says something is read afterwards
+        tab.wait_for_function("document.querySelector('#by-size input[value=\"1\"]').checked")
+
+
+@pytest.mark.browser
+def test_copied_tables_are_those_of_the_files(pages, new_tab):
+    tab = new_tab()
+    tab.goto((pages / "compare.html").as_uri())
+    names = list(map(seen, NAMES))  # a cell is read without line ends
+    rows = [["", "value"], *([name, "-0.5"] for name in names)]
+    found = {
+        kind: tab.evaluate(f"rows => posenc.report.writers.{kind}(rows)", rows) for kind in ("CSV", "Markdown", "LaTeX")
+    }
+    for kind, read in {"CSV": read_csv, "Markdown": read_markdown, "LaTeX": read_latex}.items():
+        assert read(found[kind])[1:] == rows[1:], kind

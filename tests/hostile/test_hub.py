@@ -128,7 +128,7 @@ def unsafe(folder):
 
 @pytest.mark.parametrize(("damage", "match"), [
     (lambda folder: own(folder, model_type="own"), "needs code from the checkpoint"),
-    (adapter, r"contains no adapter_model\.safetensors, and other files of weights can run code"),
+    (adapter, r"is an adapter of PEFT: merge it"),
     (unsafe, r"contains no weights in safetensors \(model.safetensors or model.safetensors.index.json\)"),
 ], ids=["code", "adapter", "pickle"])  # fmt: skip
 def test_what_a_folder_is_refused_for_a_repository_is(hub, damage, match):
@@ -136,28 +136,6 @@ def test_what_a_folder_is_refused_for_a_repository_is(hub, damage, match):
     damage(folder)
     refused(folder, match)
     assert not {"own.py", "pytorch_model.bin"} & {*asked}
-
-
-@pytest.mark.parametrize("base", ["base", "owner/name"])
-def test_an_adapter_of_a_repository_is_put_on_its_model(hub, tmp_path, base):
-    """Under the extension that it was trained with; its model is no adapter."""
-    peft = pytest.importorskip("peft")
-    folder, asked = hub
-    small_model("llama").save_pretrained(tmp_path / "base")
-    model, _ = posenc.load(tmp_path / "base")
-    posenc.extend(model, "yarn", factor=4)
-    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).eval()
-    tuned.peft_config["default"].base_model_name_or_path = base
-    shutil.rmtree(folder)
-    tuned.save_pretrained(folder)
-    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "RAN")))
-    if base == "owner/name":
-        refused(folder, "owner/name: its model, owner/name, is an adapter too")
-        return
-    loaded, _ = posenc.load("owner/name")
-    ids = torch.arange(3, 90)[None]
-    torch.testing.assert_close(loaded(ids).logits, tuned(ids).logits, rtol=1e-4, atol=1e-4)
-    assert {*asked} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 # ------------------------------------------------------------------------------------------ weights that nothing reads

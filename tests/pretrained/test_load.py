@@ -1,6 +1,5 @@
 """Loading: the numbers of the model that was saved, from safe files only, and each mistake in one line."""
 
-import hashlib
 import importlib.util
 import io
 import json
@@ -18,7 +17,7 @@ import transformers
 
 from posenc.errors import InputError
 from posenc.pretrained import load, loss_by_position
-from posenc.pretrained.packaged import PACKAGED, Packaged, packaged_file
+from posenc.pretrained.packaged import INSTALL
 from posenc.pretrained.readers import read_config
 from references import gguf_files, llama_cpp, smollm2
 from references.small_models import small_model
@@ -342,36 +341,12 @@ def test_a_missing_package_names_the_extra(package, extra, monkeypatch, tmp_path
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", PACKAGED)
 @pytest.mark.parametrize("read", [load, read_config])
-def test_a_model_whose_package_is_not_installed_is_one_line(name, read, monkeypatch):
+def test_a_model_whose_package_is_not_installed_is_one_line(read, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name.startswith(("llm_", "gemma3_")) else find(name)
-    )
-    with pytest.raises(InputError, match=rf"^{name}: .* not installed, .*: {re.escape(PACKAGED[name].install)}$"):
-        read(name)
-
-
-def test_a_file_in_parts_is_joined_for_a_while_and_checked(monkeypatch, tmp_path):
-    """No package is imported: one with such an __init__ could not be."""
-    contents = b"GGUF", b" in ", b"parts"
-    for number, content in enumerate(contents):
-        (tmp_path / f"some_part{number}" / "data").mkdir(parents=True)
-        (tmp_path / f"some_part{number}" / "__init__.py").write_text("1 / 0")
-        (tmp_path / f"some_part{number}" / "data" / f"some.gguf.part0{number}").write_bytes(content)
-    sums = tmp_path / "some_part0" / "SHA256SUMS"
-    sums.write_text(f"{hashlib.sha256(b''.join(contents)).hexdigest()}  some.gguf\n")
-    parts = tuple(f"some_part{number}/data/*.part0{number}" for number in range(3))
-    monkeypatch.setitem(PACKAGED, "some", Packaged("Some", parts, "pip install some", "some_part0/SHA256SUMS"))
-    monkeypatch.syspath_prepend(tmp_path)
-    with packaged_file("some") as file:
-        assert (file.name, file.read_bytes()) == ("some.gguf", b"GGUF in parts")
-    assert not file.parent.exists()
-    (tmp_path / "some_part1" / "data" / "some.gguf.part01").write_bytes(b" IN ")
-    damaged = r"some: .* not those of some\.gguf, whose SHA-256 differs; .*: pip install --force-reinstall some$"
-    with pytest.raises(InputError, match=damaged), packaged_file("some"):
-        pass
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name.startswith("llm_") else find(name))
+    with pytest.raises(InputError, match=rf"^demo: .* not installed, .*: {re.escape(INSTALL)}$"):
+        read("demo")
 
 
 def test_the_header_of_a_model_in_a_package_is_a_configuration():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -23,28 +23,26 @@ IMAGES = st.tuples(st.just(1), SIDE, SIDE)
 VIDEOS = st.tuples(st.integers(1, 7), SIDE, SIDE)
 STILLS = ["circle_rope"]
 LOOPS = {
-    "qwen2_vl": places.qwen2_vl, "qwen3_vl": places.qwen2_vl, "qwen3_5": places.qwen2_vl, "videorope": places.videorope,
+    "qwen2_vl": places.qwen2_vl, "videorope": places.videorope,
     "v2pe": lambda row: places.v2pe(row, 0.0625), "circle_rope": places.circle_rope,
 }  # fmt: skip
 IDS = {"image_token_id": 1, "video_token_id": 2}
 
 
 @st.composite
-def a_row(draw, visions=IMAGES | VIDEOS, framewise=False):
+def a_row(draw, visions=IMAGES | VIDEOS):
     """Parts of a row: text, then images and videos with text between them; (frames, height, width, is a video)."""
     row = [draw(st.integers(1, 4))]
-    for frames, height, width in draw(st.lists(visions, max_size=3)):
-        video = (framewise and frames > 1) or draw(st.booleans())
-        for one in [1] * frames if framewise and video else [frames]:
-            row += [(one, height, width, video), draw(st.integers(1, 3))]
-    return row[: draw(st.integers(1, len(row)))] if not framewise else row
+    for size in draw(st.lists(visions, max_size=3)):
+        row += [(*size, draw(st.booleans())), draw(st.integers(1, 3))]
+    return row[: draw(st.integers(1, len(row)))]
 
 
 def plain(row):
     return [part if isinstance(part, int) else part[:3] for part in row]
 
 
-def batch_of(rows, side="right", merge=1, framewise=False):
+def batch_of(rows, side="right", merge=1):
     """Kinds (batch, n), the mask, and tables of images and videos before merging, None where there are none."""
     listing = [
         torch.cat([torch.zeros(p, dtype=torch.long) if isinstance(p, int) else torch.full((p[0] * p[1] * p[2],), 1 + p[3]) for p in row])
@@ -60,14 +58,6 @@ def batch_of(rows, side="right", merge=1, framewise=False):
         for part in row:
             if not isinstance(part, int):
                 tables[part[3]].append([part[0], part[1] * merge, part[2] * merge])
-    if framewise:  # frames that follow one another are of one video, as far as a table can tell
-        videos = []
-        for size in tables[1]:
-            if videos and videos[-1][1:] == size[1:]:
-                videos[-1][0] += 1
-            else:
-                videos.append(list(size))
-        tables[1] = videos
     return kinds, mask, *(torch.tensor(table) if table else None for table in tables)
 
 
@@ -80,22 +70,17 @@ def given_row(kinds, images, videos, rule, **options):
 # ---------------------------------------------------------------- transformers
 
 FAMILIES = {
-    "qwen2_vl": ("qwen2_vl", "Qwen2VLModel"),
-    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLModel"),
-    "qwen3_vl": ("qwen3_vl", "Qwen3VLModel"),
-    "qwen3_5": ("qwen3_5", "Qwen3_5Model"),
-    "paddleocr_vl": ("qwen2_vl", "PaddleOCRVLModel"),
-    "glm4v": ("qwen3_vl", "Glm4vModel"),
-    "glm46v": ("qwen3_vl", "Glm46VModel"),
-}
-"""transformers' model -> the rule, and its class."""
+    "qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl": "Qwen3VLModel", "qwen3_5": "Qwen3_5Model",
+    "paddleocr_vl": "PaddleOCRVLModel", "glm4v": "Glm4vModel", "glm46v": "Glm46VModel",
+}  # fmt: skip
+"""transformers' model -> its class."""
 
 
-def theirs_of(family: str, merge: int, tokens_per_second: float = 2):
+def theirs_of(family: str, merge: int):
     """transformers' functions of a model, with its config."""
-    model = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), FAMILIES[family][1])
+    model = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), FAMILIES[family])
     functions = ("get_rope_index", "get_vision_position_ids", "compute_3d_position_ids")
-    vision = SimpleNamespace(spatial_merge_size=merge, tokens_per_second=tokens_per_second)
+    vision = SimpleNamespace(spatial_merge_size=merge, tokens_per_second=2)
     body = {name: getattr(model, name) for name in functions} | {"rope_deltas": None}
     return type(family, (), body | {"config": SimpleNamespace(vision_config=vision)})()
 
@@ -103,89 +88,23 @@ def theirs_of(family: str, merge: int, tokens_per_second: float = 2):
 @pytest.mark.parametrize("family", FAMILIES)
 @SOME
 @given(data=st.data(), side=st.sampled_from(["left", "right"]), merge=st.integers(1, 3))
-def test_positions_are_those_of_transformers(family, data, side, merge):
-    rule = FAMILIES[family][0]
-    framewise = rule in ("qwen3_vl", "qwen3_5")
-    rows = data.draw(st.lists(a_row(framewise=framewise), min_size=1, max_size=3))
-    kinds, mask, images, videos = batch_of(rows, side, merge, framewise)
-    options, timing, rate = {}, {}, 2
-    if not framewise:
-        options["count_frames"] = False
-    if rule == "qwen2_5_vl":
-        rate = data.draw(st.sampled_from([2, 4, 25, 1.5]))
-        seconds = data.draw(
-            st.lists(st.floats(0.01, 5), min_size=0 if videos is None else len(videos), max_size=0 if videos is None else len(videos))
-        )  # fmt: skip
-        timing["second_per_grid_ts"] = data.draw(st.sampled_from([seconds, torch.tensor(seconds)]))
-        options["tokens_per_second"] = rate
-    want, _ = theirs_of(family, merge, rate).get_rope_index(
-        torch.zeros_like(kinds), kinds, image_grid_thw=images, video_grid_thw=videos, attention_mask=mask, **timing
+def test_positions_of_images_are_those_of_transformers(family, data, side, merge):
+    rows = [
+        [part if isinstance(part, int) else (*part[:3], False) for part in row]
+        for row in data.draw(st.lists(a_row(IMAGES), min_size=1, max_size=3))
+    ]
+    kinds, mask, images, _ = batch_of(rows, side, merge)
+    want, _ = theirs_of(family, merge).get_rope_index(
+        torch.zeros_like(kinds), kinds, image_grid_thw=images, video_grid_thw=None, attention_mask=mask
     )
-    positions = given_row(
-        kinds, images, videos, rule, spatial_merge_size=merge, attention_mask=mask, **timing, **options
-    )
+    positions = given_row(kinds, images, None, "qwen2_vl", spatial_merge_size=merge, attention_mask=mask)
     assert torch.equal(positions.q, want.permute(1, 2, 0))
     assert torch.equal(positions.valid, mask.bool())
 
 
-def test_time_is_rounded_as_in_transformers():
-    # 3 x (5 / 3) is 5 in float32, as in transformers, and 4.9999999 in float64
-    sizes, kinds = torch.tensor([[4, 1, 1]]), torch.tensor([[2, 2, 2, 2]])
-    rate = {"second_per_grid_ts": torch.tensor([5 / 3])}
-    want, _ = theirs_of("qwen2_5_vl", 1, 1).get_rope_index(kinds, kinds, video_grid_thw=sizes, **rate)
-    ours = given_row(kinds, None, sizes, "qwen2_5_vl", tokens_per_second=1, spatial_merge_size=1, **rate)
-    assert ours.q[0, :, 0].tolist() == want[0, 0].tolist() == [0, 1, 3, 5]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@SOME
-@given(data=st.data(), steps=st.integers(1, 3))
-def test_the_next_tokens_are_where_transformers_has_them(family, data, steps):
-    rule = FAMILIES[family][0]
-    framewise = rule in ("qwen3_vl", "qwen3_5")
-    rows = [[*row, 1] for row in data.draw(st.lists(a_row(framewise=framewise), min_size=1, max_size=3))]
-    # transformers 5 goes on in the row after the columns, but in decoding after the last frame
-    assume(all(isinstance(part, int) or part[0] <= max(part[1:3]) for row in rows for part in row))
-    kinds, mask, images, videos = batch_of(rows, "left", 1, framewise)
-    assume(images is not None or videos is not None)
-    timing = {"second_per_grid_ts": [0.5] * len(videos)} if rule == "qwen2_5_vl" and videos is not None else {}
-    theirs, embedded, batch = (
-        theirs_of(family, 1),
-        torch.zeros(len(kinds), 1, 4),
-        {"image_grid_thw": images, "video_grid_thw": videos},
-    )
-    for step in range(steps):
-        past = SimpleNamespace(get_seq_length=lambda step=step: 0 if step == 0 else kinds.shape[1] + step - 1)
-        longer = torch.nn.functional.pad(mask, (0, step), value=1)
-        want = theirs.compute_3d_position_ids(
-            input_ids=torch.zeros_like(kinds), inputs_embeds=embedded, attention_mask=longer, past_key_values=past,
-            mm_token_type_ids=kinds, **batch, **timing,
-        )  # fmt: skip
-        so_far = torch.nn.functional.pad(kinds, (0, step))
-        ours = given_row(
-            so_far,
-            images,
-            videos,
-            rule,
-            num_queries=1,
-            attention_mask=longer,
-            causal=True,
-            spatial_merge_size=1,
-            **timing,
-        )
-        assert torch.equal(ours.q[:, 0], want[:, :, -1].T)
-        assert ours.num_keys == so_far.shape[1]
-
-
 def test_text_goes_on_after_the_last_frame_of_a_video():
     # Qwen2-VL's paper and transformers 4. transformers 5 leaves the frames out of it in a row, but not in decoding
-    parts = [1, (2, 3, 5), 1]
-    assert multimodal(parts).q[0, -1].tolist() == [6] * 3
-    assert multimodal(parts, count_frames=False).q[0, -1].tolist() == [4] * 3
-    kinds, _, _, videos = batch_of([[1, (5, 2, 3, True), 1]])
-    theirs, ahead = theirs_of("qwen2_vl", 1).get_rope_index(kinds, kinds, video_grid_thw=videos)
-    assert theirs[:, 0, -1].tolist() == [4] * 3
-    assert kinds.shape[1] + int(ahead) == 6, "and not 5: the next token is not where it would be in a longer row"
+    assert multimodal([1, (2, 3, 5), 1]).q[0, -1].tolist() == [6] * 3
 
 
 # ---------------------------------------------------------------- the papers, token by token
@@ -195,10 +114,9 @@ def test_text_goes_on_after_the_last_frame_of_a_video():
 @SOME
 @given(data=st.data(), side=st.sampled_from(["left", "right"]))
 def test_rows_are_their_loops(rule, data, side):
-    framewise = RULES[rule].framewise
     visions = IMAGES if rule in STILLS else IMAGES | VIDEOS
-    rows = data.draw(st.lists(a_row(visions, framewise), min_size=1, max_size=3))
-    kinds, mask, images, videos = batch_of(rows, side, 2, framewise)
+    rows = data.draw(st.lists(a_row(visions), min_size=1, max_size=3))
+    kinds, mask, images, videos = batch_of(rows, side, 2)
     positions = given_row(kinds, images, videos, rule, attention_mask=mask)
     q = positions.q[..., None] if positions.q.dim() == 2 else positions.q
     for at, marks, row in zip(q, mask.bool(), rows, strict=True):
@@ -217,7 +135,7 @@ def test_rows_are_their_loops(rule, data, side):
 @SOME
 @given(data=st.data())
 def test_parts_are_rows(rule, data):
-    visions = IMAGES if rule in STILLS or RULES[rule].framewise else IMAGES | VIDEOS
+    visions = IMAGES if rule in STILLS else IMAGES | VIDEOS
     row = data.draw(a_row(visions))
     parts = [part if isinstance(part, int) else (*part[1:3], *part[:1])[: 2 + (part[0] > 1)] for part in row]
     q = multimodal(parts, rule).q[0]
@@ -230,17 +148,10 @@ def test_parts_are_rows(rule, data):
 
 
 @SOME
-@given(row=a_row(), spacing=st.sampled_from([0.5, 1.0, 2.0, 1.25]), delta=st.sampled_from([1.0, 0.25, 1 / 256]),
-       rate=st.sampled_from([1.0, 2.0, 4.0]), seconds=st.sampled_from([0.25, 0.5, 1.0, 1.75]))  # fmt: skip
-def test_options_are_those_of_the_loops(row, spacing, delta, rate, seconds):
+@given(row=a_row(), spacing=st.sampled_from([0.5, 1.0, 2.0, 1.25]), delta=st.sampled_from([1.0, 0.25, 1 / 256]))  # fmt: skip
+def test_options_are_those_of_the_loops(row, spacing, delta):
     kinds, _, images, videos = batch_of([row])
     merged = {"spatial_merge_size": 1}
-    timed = given_row(
-        kinds, images, videos, "qwen2_5_vl", tokens_per_second=rate, **merged,
-        second_per_grid_ts=None if videos is None else [seconds] * len(videos),
-    )  # fmt: skip
-    steps = [rate * seconds if part[3] else 1 for part in row if not isinstance(part, int)]
-    assert timed.q[0].tolist() == [list(at) for at in places.qwen2_vl(plain(row), steps)]
     spaced = given_row(kinds, images, videos, "videorope", spacing=spacing, **merged)
     assert spaced.q[0].tolist() == [list(at) for at in places.videorope(plain(row), spacing)]
     assert spaced.fractional == (spacing != int(spacing))
@@ -319,14 +230,14 @@ def test_every_rule_is_on_the_page():
 # ---------------------------------------------------------------- refusals
 
 ROW = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 0], [2, 2, 2, 2, 0, 2, 2, 2, 2]])
-FITS = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": np.array([[2, 4, 4]]), **IDS}
+FITS = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": np.array([[1, 4, 4], [1, 4, 4]]), **IDS}
 
 
 def test_the_row_of_the_refusals_is_taken():
-    assert multimodal(ROW, "qwen3_vl", **FITS).q.shape == (2, 9, 3)
+    assert multimodal(ROW, **FITS).q.shape == (2, 9, 3)
 
 
-def of(rule="qwen3_vl", row=ROW, **changes):
+def of(rule="qwen2_vl", row=ROW, **changes):
     return lambda: multimodal(row, rule, **FITS | changes)
 
 
@@ -343,14 +254,12 @@ def of(rule="qwen3_vl", row=ROW, **changes):
         (lambda: multimodal([3], "qwen2vl"), r"unknown rule 'qwen2vl': did you mean 'qwen2_vl'"),
         (lambda: multimodal([3], None), r"unknown rule None"),
         (lambda: multimodal([3], "v2pe", spacing=2.0), r"spacing=2.0: rule 'v2pe' takes delta"),
-        (lambda: multimodal([3], "qwen3_vl", spacing=2.0), r"rule 'qwen3_vl' takes no options"),
+        (lambda: multimodal([3], spacing=2.0), r"rule 'qwen2_vl' takes no options"),
+        (lambda: multimodal([3], "qwen3_vl"), r"rule='qwen3_vl': call the model's own get_rope_index"),
         (lambda: multimodal([3], "v2pe", delta=0), r"delta=0: must be a positive number"),
         (lambda: multimodal([3], "videorope", spacing="2"), r"spacing='2': pass a number"),
         (lambda: multimodal([3], "circle_rope", alpha=2), r"alpha=2: must be at most 1"),
         (lambda: multimodal([3, (2, 2, 2)], "circle_rope"), r"this rule is for images: pass each frame"),
-        (lambda: multimodal([3, (2, 2, 2)], "qwen3_vl"), r"video frame 1 comes right after another in row 0, at index 7"),
-        (lambda: multimodal([3, (2, 2, 2)], "qwen2_5_vl"), r"second_per_grid_ts=None.*each of 1 videos"),
-        (lambda: multimodal([3, (2, 2, 2)], second_per_grid_ts=[1]), r"second_per_grid_ts: this rule does not read"),
         (lambda: multimodal([3, (2, 2)], image_grid_thw=[[1, 2, 2]]), r"image_grid_thw=.*parts have their sizes"),
         (of(row=ROW[0]), r"tokens of shape \(9,\): pass token ids \(batch, n\)"),
         (of(row=ROW.float()), r"tokens of torch.float32: pass integers"),
@@ -366,13 +275,10 @@ def of(rule="qwen3_vl", row=ROW, **changes):
         (of(image_grid_thw=[[1, 4, 6], [1, 2, 2]]), r"image_grid_thw is for 2 images, the rows have tokens of 1"),
         (of(image_grid_thw=[[1, 4, 5]]), r"image_grid_thw\[0\]=\[1, 4, 5\].*multiples of spatial_merge_size=2"),
         (of(image_grid_thw=[[4, 6]]), r"image_grid_thw=.*pass integers \(count, 3\)"),
-        (of(video_grid_thw=[[3, 4, 4]]), r"video_grid_thw is for 3 video frames, the rows have tokens of 2"),
-        (of("qwen2_vl"), r"video_grid_thw: video 0 has 2 x 2 x 2 = 8 tokens.*row 1 has 4 at index 0"),
+        (of(video_grid_thw=[[1, 4, 4]] * 3), r"video_grid_thw is for 3 videos, the rows have tokens of 2"),
+        (of(video_grid_thw=[[2, 4, 4]]), r"video_grid_thw: video 0 has 2 x 2 x 2 = 8 tokens.*row 1 has 4 at index 0"),
         (of(spatial_merge_size=None), r"spatial_merge_size=None: pass an integer"),
         (of(spatial_merge_size=0), r"spatial_merge_size=0: must be at least 1"),
-        (of("qwen2_5_vl", second_per_grid_ts=[1.0, 2.0]), r"second_per_grid_ts=\[1.0, 2.0\].*each of 1 videos"),
-        (of("qwen2_5_vl", second_per_grid_ts=[-1.0]), r"pass a number above 0"),
-        (of("qwen2_5_vl", tokens_per_second=0), r"tokens_per_second=0"),
         (of(attention_mask=torch.ones(3, 9)), r"attention_mask of shape \(3, 9\): pass one entry for each of the 2 x 9"),
         (of(document_ids=torch.zeros(8, dtype=torch.long)), r"document_ids of shape \(1, 8\)"),
         (of(document_ids=torch.tensor([0] * 4 + [1] * 5)), r"image 0 has 1 x 2 x 3 = 6 tokens.*row 0 has 2 at index 2"),

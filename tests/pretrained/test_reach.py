@@ -118,7 +118,10 @@ def test_frequencies_that_all_come_round_have_no_new_angles():
 def test_a_model_that_was_scaled_counts_from_what_it_is_good_for_now():
     given = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     model = small_model("llama", max_position_embeddings=256, rope_parameters=given)
-    assert posenc.extend(model, "yarn", factor=8).reach == 512
+    for method, factor in (("yarn", 2), ("yarn+replace", 8)):
+        assert posenc.extend(model, method, factor=factor).reach == 512
+    with pytest.raises(InputError, match=r"give factor=4 or more"):
+        posenc.extend(model, "yarn:factor=2", target_length=1024)
     posenc.extend(model, "rerope:window=200", target_length=1024)
     with pytest.raises(InputError, match=r"reaches 256 tokens"):
         posenc.extend(model, "rerope:window=300", target_length=1024)

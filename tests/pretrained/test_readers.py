@@ -722,7 +722,7 @@ def test_a_type_that_transformers_has_and_a_file_that_it_refuses():
 
 
 def test_families_own_modules_are_run():
-    """HunYuan states a base as alpha, PhiMoE an attention factor as mscale; its module takes short_factor at every length."""
+    """HunYuan states a base as alpha."""
     hunyuan = {
         "type": "dynamic",
         "alpha": 1000.0,
@@ -737,17 +737,6 @@ def test_families_own_modules_are_run():
     want = create({"name": "default"}, 16, base=1e4 * 1000 ** (16 / 14)).inv_freq
     torch.testing.assert_close(by_program(comparison)["transformers 5"].inv_freq, want, rtol=1e-5, atol=0)
     assert names(comparison) == {"parameter_unread"}
-    mscale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
-    for lists, found in (({}, {"long_factor_ignored"}), ({"long_factor": [1.0] * 8}, set())):
-        table = LONGROPE | mscale | lists
-        comparison = read(LLAMA | {"model_type": "phimoe", "rope_theta": 1e4, "rope_scaling": table})
-        (reading,) = comparison.readings
-        assert reading.attention_factor == pytest.approx(1.243163121016122)
-        torch.testing.assert_close(
-            reading.inv_freq, create({"name": "default"}, 16, base=1e4).inv_freq, rtol=1e-5, atol=0
-        )
-        assert names(comparison) == found
-        assert reading.note == ("takes short_factor at every length" if found else "")
 
 
 def test_phi3s_first_files():
@@ -867,3 +856,17 @@ def test_other_fields_of_a_length(name):
     (finding,) = read(LLAMA | {"rope_theta": 1e4, name: 4096}).findings
     assert (finding.name, finding.measured) == ("longer_length_stated", 4)
     assert read(LLAMA | {"rope_theta": 1e4, name: 512}).findings == ()
+
+
+def test_a_configuration_is_told_whether_its_base_is_large_enough():
+    """At each bound the slowest pair does what is said of it, and the comparison prints them."""
+    shape = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "max_position_embeddings": 131072}
+    text = str(read(shape | {"rope_theta": 10000.0}))
+    least, stable = (float(found) for found in re.findall(r"at least ([\d.e+]+), ", text))
+    for base, turned in ((least, 2 * math.pi), (stable, math.acos(0.5 ** (1 / 32)))):
+        assert 131072 * base ** (-126 / 128) == pytest.approx(turned, rel=1e-2)
+    assert text.count("NOT met") == 2
+    assert re.search(r"first negative at \d+ tokens", text)
+    most = float(re.search(r"at most ([\d.e+]+), .* float32", text)[1])
+    assert most ** (-126 / 128) == pytest.approx(2**-23, rel=1e-2)
+    assert str(read(shape | {"rope_theta": 1.2e7})).count("NOT met") == 1

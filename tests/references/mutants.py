@@ -190,9 +190,9 @@ def fope(x, positions, base, cosines, sines, padding=None):
     return turned
 
 
-def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, rule="qwen2_vl", change=lambda ids: ids):
+def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, change=lambda ids: ids):
     ids = multimodal(
-        token_types, rule, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
+        token_types, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
         spatial_merge_size=merge, attention_mask=attention_mask,
     ).q  # fmt: skip
     return change(ids.movedim(2, 0))
@@ -245,7 +245,7 @@ MUTANTS = [
     ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n // w // t, n % w)), "rows of a video are repeated over its frames first"),
     ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n % h, n // h % w)), "tokens go down the columns"),
     ("m_rope_ids", lambda *given: m_rope_ids(*given, change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
-    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, rule="qwen3_vl", change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
+    ("m_rope_ids_frames", lambda *given: torch.as_tensor(m_rope_loops(*given, frames=True))[[0, 2, 1]], "height and width are exchanged"),
     ("m_rope_ids", functools.partial(timed_ids, time=lambda n, begin, every: int(begin * every)), "times are multiplied with where the video begins"),
     ("m_rope_ids", lambda token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1: timed_ids(token_types, image_grids, video_grids, attention_mask, merge, [int(s) for s in seconds_per_grid], tokens_per_second), "seconds_per_grid are cut to integers"),
     ("m_rope_ids", lambda token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1: timed_ids(token_types, image_grids, video_grids, attention_mask, merge, (), tokens_per_second), "seconds_per_grid is ignored: 1 is used"),
@@ -395,7 +395,7 @@ RIGHT = [
     ("m_rope_interleaved", lambda *given: m_rope(*given, interleaved=True)),
     ("m_rope_ids", m_rope_ids),
     ("m_rope_ids", timed_ids),
-    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, rule="qwen3_vl")),
+    ("m_rope_ids_frames", functools.partial(m_rope_loops, frames=True)),
     ("fope", fope),
     ("softmax_scale", softmax_scale),
     ("rotary", by_tables),

@@ -86,7 +86,6 @@ _OWN: dict[str, dict[str, Any]] = {
     "solar_open": _ROUTED,
     "hy_v3": _EXPERTS | {"num_shared_experts": 1},
     "minimax_m2": {"num_local_experts": 2, "num_experts_per_tok": 1, "rotary_dim": 8},
-    "phimoe": {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": None},
     "hunyuan_v1_moe": {"num_experts": 2, "moe_topk": [1, 1], "moe_intermediate_size": [32, 32], "num_shared_expert": [1, 1]},
     "ernie4_5_moe": {"moe_num_experts": 2, "moe_k": 1, "moe_num_shared_experts": 1, "moe_intermediate_size": 32},
     "lfm2": {"layer_types": ["conv", "full_attention"], "head_dim": None},
@@ -137,7 +136,7 @@ _SEEING["qwen3_vl_moe_text"] = _SEEING["qwen3_vl_text"]
 HEALTHY = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "gemma4_text",
     "smollm3", "starcoder2", "granite", "olmo", "olmo2", "olmo3", "exaone4", "glm", "glm4", "cohere2", "ernie4_5", "deepseek_v2",
-    "deepseek_v3", "minicpm3", "gpt_neox", "llama4_text", "phimoe", "hunyuan_v1_dense",
+    "deepseek_v3", "minicpm3", "gpt_neox", "llama4_text", "hunyuan_v1_dense",
 )  # fmt: skip
 """Thirty types without any finding; of the others one or two are true of some, under some versions of transformers."""
 

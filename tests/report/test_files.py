@@ -66,6 +66,9 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
             assert mean.replace("−", "$-$").replace("–", "--").replace("%", r"\%") in tex
     assert tex.count(r"\\") == 1 + len(rows)
     assert (folder / "figure.svg").read_text().startswith("<?xml")
+    for text in (markdown, tex):
+        assert all(f"{name}: " in text for name in ("data", "model", "steps", "seeds", "versions", "made"))
+    assert {row["steps"] for row in rows} == {str(results["settings"]["steps"])}
 
 
 def test_every_point_of_a_figure_lies_within_its_axes(folder):
@@ -102,6 +105,7 @@ def test_evaluations_and_benchmarks_have_the_same_files(made, of):
     assert rows
     for row in rows:
         assert all(value in text for name, value in row.items() if value and "interval" not in name and name != "table")
+        assert row["versions"]
         assert not any(re.search(r"\d \(|–|%", value) for name, value in row.items() if name != "table")
     assert r"\toprule" in found["table.tex"]
     assert found["figure.svg"].startswith(b"<?xml")

@@ -5,7 +5,7 @@ it."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from posenc.attention.call import (
     check_dims,
     check_given,
     check_names,
+    check_numbers,
     checked,
     effects_of,
     prepare,
@@ -24,11 +25,14 @@ from posenc.attention.call import (
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
-from posenc.encoding import Effects, Encoding, Pass, Rotation, checked_gates, require_fit
+from posenc.encoding import NOTHING, Effects, Encoding, Pass, Rotation, checked_gates, require_fit
 from posenc.errors import InputError, unknown
 from posenc.functional import exactly
 from posenc.positions import Positions
 from posenc.positions.memory import Memory, again_alone
+
+Plans = dict[tuple[object, ...], tuple[tuple[object, ...], Plan]]
+"""Of calls that are alike, see `_key`, the kinds of what they are made of, and how they are computed"""
 
 
 def attention(
@@ -87,33 +91,38 @@ def attention(
     """
     if others:
         check_names("attention", others)
-    encoding, positions = _of_pass(encoding, positions)
-    check_given(encoding, positions, q=q, k=k, v=v)
+    call = _given(
+        Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    )
     with exactly(q):
-        call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+        plans = None
         if cache is not None:
-            call = _cached(call, cache)
+            call, plans = _cached(call, cache), cache.plans
         if call.positions is None or call.positions.sharding is None:
-            return _attended(call, backend)
+            return _attended(call, backend, plans)
         return torch.cat([_attended(part, backend) for part in _of_shard(call, gather=True)], 2)
 
 
 Pass.compute = staticmethod(attention)
 
 
-def _of_pass(encoding: object, positions: Positions | None) -> tuple[Encoding | None, Positions | None]:
-    """The encoding and the positions of a pass, or those that were given."""
-    if not isinstance(encoding, Pass):
-        return encoding, positions  # type: ignore[return-value]  # which are checked next
-    if positions is not None:
-        raise InputError("a pass has its positions: leave them out", positions=positions)
-    if encoding.versions:
-        encoding.require_current()
-    return encoding.encoding, encoding.positions
+def _given(call: Call) -> Call:
+    """The call with the encoding and the positions of a pass, if one was given, once its arguments are of their types."""
+    encoding: Any = call.encoding
+    if isinstance(encoding, Pass):
+        if call.positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=call.positions)
+        if encoding.versions:
+            encoding.require_current()
+        call = call._replace(encoding=encoding.encoding, positions=encoding.positions)
+    check_given(call.encoding, call.positions, q=call.q, k=call.k, v=call.v)
+    if not torch.compiler.is_compiling():
+        check_numbers(call)
+    return call
 
 
-def _cached(call: Call, cache: object) -> Call:
-    """The call with the keys, values and gates of all tokens, once the new ones are stored."""
+def _cached(call: Call, cache: object, stores: bool = True) -> Call:
+    """The call with the keys, values and gates of all tokens. stores: the new ones stay in the cache."""
     positions = call.positions
     if not isinstance(cache, KVCache):
         raise InputError("pass a posenc.KVCache()", cache=cache)
@@ -125,7 +134,7 @@ def _cached(call: Call, cache: object) -> Call:
         raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
     elif call.q.dim() != 4 or call.q.shape[2] != positions.num_queries:
         require_fit(positions, q=call.q)
-    k, v, gates, rotated = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates)
+    k, v, gates, rotated = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates, stores)
     return call._replace(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=rotated)
 
 
@@ -166,17 +175,19 @@ class _Kept:
             if self.rotation is not None:
                 q, k = self.rotation(q, None if call.keys_rotated else k)
             return self.plan.run(self.problem.of_layer(q, call.k if k is None else k, v))
-        assert call.encoding is not None
-        effects = Effects(call.encoding.acting_in(call.layer), self.at.with_gates(tuple(call.gates or ())))
+        effects = Effects(call.acting, self.at.with_gates(tuple(call.gates or ())))
         problem = assembled(call, effects, self.rotation, self.problem.bias if self.problem.constant else None)
+        vars(problem).update(made=self.problem.made)
         plan = self.plan if problem.kinds() == self.kinds else _choose(problem, backend)[1]
         return problem.finished(plan.run(problem))
 
 
-def _attended(call: Call, backend: str) -> Tensor:
-    """The output of a call among keys that are all here."""
+def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
+    """The output of a call among keys that are all here. plans: those of the tokens before, in a generation."""
     exchange.refuse_ring()
+    acting: Any = NOTHING if call.encoding is None else call.encoding.acting_in(call.layer)
     positions, memory = call.positions, None
+    here = of_token = None
     if positions is not None:
         if call.causal is not None:
             positions = positions.with_causal(call.causal)  # made once, and with it what layers share
@@ -184,42 +195,45 @@ def _attended(call: Call, backend: str) -> Tensor:
         if memory is None:
             memory = Memory.of_pass(lasts=False)  # for this call
             positions = positions.in_pass(memory)
-        call = call._replace(positions=positions, causal=None)
-    key = None if memory is None or not memory.lasts else _key(call, backend)
-    replay = None if key is None or memory is None else memory.get(key)
-    if replay is not None:
-        return replay(call, backend)
-    call = checked(call)
+        at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
+        call = call._replace(positions=positions, at=at, causal=None)
+    call = call._replace(acting=acting)
+    if memory is not None and memory.lasts:
+        alike = _key(call, backend)
+        here = None if alike is None else (alike, at, call.k.shape[2:3], call.v.shape[2:3])
+        replay = None if here is None else memory.get(here)
+        if replay is not None:
+            return replay(call, backend)
+        if plans is not None and alike is not None and call.q.shape[2] == 1 and at.all_visible:
+            of_token = alike, call.k.shape[2].bit_length()  # thresholds are of the order of the length
+    kinds, plan = (None, None) if of_token is None or plans is None else plans.get(of_token, (None, None))
+    call = checked(call) if plan is None else visible_part(call)
     effects = effects_of(call)
     rotation = None
-    if "rotate" in effects.sites and not effects.acting.maps:
+    if "rotate" in effects.sites and not acting.maps:
         rotation = effects.rotation(call.q, None if call.keys_rotated else call.k)
     problem = assembled(call, effects, rotation)
-    _, plan = _choose(problem, backend)
+    if plan is None or problem.kinds() != kinds:
+        _, plan = _choose(problem, backend)
+        if of_token is not None and plans is not None:
+            plans[of_token] = problem.kinds(), plan
     out = problem.finished(plan.run(problem))
-    if key is not None and memory is not None:
-        memory[key] = _Kept.of(call, effects, rotation, problem, plan)
+    if here is not None and memory is not None:
+        memory[here] = _Kept.of(call, effects, rotation, problem, plan)
     return out
 
 
 def _key(call: Call, backend: object) -> tuple[object, ...] | None:
-    """What calls have in common that are computed alike in a pass; None: a call that no other is like."""
-    q, k, v, encoding, positions, _, scale, softcap, sink, dropout_p, layer, keys_rotated, gates = call
-    exact = type(layer) is int and layer >= 0 and type(keys_rotated) is bool and type(dropout_p) is float
-    exact = exact and (scale is None or type(scale) is float) and (softcap is None or type(softcap) is float)
-    if not exact or type(backend) is not str or positions is None or positions.q.requires_grad:
+    """What calls have in common that are computed alike, at the same positions and with as many keys; None: a call that no other is
+    like."""
+    q, k, v, _, positions, _, scale, softcap, sink, dropout_p, _, keys_rotated, gates, acting = call[:14]
+    if type(backend) is not str or positions is None or positions.q.requires_grad:
         return None
-    part, at = None, positions
-    if encoding is not None:
-        acting = encoding.acting_in(layer)
-        part = acting.part
-        if "bias" in acting.sites and again_alone():
-            return None
-        if "restrict" in acting.sites:
-            at = encoding.effects(positions, layer).restricted().positions
+    if "bias" in acting.sites and again_alone():
+        return None
     return (
-        part, at, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap,
-        sink is None, dropout_p, keys_rotated, gates is None, torch.is_grad_enabled(), backend,
+        acting.part, q.shape, k.shape[:2], k.shape[3:], v.shape[:2], v.shape[3:], q.dtype, k.dtype, v.dtype, q.device, k.device,
+        v.device, scale, softcap, sink is None, dropout_p, keys_rotated, gates is None, torch.is_grad_enabled(), backend,
     )  # fmt: skip
 
 
@@ -254,34 +268,19 @@ class Explanation:
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    encoding: "Encoding | Pass | None" = None,
-    positions: Positions | None = None,
-    *,
-    causal: bool | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: float | Tensor | None = None,
-    dropout_p: float = 0.0,
-    layer: int = 0,
-    keys_rotated: bool = False,
-    gates: Tensor | Sequence[Tensor] | None = None,
-    backend: str = "auto",
-    **others: Never,
-) -> Explanation:
-    """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
-    if others:
-        check_names("explain", others)
-    alone = not isinstance(encoding, Pass) and encoding is not None
-    encoding, positions = _of_pass(encoding, positions)
-    check_given(encoding, positions, q=q, k=k, v=v)
-    call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    q: Tensor, k: Tensor, v: Tensor, encoding: "Encoding | Pass | None" = None, positions: Positions | None = None,
+    *, cache: KVCache | None = None, backend: str = "auto", **options: Any,
+) -> Explanation:  # fmt: skip
+    """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
+    check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
+    call = _given(Call(q, k, v, encoding, positions, **options))  # type: ignore[arg-type]
+    if cache is not None:
+        call = _cached(call, cache, stores=False)
     calls, gathered = [call], ""
-    if positions is not None and positions.sharding is not None:
+    if call.positions is not None and call.positions.sharding is not None:
         calls, gathered = _of_shard(call, gather=False), "keys and values gathered from all processes; "
     name, plan = _choose(prepare(calls[0]), backend)
+    alone = encoding is not None and not isinstance(encoding, Pass)
     more = "; made for this call alone: pass encoding.at(positions), once for all layers" if alone else ""
     return Explanation(name, gathered + plan.why + more, plan.faster)
 

@@ -29,7 +29,7 @@ from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_value, r
 from posenc.positions import Positions
 from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import Branch, Region, left_out
+from posenc.positions.visibility import Region, left_out
 
 
 class Call(NamedTuple):
@@ -48,6 +48,10 @@ class Call(NamedTuple):
     layer: int = 0
     keys_rotated: bool = False
     gates: Tensor | Sequence[Tensor] | None = None
+    acting: Any = NOTHING
+    """What of the encoding acts in the layer"""
+    at: Positions | None = None
+    """The positions as it restricts them"""
 
 
 def prepare(call: Call) -> Problem:
@@ -56,6 +60,9 @@ def prepare(call: Call) -> Problem:
     Raises:
         InputError: what does not fit together, or what a hook must not return.
     """
+    check_numbers(call)
+    if call.encoding is not None:
+        call = call._replace(acting=call.encoding.acting_in(call.layer))
     call = checked(call)
     return assembled(call, effects_of(call))
 
@@ -63,18 +70,14 @@ def prepare(call: Call) -> Problem:
 def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
     q, k, v, encoding = call[:4]
-    if not torch.compiler.is_compiling():
-        _check_numbers(call)
     positions = resolve_positions(q, k, v, encoding, call.positions, call.causal, call.keys_rotated)
-    if not 0 <= call.dropout_p < 1:
-        raise InputError("a probability below 1", dropout_p=call.dropout_p)
     call = visible_part(call._replace(positions=positions))
     if encoding is not None:
         require_values(encoding, q)
         encoding._check_part(q, k)
         if call.keys_rotated:
-            _check_keys_unread(encoding, call.layer)
-    return call
+            _check_keys_unread(call.acting.part)
+    return call if call.at is not None else call._replace(at=Effects(call.acting, positions).restricted())
 
 
 def visible_part(call: Call) -> Call:
@@ -82,7 +85,7 @@ def visible_part(call: Call) -> Call:
     assert call.positions is not None
     of_queries, of_keys = call.positions.hidden()
     gates: Any = call.gates
-    if gates is not None or (call.encoding is not None and call.encoding.acting_in(call.layer).gates):
+    if gates is not None or call.acting.gates:
         gates = checked_gates(call.encoding, gates, call.k, call.layer, of_keys)
     if of_queries is None and of_keys is None:
         return call if gates is call.gates else call._replace(gates=gates)
@@ -91,11 +94,9 @@ def visible_part(call: Call) -> Call:
 
 
 def effects_of(call: Call) -> Effects:
-    """What the encoding does to a call that has been checked, at positions as it restricts them."""
-    assert call.positions is not None
-    if call.encoding is None:
-        return Effects(NOTHING, call.positions)
-    return call.encoding.effects(call.positions, call.layer).restricted(tuple(call.gates or ()))
+    """What the encoding does to a call that has been checked."""
+    assert call.at is not None
+    return Effects(call.acting, call.at.with_gates(tuple(call.gates or ())))
 
 
 def assembled(
@@ -244,7 +245,7 @@ def rotated(
     that no query sees in a branch."""
     q, k = call.q, call.k
     if effects.acting.maps:
-        made = _in_branches(call, effects, effects.branches(), reads_all)
+        made = _in_branches(call, effects, reads_all)
         q, k = made[0][:2]
         alone = len(made) == 1 and k.shape[2] == call.v.shape[2]
         return q, k, [] if alone and contains_all_visible(effects.positions, made[0].region) else made
@@ -260,7 +261,7 @@ def rotated(
     return q, k, []
 
 
-def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads_all: bool) -> list[Rotated]:
+def _in_branches(call: Call, effects: Effects, reads_all: bool) -> list[Rotated]:
     (q, k), positions = call[:2], effects.positions
     if call.keys_rotated:
         raise InputError(
@@ -271,7 +272,7 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
-    made = positions.once(key, partial(_branch_rotations, q, k, effects, branches, reads_all))
+    made = positions.once(key, partial(_branch_rotations, q, k, effects, reads_all))
     parts = []
     for region, first, end, at, rotation in made:
         keys = k if end - first == k.shape[2] else k[:, :, first:end]
@@ -281,10 +282,10 @@ def _in_branches(call: Call, effects: Effects, branches: Sequence[Branch], reads
 
 
 def _branch_rotations(
-    q: Tensor, k: Tensor, effects: Effects, branches: Sequence[Branch], reads_all: bool
+    q: Tensor, k: Tensor, effects: Effects, reads_all: bool
 ) -> list[tuple[Region, int, int, Positions, Rotation | None]]:
     """Of each branch where something is visible: its region, its first key and their end, its positions, and their rotation."""
-    positions, made = effects.positions, []
+    positions, branches, made = effects.positions, effects.branches(), []
     for branch in branches:
         at, (first, end, _) = positions.at(branch), (0, k.shape[2], False)
         if not reads_all:
@@ -300,8 +301,7 @@ def _branch_rotations(
     return made
 
 
-def _check_keys_unread(encoding: Encoding, layer: int) -> None:
-    part = encoding.acting_in(layer).part
+def _check_keys_unread(part: Encoding) -> None:
     if part.bias_reads_keys and "rotate" in part.sites():
         raise InputError(
             f"the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
@@ -358,7 +358,8 @@ def _check_order(q: Tensor, encoding: Encoding | None) -> None:
         return
     if not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
         return
-    heads = {part.num_heads for part in encoding.modules() if isinstance(part, Encoding) and hasattr(part, "num_heads")}
+    names = "num_heads", "heads_of_model"
+    heads = {getattr(part, name, None) for part in encoding.modules() if isinstance(part, Encoding) for name in names}
     if q.shape[1] not in heads and q.shape[2] in heads:
         raise swapped("q", q, f"{encoding.known_as} has num_heads={q.shape[2]}")
 
@@ -397,7 +398,8 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
         )
 
 
-def _check_numbers(call: Call) -> None:
+def check_numbers(call: Call) -> None:
+    """Refuse numbers and flags of other types, and out of range."""
     scale, softcap, sink, dropout_p, layer = call[6:11]
     if scale is not None:
         check_value("scale", scale, float)
@@ -407,10 +409,13 @@ def _check_numbers(call: Call) -> None:
         check_value("sink", sink, float)
     if type(dropout_p) is not float:
         check_value("dropout_p", dropout_p, float)
+    if not 0 <= dropout_p < 1:
+        raise InputError("a probability below 1", dropout_p=dropout_p)
     if type(layer) is not int or layer < 0:
         check_value("layer", layer, int)
         raise InputError("must be at least 0", layer=layer)
-    check_flags(keys_rotated=call.keys_rotated)
+    if type(call.keys_rotated) is not bool:
+        check_flags(keys_rotated=call.keys_rotated)
     if softcap is not None:
         check_value("softcap", softcap, float)
         if not 0 < softcap < math.inf:

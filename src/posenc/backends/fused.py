@@ -10,7 +10,7 @@ every length.
 `lower` makes a problem the operator's arguments, `attend` is the operator, a `Call` is one branch of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from posenc.backends.problem import Problem, Rotated
 from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
-from posenc.functional import batched, no_second_derivatives
+from posenc.functional import batched, intercepted, no_second_derivatives
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, distances_of, segments
 from posenc.positions.visibility import EVERYTHING, Region
@@ -111,16 +111,75 @@ def lower(problem: Problem) -> Lowered:
 
 def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a problem, without its sink. lowered: of this or, where terms are constant, of another layer's."""
-    branches = problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
-    inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *lowered.tensors]
+    positions, (kinds, tensors, visible, longest) = problem.positions, lowered
+    branches = problem.branches or [Rotated(problem.q, problem.k, positions.region)]
+    inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *tensors]
+    if problem.dropout_p == 0 and not torch.compiler.is_compiling() and not intercepted() and not _learns(inputs):
+        return forward(_calls(branches, problem.v, lowered, positions.causal, problem.scale))
     regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
-    overlapping = int(lowered.segments.overlapping)
-    numbers = [int(problem.positions.causal), overlapping, lowered.longest, *regions, *lowered.segments.table]
-    kinds = " ".join([str(len(branches)), *lowered.kinds])
+    numbers = [int(positions.causal), int(visible.overlapping), longest, *regions, *visible.table]
+    kinds = [str(len(branches)), *kinds]
     if problem.dropout_p > 0:
         inputs.append(torch.randint(2**62, ()))
-        kinds += " seed"
-    return attend(inputs, kinds, numbers, problem.scale, problem.dropout_p)
+        kinds.append("seed")
+    return attend(inputs, " ".join(kinds), numbers, problem.scale, problem.dropout_p)
+
+
+def _learns(inputs: list[Tensor]) -> bool:
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if x.requires_grad:
+                return True
+    return False
+
+
+def _calls(
+    branches: Sequence[Rotated],
+    v: Tensor,
+    lowered: Lowered,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> list["Call"]:
+    """A call of each branch."""
+    kinds, tensors, segments, longest = lowered
+    calls, v = [], _packed(v)
+    for number, (q, k, region, first) in enumerate(branches):
+        terms: list[Term] = []
+        caps: list[CapTerm] = []
+        at, values, of_v, visible = 0, None, v, segments
+        for name in kinds:
+            kind = ValuesTerm if name == ValuesTerm.kind else SCORE_TERMS[name]
+            term = kind(*tensors[at : at + kind.size])
+            at += kind.size
+            if isinstance(term, ValuesTerm):
+                values = term
+            elif isinstance(term, CapTerm):
+                caps.append(term)
+            else:
+                terms.append(term)
+        if k.shape[2] < v.shape[2]:
+            of_v, visible = v[:, :, first : first + k.shape[2]], visible.keys(first, k.shape[2])
+        seeds = seed ^ (number << 40)
+        calls.append(
+            Call(
+                _packed(q),
+                _packed(k),
+                of_v,
+                terms,
+                values,
+                visible,
+                causal,
+                scale,
+                longest,
+                dropout_p,
+                seeds,
+                region,
+                caps,
+            )
+        )
+    return calls
 
 
 # -------------------------------------------------------------------- the operator, as compilers see it
@@ -136,29 +195,14 @@ def _parse(
         seed, inputs, names = int(inputs[-1]), inputs[:-1], names[:-1]
     causal, overlapping, longest, *rest = numbers
     regions, table = rest[: NUMBERS * branches], rest[NUMBERS * branches :]
-    q, k = inputs[:branches], inputs[branches : 2 * branches]
-    v, tensors = _packed(inputs[2 * branches]), inputs[2 * branches + 1 :]
-    calls = []
-    for number in range(branches):
-        made, at = [], 0
-        for name in names:
-            kind = ValuesTerm if name == ValuesTerm.kind else SCORE_TERMS[name]
-            made.append(kind(*tensors[at : at + kind.size]))
-            at += kind.size
-        values = made.pop() if ValuesTerm.kind in names else None
-        assert values is None or isinstance(values, ValuesTerm)
-        caps = [term for term in made if isinstance(term, CapTerm)]
-        made = [term for term in made if not isinstance(term, CapTerm)]
-        *limits, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
-        of_q, of_k, of_v = _packed(q[number]), _packed(k[number]), v
-        visible = Segments(list(table), True, bool(overlapping))
-        if of_k.shape[2] < v.shape[2]:
-            of_v, visible = v[:, :, first : first + of_k.shape[2]], visible.keys(first, of_k.shape[2])
-        calls.append(
-            Call(of_q, of_k, of_v, made, values, visible, bool(causal), scale, longest, dropout_p, seed ^ (number << 40),
-                 Region.of(limits), caps)
-        )  # fmt: skip
-    return calls, v, list(regions[NUMBERS - 1 :: NUMBERS])
+    made = []
+    for at in range(branches):
+        *limits, first = regions[NUMBERS * at : NUMBERS * (at + 1)]
+        made.append(Rotated(inputs[at], inputs[branches + at], Region.of(limits), first))
+    v, tensors = inputs[2 * branches], inputs[2 * branches + 1 :]
+    lowered = Lowered(names, tensors, Segments(list(table), True, bool(overlapping)), longest)
+    calls = _calls(made, v, lowered, bool(causal), scale, dropout_p, seed)
+    return calls, v, [branch.first for branch in made]
 
 
 def _packed(x: Tensor) -> Tensor:
@@ -356,16 +400,16 @@ class Call:
 
     def _vector(self) -> Tensor | None:
         """The terms, if a vector of distances is all there is: minus infinity for the future."""
-        if self.needs_weights or any(term.kind != VectorTerm.kind for term in self.terms):
+        if self.needs_weights or (not self.terms and (self.square or not self.limited)):
+            return None
+        if any(term.kind != VectorTerm.kind for term in self.terms):
             return None
         if self.terms:
             vector = self.terms[0].tensors[0].contiguous()
-        elif self.limited and not self.square:
+        else:
             shortest = min((q0 + diagonal - (k1 - 1) for _, q0, _, _, k1, diagonal in self.rectangles), default=0)
             width = max(self.longest - shortest + 1, 1)
             vector = self.scratch.like.new_zeros(1, width).expand(self.q.shape[1], -1)
-        else:
-            return None
         return self._hide(vector.clone(), self.longest) if self.limited else vector
 
     def _hide(self, scores: Tensor, longest: int) -> Tensor:

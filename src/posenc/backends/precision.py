@@ -28,11 +28,6 @@ def slower_than_float32(dtype: torch.dtype, device: torch.device | str = "cpu") 
     return kind == "cpu" and _measured(dtype)
 
 
-def fastest_dtype(device: torch.device | str = "cpu") -> torch.dtype:
-    """The dtype to run a pretrained model in: bfloat16, but float32 where the machine is slower in bfloat16."""
-    return torch.float32 if slower_than_float32(torch.bfloat16, device) else torch.bfloat16
-
-
 # a graph takes what is measured while it is traced: torch.compiler.assume_constant_result, which sets this, would import all
 # of Dynamo with posenc
 slower_than_float32._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -2,8 +2,8 @@
 """What a backend is given, what it has to offer, and what several share."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class Problem:
     """Whether a gradient reaches them then"""
     turn_back: Callable[[Tensor], Tensor] | None = None
     """Undoes on the output what was done to v; no part of what a backend computes, see `finished`."""
+    made: dict[object, Any] = field(default_factory=dict)
+    """What is the same for all layers of a pass, see `for_all_layers`"""
 
     def of_layer(self, q: Tensor, k: Tensor, v: Tensor) -> "Problem":
         """The problem of a layer that differs in these tensors alone."""
@@ -154,7 +156,7 @@ class Problem:
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The terms that are products of queries' and keys' own vectors, see `Score.factors`."""
-        return [pair for pair in (term.factors() for term in self.bias) if pair is not None]
+        return list(filter(None, [term.factors() for term in self.bias]))
 
     @property
     def others(self) -> list[Score]:
@@ -164,7 +166,7 @@ class Problem:
     @property
     def width(self) -> int:
         """Channels of queries and keys once widened."""
-        return self.q.shape[-1] + sum(left.shape[-1] for left, _ in self.factors)
+        return self.q.shape[-1] + sum([left.shape[-1] for left, _ in self.factors])
 
     def widened(self) -> tuple[Tensor, Tensor, Tensor, float]:
         """Queries, keys and values with the factors as further channels, and the scale of their product."""
@@ -202,9 +204,9 @@ class Problem:
 
 def of_pass(problem: Problem, first: int, end: int, key: Hashable, make: Callable[[], T]) -> T:
     """What `make` makes of the visibility of queries first .. end - 1, for all layers of a pass where these are all queries and few."""
-    positions = problem.positions
-    complete = end - first == positions.num_queries and positions.num_queries * positions.num_keys <= SHORT
-    return positions.shared(key, make) if not torch.compiler.is_compiling() and complete else make()
+    queries = problem.q.shape[2]
+    complete = end - first == queries and queries * problem.v.shape[2] <= SHORT
+    return problem.positions.shared(key, make) if not torch.compiler.is_compiling() and complete else make()
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -219,15 +221,15 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Problem], T]:
     """A function that makes something of a problem; where the terms are constant, once for all layers of a pass, with its
     gradient."""
-    made: list[T] = []
 
     def of(problem: Problem) -> T:
         if not constant:
             return make(problem)
-        if not made:
+        made: dict[object, T] = problem.made
+        if of not in made:
             with apart(problem.positions):
-                made.append(make(problem))
-        return made[0]
+                made[of] = make(problem)
+        return made[of]
 
     return of
 

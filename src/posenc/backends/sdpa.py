@@ -48,44 +48,40 @@ class SDPA:
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.is_empty:
             return REFERENCE.plan(problem)
-        if problem.scale > 0 and _is_plain(problem) and not _slow_in_half(problem):
-            return _plainly(problem)
-        refused = self._refused(problem)
-        if refused not in (None, FEW) and problem.values is not None and problem.q.shape[2] > 1:
-            return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
-        if _slow_in_half(problem):
-            return self._by_way_of_float32(problem)
-        return self._plan(problem, refused)
+        if problem.values is not None and problem.q.shape[2] > 1:
+            refused = self._refused(problem)
+            if refused not in (None, FEW):
+                return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
+        return self._by_way_of_float32(problem) if _slow_in_half(problem) else self._plan(problem)
 
     def _refused(self, problem: Problem) -> Refused | None:
         """Why the operator is not taken; None if it is."""
-        if self.short and problem.q.shape[2] > 1 and problem.q.device.type == "cpu" and _takes_formulas(problem):
-            return FEW
         if problem.q.device.type != "cpu":
             return Refused("the fused operator is for the CPU", "backend='flex'")
         if problem.q.shape[2] == 1:
             return Refused("a single query")  # whose dense mask is a row
-        return obstacle(problem)
+        return FEW if self.short and _takes_formulas(problem) else obstacle(problem)
 
     def _by_way_of_float32(self, problem: Problem) -> Plan:
         name = str(problem.q.dtype).removeprefix("torch.")
         q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
-        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v), self._refused(problem))
+        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v))
         why = f"by way of float32, which this processor multiplies faster than {name}; {why}"
         return Plan(lambda problem: run(_in_float32(problem)).to(problem.q.dtype), why, faster)
 
-    def _plan(self, problem: Problem, refused: Refused | None) -> Plan:
+    def _plan(self, problem: Problem) -> Plan:
         if problem.scale <= 0:  # the kernels mask before they scale
-            run, why, faster = self._plan(replace(problem, scale=1.0), refused)
+            run, why, faster = self._plan(replace(problem, scale=1.0))
             return Plan(lambda problem: run(_scaled(problem)), why, faster)
+        if _is_plain(problem):
+            return _plainly(problem)
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
-            run, why, faster = self._plan(wide, self._refused(wide))
+            run, why, faster = self._plan(wide)
             why = f"products of few channels widen queries and keys; {why}"
             return Plan(lambda problem: run(_wider(problem)), why, faster)
-        if _is_plain(problem):
-            return _plainly(problem)
+        refused = self._refused(problem)
         if refused is None:
             return _fused(problem)
         if problem.q.shape[2] == 1:
@@ -94,6 +90,8 @@ class SDPA:
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
         if problem.sink is not None and torch.compiler.is_compiling():
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
+        if refused is FEW and problem.values is None and not exporting():
+            return _masked(problem, refused)
         blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
         if not blocks and not scores:
             return _masked(problem, refused)
@@ -139,11 +137,10 @@ def _scaled(problem: Problem) -> Problem:
 def _widens(problem: Problem) -> bool:
     """Whether factored terms are few enough channels that wider queries, keys and values cost less than the products;
     in half precision the channels would be rounded."""
-    more = problem.width - problem.q.shape[-1]
-    if not more or problem.branches:
+    if not problem.bias or problem.branches or problem.q.dtype not in (torch.float32, torch.float64):
         return False
-    exact = problem.q.dtype in (torch.float32, torch.float64)
-    return exact and 2 * more <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
+    more = problem.width - problem.q.shape[-1]
+    return 0 < 2 * more <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
 def _wider(problem: Problem) -> Problem:
@@ -192,13 +189,15 @@ def _takes_formulas(problem: Problem) -> bool:
     runtimes do not have the operator."""
     if exporting():
         return True
+    tables = problem.values is not None
+    for term in problem.bias:
+        tables = tables or not term.dense_if_short
+    # 128 by 128 tokens under products with a table of distances
+    if not _is_short(problem, SHORT // 4 if tables else SHORT):
+        return False
     if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
-    if problem.q.shape[2] > _block_rows(problem):
-        return False
-    tables = problem.values is not None or not all(term.dense_if_short for term in problem.bias)
-    # 128 by 128 tokens under products with a table of distances
-    return _is_short(problem, SHORT // 4 if tables else SHORT)
+    return problem.q.shape[2] <= _block_rows(problem)
 
 
 def _is_short(problem: Problem, most: int) -> bool:

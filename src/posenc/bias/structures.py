@@ -125,24 +125,20 @@ class Score:
 
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         """Why the term is not one of these queries' and keys' scores; None if it is. Reads no tensor."""
-        missing = [name for name in SIZES if not hasattr(self, name)]
-        if missing:
-            return f"has no {missing[0]}: set {', '.join(f'self.{name}' for name in SIZES)}"
+        for name in SIZES:
+            if not hasattr(self, name):
+                return f"has no {name}: set {', '.join(f'self.{name}' for name in SIZES)}"
         if (self.num_queries, self.num_keys) != (q.shape[2], k.shape[2]):
             return (
                 f"is of {self.num_queries} queries and {self.num_keys} keys; q has {q.shape[2]} and k has {k.shape[2]}"
             )
-        if not _one_or(self.num_heads, q.shape[1]):
+        # not `in (1, all)`, in which Dynamo takes sizes that are symbols for different ones
+        if self.num_heads != 1 and self.num_heads != q.shape[1]:
             return f"has {self.num_heads} heads, q has {q.shape[1]}: give one per query head, or one for all"
-        if not _one_or(self.batch, q.shape[0]):
+        if self.batch != 1 and self.batch != q.shape[0]:
             return f"has {self.batch} rows, q has a batch of {q.shape[0]}: give one per row, or one for all"
         sizes = {"batch": q.shape[0], "num_heads": q.shape[1], "num_queries": q.shape[2], "num_keys": k.shape[2]}
         return _misshaped(self, sizes, q.device)
-
-
-def _one_or(count: int, all_of_them: int) -> bool:
-    # not `count in (1, all_of_them)`, in which Dynamo takes sizes that are symbols for different ones
-    return count == 1 or count == all_of_them
 
 
 def _rows(numbers: Tensor, positions: Positions) -> int:
@@ -656,9 +652,10 @@ def validated_values(
 
 def dense_sum(terms: Sequence[Score], device: torch.device) -> Tensor | None:
     """The sum of all terms as one tensor, or None when there is no term."""
-    if not terms:
-        return None
-    return reduce(torch.add, (term.dense(device) for term in terms))
+    total = None
+    for term in terms:
+        total = term.dense(device) if total is None else total + term.dense(device)
+    return total
 
 
 def sum_by_rows(terms: Sequence[Score], device: torch.device) -> Callable[..., Tensor | None]:

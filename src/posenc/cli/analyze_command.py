@@ -133,7 +133,6 @@ class Analyze(WithOutput):
     def _difference(self, other: str) -> int:
         """Compare two frequency schedules of RoPE."""
         from posenc.analysis import diff
-        from posenc.lab.files import Folder
 
         usual = {field.name: field.default for field in fields(type(self))}
         for name in ("trained", "dim", "num_heads", "dtypes", "seed"):
@@ -145,7 +144,7 @@ class Analyze(WithOutput):
         if self.out is not None:
             from posenc.report.diff import files
 
-            folder = Folder(self.out)
+            folder = record(self.out, self)
             for name, content in files(difference, self.typed).items():
                 folder.write(name, content)
         return self.emit(difference.to_dict(), side_by_side(difference), "analysis")
@@ -155,7 +154,7 @@ class Analyze(WithOutput):
         from posenc.encodings import ENCODINGS
         from posenc.encodings.patterns import PATTERNS
         from posenc.lab.user_code import load_object
-        from posenc.pretrained.packaged import PACKAGED
+        from posenc.pretrained.packaged import DEMO
 
         subject = self.subject
         path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
@@ -164,7 +163,7 @@ class Analyze(WithOutput):
             return subject
         if not subject.strip():
             raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
-        if subject in PACKAGED or path.is_dir() or path.suffix == ".gguf":
+        if subject == DEMO or path.is_dir() or path.suffix == ".gguf":
             return load_model(subject, self.name, encoders=True)[0]
         if colon and all(part.isidentifier() for part in attribute.split(".")):
             return load_object(subject, may_import=True)

@@ -4,13 +4,13 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from posenc.cli.command import Command, record
-from posenc.cli.common import run_study
+from posenc.cli.command import record
+from posenc.cli.common import StudyCommand, run_study
 from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)
-class Bench(Command):
+class Bench(StudyCommand):
     """Measure what encodings cost in attention on this machine, against attention without position."""
 
     examples: ClassVar = ("posenc bench", "posenc bench alibi fade.py:Fade --n 512 --mode forward")
@@ -25,7 +25,7 @@ class Bench(Command):
         "one pass without gradients, or forward and backward",
         How("MODE", flag="mode"),
     ] = ("forward", "train")
-    out: Annotated[str, "folder of results.json, table.md and report.html", How("DIR")] = "posenc-bench"
+    out: str = "posenc-bench"
 
     @classmethod
     def groups(cls) -> dict[str, type]:

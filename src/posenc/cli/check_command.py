@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from posenc.cli.command import check_ours
 from posenc.cli.common import WithOutput
 from posenc.errors import InputError
 from posenc_cli.answers import DONE, FAILED, NOT_RUN
@@ -120,6 +121,7 @@ class Check(WithOutput):
             self.badge = os.path.abspath(self.badge)
             if not os.path.isdir(folder := os.path.dirname(self.badge)):
                 raise InputError(f"--badge {self.badge}: there is no folder {folder}; make it first")
+            check_ours(Path(self.badge), "<title>posenc check")
         with printing_to_stderr():
             verdict = conform(load_function(self.subject, may_import=True), kind)
         if self.badge is not None:

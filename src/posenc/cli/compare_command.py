@@ -34,22 +34,6 @@ class Compare(StudyCommand):
     )
     asks: ClassVar = True
 
-    engine: Annotated[
-        Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md", How(rare=True)
-    ] = "local"
-    address: Annotated[
-        str | None,
-        "with --engine ray: the cluster (default: RAY_ADDRESS, or one started on this machine for the run)",
-        How("HOST:PORT|auto", rare=True),
-    ] = None
-    cpus_per_cell: Annotated[
-        int | None, "with --engine ray: CPUs and threads of a cell (default: 1)", How(rare=True)
-    ] = None
-    gpus_per_cell: Annotated[
-        float | None,
-        "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)",
-        How(rare=True),
-    ] = None
     task: Annotated[
         tuple[str, ...],
         "text: predict the next token; copy, reverse, recall, addition, sort, dyck, parity, induction, "
@@ -122,19 +106,17 @@ class Compare(StudyCommand):
 
     def run(self) -> int:
         from posenc.lab.compare import compare
-        from posenc.lab.engines import create
+        from posenc.lab.engines import InProcess, ProcessPool
         from posenc.lab.leaderboard import compare_tasks
         from posenc.report import compare as report
         from posenc.report import leaderboard
         from posenc.report.terminal import Display
 
         refuse_launcher("a comparison")
-        alone = self.device != "cpu" and self.engine == "local"
+        alone = self.device != "cpu"
         if alone and self.workers not in (None, 1):
             raise InputError("on cuda, models are trained one after the other", "leave it out", workers=self.workers)
-        options = ("address", "workers", "cpus_per_cell", "gpus_per_cell")
-        given = {name: getattr(self, name) for name in options}
-        engine = create("here") if alone else create(self.engine, **given)
+        engine = InProcess() if alone else ProcessPool() if self.workers is None else ProcessPool(self.workers)
         comparisons, table = self.read_table() if self.against else (self.read(), None)
         one = len(comparisons) == 1
         resolved = {"data_sha256": comparisons[0][1].digest} if one and table is None else {}
@@ -164,6 +146,11 @@ class Compare(StudyCommand):
         from posenc.lab.leaderboard import TASKS
 
         return self.task or (TASKS if self.preset == "leaderboard" else ("text",))
+
+    def written(self) -> list[str]:
+        from posenc.report.leaderboard import file_of
+
+        return [*super().written(), *map(file_of, self.tasks)]
 
     def planned(self, task: str) -> tuple[tuple[str, ...], int, "Experiment"]:
         """Encodings, seeds and settings of a task: the preset's, with the given ones replaced."""
@@ -234,13 +221,12 @@ class Compare(StudyCommand):
             if name not in (*settings_in(kind), *kind.data_options):
                 raise InputError("is for other tasks", f"leave it out of --task {task}", argument=name)
         encodings, seeds, settings = self.planned(task)
-        if self.engine != "ray":
-            check_present(self.device)
-        workers, memory = self.workers or 1, "cpu" if self.engine == "ray" else self.device
-        check_affordable(settings, workers, memory)
+        check_present(self.device)
+        workers = self.workers or 1
+        check_affordable(settings, workers, self.device)
         data = self.data or kind.data
         corpus, settings = settings.load(data, **self._reading(kind))
-        check_affordable(settings, workers, memory)
+        check_affordable(settings, workers, self.device)
         check_unchanged("data", data, "data_sha256", self.data_sha256, corpus.digest)
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution), corpus

@@ -52,8 +52,7 @@ class Doctor(WithModel, WithOutput):
 
         from posenc.pretrained.doctor import doctor
 
-        model, tokenizer = self.load()
-        diagnosis = doctor(model, tokenizer)
+        diagnosis = doctor(self.load()[0])
         self.emit({"command": self.typed, "name": self.model, **diagnosis.to_dict()}, str(diagnosis))
         return FAILED if diagnosis.wrong else DONE
 

@@ -73,7 +73,6 @@ class Eval(WithModel, StudyCommand):
     def run(self) -> int:
         from posenc.lab.evals.config import digests, material, settings_of
         from posenc.lab.evals.study import evaluate, fingerprint
-        from posenc.lab.files import Folder
         from posenc.report.evaluate import files, show
         from posenc.report.terminal import Display
 
@@ -91,7 +90,6 @@ class Eval(WithModel, StudyCommand):
         if settings.text in texts:
             resolved["text_sha256"] = texts[settings.text]
             check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
-        Folder(self.out)
         model, tokenizer = self.load()
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")

@@ -4,7 +4,7 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -57,6 +57,7 @@ class Extend(WithModel, WithOutput):
         "posenc extend demo --method yarn --factor 2",
         "posenc extend my-llm --method yarn --factor 4 --out longer",
         "posenc extend my-llm --method auto --factor 2 --out best",
+        "posenc extend config.json --method yarn --factor 4 --print",
     )
     asks: ClassVar = True
 
@@ -76,12 +77,16 @@ class Extend(WithModel, WithOutput):
         How("FILE"),
     ] = None
     verify_tokens: Annotated[int | None, "tokens of the text (default: what about a minute allows)"] = None
-    verify: Annotated[bool, "measure the loss before and after"] = True
+    verify: Annotated[bool, "measure the loss, and ask for a passkey and three short answers, before and after"] = True
     finetune: Annotated[
         tuple[str, ...],
         "a text to train on, other than the one that verifies; may be given again",
         How("FILE", append=True),
     ] = ()
+    print: Annotated[
+        bool,
+        "print what each program needs (config.json, --hf-overrides, GGUF keys); of a configuration, nothing is loaded",
+    ] = False
     out: Annotated[str | None, "save the model into this folder, and the JSON with it", How("DIR")] = None
     gguf: Annotated[
         str | None,
@@ -103,14 +108,15 @@ class Extend(WithModel, WithOutput):
             "or none.\n"
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--option "
             "long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
-            "of the unmodified model on a text cut to its context length. With --out the model is saved so that plain "
+            "of the unmodified model on a text cut to its context length, and so are the answers to a passkey past it and to three short questions. "
+            "With --print, or of a config.json, nothing is loaded, and what each program needs is printed. With --out the model is saved so that plain "
             "transformers loads it, wherever that can be expressed. auto saves the model into DIR/model, beside its measurements."
         )
 
     def run(self) -> int:
-        from posenc.backends.precision import HALF
         from posenc.pretrained.extend import extend
-        from posenc.pretrained.load import AUTO, STEPS_LOST, chosen_because, widen
+        from posenc.pretrained.learned_table import METHOD as OF_TABLES
+        from posenc.pretrained.methods import check
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
 
@@ -127,8 +133,12 @@ class Extend(WithModel, WithOutput):
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
+        if not method.startswith(OF_TABLES):
+            check(method, options, self.factor, self.target_length)
         if self.gguf is not None:
             return self._rewrite(self.gguf, options)
+        if self.print or self.model.endswith(".json"):
+            return self._print(options)
         self._check_out()
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or training is not None):
@@ -141,11 +151,9 @@ class Extend(WithModel, WithOutput):
         if training is not None:
             from posenc.pretrained.finetune import prepared
 
-            if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
-                widen(model, STEPS_LOST)
             prepared(model, training, tokenizer, **self.given)
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "extension": report.to_dict()}
-        results["precision"] = chosen_because(model)
+        results["precision"] = str(model.dtype).removeprefix("torch.")
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
         with Display(yes=self.yes) as shown:
@@ -163,12 +171,16 @@ class Extend(WithModel, WithOutput):
                         return FAILED
                 if reader is not None:
                     reader.read(TUNED, model, shown.counter(TUNED))
+                    self._answers.ask(TUNED, model, tokenizer)
                 results["finetuning"] = tuned.to_dict()
                 printed.append(tuned)
         if reader is not None:
             results["verification"] = reader.to_dict()
             self.verify_tokens = len(reader.ids)  # for config.yaml: a minute's tokens are others another time
             printed.append(reader)
+            if self._answers.short:
+                results["answers"] = self._answers.to_dict()
+                printed.append(self._answers)
         self._save(model, tokenizer, self.out, results, printed)
         self.emit(results, "\n\n".join(map(str, printed)))
         return DONE if tuned is None or tuned.complete else FAILED
@@ -176,10 +188,11 @@ class Extend(WithModel, WithOutput):
     def _auto(self) -> int:
         from posenc.lab.evals.choose import choose
         from posenc.lab.study import Interrupted
+        from posenc.pretrained.methods import check
         from posenc.report.evaluate import files
         from posenc.report.terminal import Display
 
-        for name in ("option", "verify_tokens", "finetune", "gguf"):
+        for name in ("option", "verify_tokens", "finetune", "gguf", "print"):
             if getattr(self, name):
                 raise InputError(
                     "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
@@ -188,6 +201,7 @@ class Extend(WithModel, WithOutput):
             raise InputError("is for fine-tuning", "let auto choose, then give it with --method CHOICE", argument=name)
         if (self.factor is None) == (self.target_length is None):
             raise InputError("auto depends on the new length", "give --factor or --target-length")
+        check("none", {}, self.factor, self.target_length)
         saved_in = None if self.out is None else Path(self.out) / "model"
         if self.out is not None and not (Path(self.out) / "cells").exists():
             self._check_out()
@@ -225,6 +239,17 @@ class Extend(WithModel, WithOutput):
             results["saved"] = saved.to_dict()
             printed.append(saved)
 
+    def _print(self, options: dict[str, Any]) -> int:
+        from posenc.errors import needs
+        from posenc.pretrained.export import recipe
+
+        needs("transformers", "lab")
+        for name in ("text", "verify_tokens", "finetune"):
+            if getattr(self, name):
+                raise InputError("needs the model: give its folder, without --print", argument=name)
+        made = recipe(self.model, str(self.method), factor=self.factor, target_length=self.target_length, **options)
+        return self.emit({"command": self.typed, "model": self.model, **made.to_dict()}, str(made))
+
     def _rewrite(self, file: str, options: dict[str, Any]) -> int:
         from posenc.pretrained.gguf_file import rewrite
 
@@ -239,6 +264,9 @@ class Extend(WithModel, WithOutput):
         method = str(self.method)
         made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
+
+    def check_out(self) -> None:
+        """A model is saved into an empty folder, see `_check_out`, or with auto beside the cells."""
 
     def _check_out(self) -> None:
         from posenc.lab.files import Folder
@@ -275,6 +303,7 @@ class Extend(WithModel, WithOutput):
         from posenc.tasks.running_text import pydoc
 
         restore(model)
+        self._answers = Answers()
         wanted = report.new_length or 2 * report.trained_length
         name = self.text or "the language reference in Python's standard library"
         reader = verification(model, tokenizer, name, pydoc() if text is None else text, wanted, self.verify_tokens)
@@ -288,6 +317,9 @@ class Extend(WithModel, WithOutput):
                 extended()
             reader.read(state, model, shown.counter(state))
             shown.line(index, len(states), f"{state}, {len(reader.ids)} tokens")
+            if state != reader.truncated and not has_learned_table(model):
+                speed = len(reader.ids) / max(reader.seconds[state], 1e-3)
+                self._answers.ask(state, model, tokenizer, reader.trained_length, wanted, speed)
         return reader
 
     def _finetuned(self, model: Any, tokenizer: Any, texts: list[str], shown: Any) -> "Finetuning":
@@ -307,6 +339,93 @@ class Extend(WithModel, WithOutput):
                 shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", now * (steps - step) / (step - first))
 
         return finetune(model, texts, tokenizer, **self.given, progress=progress)
+
+
+QUESTIONS = ("The capital of France is", "The opposite of hot is", "The first three letters of the alphabet are")
+ANSWER_TOKENS = 8
+SECONDS = 30.0
+"""For which a passkey may be read."""
+
+
+@dataclass
+class Answers:
+    """What a model says, by state, before and after: to a passkey past the old context length, and to short questions."""
+
+    about: str = "no passkey was asked for"
+    key: str = ""
+    passkey: dict[str, str] = field(default_factory=dict)
+    short: dict[str, list[str]] = field(default_factory=dict)
+
+    def ask(
+        self, state: str, model: Any, tokenizer: Any, trained: int = 0, longest: int = 0, speed: float = 0.0
+    ) -> None:
+        """trained: the old context length, longest: the new one, speed: tokens a second; not needed after the first state."""
+        from posenc.tasks.passkey import Passkey
+
+        if not self.short:
+            self.tokens: list[int] = []
+            length = min(trained + max(trained // 8, 64), longest)
+            seconds = length / speed
+            if length <= trained or seconds > SECONDS:
+                self.about = f"no passkey past {trained} tokens was asked for" + (
+                    f": {length} take about {seconds:.0f} s; posenc eval MODEL --tasks passkey asks for it"
+                    if length > trained
+                    else ""
+                )
+            else:
+                try:
+                    sample = Passkey().sample(tokenizer, length, depth=0.25)
+                    self.tokens, self.key = sample.ids[: sample.prompt_tokens].tolist(), sample.references[0]
+                    self.about = f"a passkey at a quarter of {len(self.tokens)} tokens ({trained} was the context length): {self.key}"
+                except InputError:
+                    self.about = f"no passkey fits in {length} tokens"
+        if self.tokens:
+            self.passkey[state] = continued(model, tokenizer, self.tokens)
+        self.short[state] = [
+            continued(model, tokenizer, tokenizer(each, verbose=False).input_ids) for each in QUESTIONS
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "about": self.about,
+            "key": self.key,
+            "passkey": self.passkey,
+            "questions": QUESTIONS,
+            "short": self.short,
+        }
+
+    def __str__(self) -> str:
+        lines = [self.about]
+        for state, said in self.passkey.items():
+            lines.append(f"  {state}: {'found' if self.key in said else 'not found'}, {said!r}")
+        first = next(iter(self.short))
+        for at, question in enumerate(QUESTIONS):
+            said = {state: answers[at] for state, answers in self.short.items()}
+            others = [
+                f"{state} {'the same' if each == said[first] else repr(each)}"
+                for state, each in said.items()
+                if state != first
+            ]
+            lines.append(f"{question!r}: {first} {said[first]!r}{''.join(f'; {each}' for each in others)}")
+        return "\n".join(lines)
+
+
+def continued(model: Any, tokenizer: Any, ids: list[int]) -> str:
+    """The most likely continuation of a text."""
+    import torch
+
+    from posenc.pretrained.inference import CachedBatch, chunk_size, end_tokens, evaluating
+
+    made: list[int] = []
+    with torch.no_grad(), evaluating(model):
+        batch = CachedBatch(model, [ids], chunk=chunk_size(model, len(ids), 512))
+        while len(made) < ANSWER_TOKENS and (token := int(batch.logits[0].argmax())) not in end_tokens(
+            model, tokenizer
+        ):
+            made.append(token)
+            batch.feed(torch.tensor([[token]]))
+    return str(tokenizer.decode(made, skip_special_tokens=True))
 
 
 AUTO_OPTIONS = {each.name for each in fields(AutoOptions)}

@@ -145,11 +145,10 @@ def _of_parts(effect: str, pick: Callable[[Any], Any] = lambda made: made) -> Ca
 
 for _hook, _effect in {
     "embed": "embedded", "rotate": "rotated", "rotate_queries": "queries_rotated", "rotate_keys": "keys_rotated",
-    "bias": "terms", "modify": "modifiers", "rotate_values": "values_rotated", "turn_back": "turned_back",
+    "bias": "terms", "restrict": "restricted", "modify": "modifiers", "rotate_values": "values_rotated", "turn_back": "turned_back",
 }.items():  # fmt: skip
-    setattr(Composite, _hook, _of_parts(_effect))
-Composite.scores = _of_parts("products", lambda terms: next(iter(terms), None))  # type: ignore[method-assign]
-Composite.restrict = _of_parts("restricted", lambda effects: effects.positions)  # type: ignore[method-assign]
+    type.__setattr__(Composite, _hook, _of_parts(_effect))
+type.__setattr__(Composite, "scores", _of_parts("products", lambda terms: next(iter(terms), None)))
 
 
 def _leaves(part: Encoding) -> list[Encoding]:

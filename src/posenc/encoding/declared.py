@@ -67,6 +67,10 @@ class _Fixed(type):
             vars(made)["_fixed"] = frozenset(cls.arguments())
             return made
 
+        def __setattr__(cls, name, value):
+            cls.check_late(name)
+            super().__setattr__(name, value)
+
         def _fields(cls):
             """For what makes and reads dataclasses; not for FSDP2 and DDP, which replace dataclasses among inputs by new ones."""
             if sys._getframe(1).f_code.co_name == "is_dataclass":
@@ -113,6 +117,10 @@ class Declared(nn.Module, metaclass=_Fixed):
                 raise TypeError(
                     f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}: did you mean {meant!r}?"
                 )
+
+    @classmethod
+    def check_late(cls, name: str) -> None:
+        """Refuse what is set on a class that is defined, or on what it made, and would do nothing."""
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""

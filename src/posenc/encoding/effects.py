@@ -130,10 +130,13 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
     processes have parts of."""
     if torch.compiler.is_compiling():
         return
-    refuse_distributed(x=x)
+    if type(x) is not Tensor:
+        refuse_distributed(x=x)
     parameters = list(encoding.parameters())
+    if not parameters:
+        return
     check_devices(encoding.known_as, x, *parameters)
-    if parameters and is_distributed(parameters[0]):
+    if is_distributed(parameters[0]):
         raise InputError(
             f"{encoding.known_as}: its parameters are sharded here, as fully_shard(encoding) leaves them: shard the module that "
             "calls it, as in fully_shard(layer), whose forward gathers them"
@@ -250,17 +253,16 @@ class Effects:
         """The same encodings at other positions."""
         return Effects(self.acting, positions)
 
-    def restricted(self, gates: tuple[Tensor, ...] = ()) -> "Effects":
-        """As attention takes them: at positions with fewer visible keys, and with the gates of the call."""
+    def restricted(self) -> Positions:
+        """Positions with fewer visible keys, as attention takes them."""
         positions = self.positions
         for part in self._with("restrict"):
             result = part.encoding.restrict(positions, part.layer)
-            same = isinstance(result, Positions) and result.q is positions.q and result.k is positions.k
-            if result is not positions and not same:
+            if result is not positions and not (isinstance(result, Positions) and result.same_tokens(positions)):
                 remedy = "return the same tokens, such as positions.with_window(63)"
                 raise _returned(part.encoding, "restrict", result, remedy)
             positions = result
-        return self if positions is self.positions and not gates else self.at(positions.with_gates(gates))
+        return positions
 
     def _with(self, site: str) -> list[_Part]:
         if site not in self.sites:
@@ -423,7 +425,10 @@ class Effects:
         """The factor of q . k: that of the part that has an unusual one."""
         if "scale" not in self.sites:
             return float(head_dim**-0.5)
-        return agreed_scale([part.encoding for part in self._with("scale")], head_dim)
+        parts = self._with("scale")
+        if len(parts) == 1:
+            return _checked_scale(parts[0].encoding, parts[0].encoding.scale(head_dim))
+        return agreed_scale([part.encoding for part in parts], head_dim)
 
 
 def _rotates_last(part: _Part) -> bool:

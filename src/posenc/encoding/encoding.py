@@ -147,9 +147,16 @@ class Encoding(Sliced):
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises:
         InputError: a hook where the class has none, which nothing would call, or an argument of an encoding that is made."""
-        if name in HOOKS and HOOKS[name] not in self.own_sites:
-            raise InputError(f"hooks are methods of a class: write a subclass of {type(self).__name__}", argument=name)
+        type(self).check_late(name)
         super().__setattr__(name, value)
+
+    @classmethod
+    def check_late(cls, name: str) -> None:
+        late = HOOKS[name] not in cls.own_sites if name in HOOKS else name == "branches" and not cls.is_map
+        if late:
+            raise InputError(
+                f"hooks are methods that a class is defined with: write a subclass of {cls.__name__}", argument=name
+            )
 
     # ---------------------------------------------------------------- the hooks that most need
 

@@ -13,7 +13,7 @@ from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.patterns import PATTERNS, read
 from posenc.encodings.registry import ENCODINGS
-from posenc.errors import InputError, check_arguments, check_sizes, is_integer, shown, unknown
+from posenc.errors import InputError, check_arguments, check_integers, check_sizes, is_integer, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_options
@@ -35,6 +35,7 @@ def create(
     max_positions: int | None = None,
     causal: bool | None = None,
     grid: Sequence[int] | None = None,
+    prefix: int | None = None,
     classes: Mapping[str, type[Encoding]] = {},
     may_import: bool = True,
     **options: Any,
@@ -57,6 +58,7 @@ def create(
         causal: whether a query sees only the keys before it.
         grid: (height, width) or (frames, height, width), in patches, of the images trained on: for tables of a grid, and for
             the number of axes.
+        prefix: tokens without a place, such as [CLS], before the patches: for tables that have rows for them.
         classes: further encodings by name.
         may_import: False for a name that was read from a file, which must not be MODULE:CLASS or FILE:CLASS.
         options: keyword arguments of the class, with a single name.
@@ -78,8 +80,10 @@ def create(
         for n in grid:
             check_sizes(grid=n)
         max_positions = math.prod(grid) if max_positions is None else max_positions
+    check_integers(0, prefix=prefix)
     height, width = (None, None) if grid is None else grid[-2:]
     shape = {
+        "prefix": prefix,
         "height": height, "width": width, "columns": width, "axes": None if grid is None else len(grid), "dim": dim,
         "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads, "max_positions": max_positions,
         "rows": max_positions, "train_length": max_positions, "bidirectional": None if causal is None else not causal,
@@ -122,6 +126,7 @@ def _single(
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
+    vars(encoding)["heads_of_model"] = heads  # by which a call tells heads from tokens
     return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
 
 

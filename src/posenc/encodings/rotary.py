@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rotary family: queries and keys are rotated by an angle that grows with their position."""
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -19,7 +20,9 @@ from posenc.functional import (
     angles_at,
     check_even,
     cos_sin,
+    intercepted,
     rotary,
+    transformed,
     turn_token,
     turns_token,
     widened,
@@ -297,7 +300,7 @@ class XPos(Rotary):
     Queries are multiplied by zeta^(i / scale_base) and keys by its inverse, with i counted from the middle of the
     call's keys. The middle cancels, so cached decoding gives what the full pass gives. What remains grows with the
     span of one call: factors overflow float16 beyond 9000 positions, bfloat16 and float32 beyond 72000 (gamma 0.4).
-    Raises InputError for gamma or scale_base not above 0. Source: Sun et al. 2022, section 2.2.
+    Raises InputError for gamma or scale_base not above 0, or a span past that of the dtype. Source: Sun et al. 2022, section 2.2.
     """
 
     name = "xpos"
@@ -329,14 +332,31 @@ class XPos(Rotary):
         return tables | {"log_zeta": zeta.log()}
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        keys = positions.k.to(self.log_zeta)
-        middle = (keys.amin(1, keepdim=True) + keys.amax(1, keepdim=True)) / 2
+        middle = self._middle(positions)
 
         def scaled(ids: Tensor, sign: int) -> tuple[Tensor, Tensor]:
             power = sign * (ids.to(middle) - middle) / self.scale_base
             return self.cos_sin(ids, dtype, None, (power[:, None, :, None] * self.log_zeta).exp())
 
         return scaled(positions.q, 1), scaled(positions.k, -1)
+
+    def _middle(self, positions: Positions) -> Tensor:
+        keys = positions.k.to(self.log_zeta)
+        return (keys.amin(1, keepdim=True) + keys.amax(1, keepdim=True)) / 2
+
+    def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
+        if positions.k.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted()):
+            reach = max(
+                float((ids.to(self.log_zeta) - self._middle(positions)).abs().max())
+                for ids in (positions.q, positions.k)
+            )
+            most = self.scale_base * math.log(torch.finfo(x.dtype).max) / math.log(1 + 1 / self.gamma)
+            if reach > most:
+                raise InputError(
+                    f"XPos at {math.ceil(reach)} positions from the middle of the keys, where its factors pass what {x.dtype} holds: "
+                    f"at most {int(most)} here; pass queries and keys in a wider dtype, or take a larger scale_base"
+                )
+        return super()._check(x, positions)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         return self._refuse_apart()

@@ -11,7 +11,7 @@ import torch
 from posenc.encoding import PerLayer
 from posenc.errors import InputError, unknown
 from posenc.lab.archive import archived
-from posenc.lab.engines import Engine, Tick, create
+from posenc.lab.engines import Engine, ProcessPool, Tick
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import behaviour, measure, work
@@ -166,9 +166,6 @@ class ComparisonStudy(Study[Run, RunRecord]):
         there, names = {(run.encoding, run.seed) for run in of}, {run.encoding for run in of}
         return {(name, seed) for name in names for seed in range(comparison.seeds)} - there
 
-    def resources(self) -> dict[str, Any]:
-        return {"gpu": self.comparisons[0][0].execution.device != "cpu"}
-
     def record(self, cell: object) -> type[Any]:
         return RunRecord
 
@@ -254,7 +251,7 @@ def compare(
         Interrupted: Ctrl-C before a single run had finished.
     """
     study = ComparisonStudy([(comparison, corpus)], table)
-    engine = engine or create("local", workers=workers)
+    engine = engine or (ProcessPool() if workers is None else ProcessPool(workers))
     return run(
         study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,
         merge=merge,

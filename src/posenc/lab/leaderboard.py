@@ -13,7 +13,7 @@ import torch
 from posenc.errors import InputError, listed
 from posenc.lab.archive import Part, read, write
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
-from posenc.lab.engines import Engine, create
+from posenc.lab.engines import Engine, ProcessPool
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import describe
 from posenc.lab.records import RunRecord
@@ -127,7 +127,7 @@ def compare_tasks(
     Raises:
         InputError: as `compare`; comparisons of different encodings.
     """
-    return run(Leaderboard(comparisons, table), directory, engine=engine or create("local"), **options)
+    return run(Leaderboard(comparisons, table), directory, engine=engine or ProcessPool(), **options)
 
 
 def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | Path, to: str | Path) -> list[Path]:

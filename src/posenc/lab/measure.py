@@ -5,11 +5,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.experiment import Dataset, Run, executing
+from posenc.lab.experiment import Dataset, Experiment, Run, executing
 from posenc.lab.records import RunRecord, VariantScores
 from posenc.lab.results import CURVE_POINTS
 from posenc.lab.train import Training, activation_bytes, diverged
@@ -27,8 +28,22 @@ TRAIN_COST = 3
 def work(run: Run) -> int:
     """The size of a run, in tested tokens."""
     s = run.settings
-    variants = s.variants(run.encoding, run.make_encoding())
-    return TRAIN_COST * s.steps * s.batch_size * s.tokens + s.tested_tokens * len(variants)
+    return TRAIN_COST * s.steps * s.batch_size * s.tokens + s.tested_tokens * len(variants_of(run.encoding, s))
+
+
+@cache
+def variants_of(encoding: str, settings: Experiment) -> tuple[str, ...]:
+    """The names of the variants of its runs."""
+    with torch.random.fork_rng(devices=[]):
+        return tuple(each.name for each in settings.variants(encoding, settings.make_encoding(encoding)))
+
+
+def check_record(run: Run, record: RunRecord) -> None:
+    """Raises:
+    ValueError: a stored record is not one that the run could have.
+    """
+    s = run.settings
+    record.check(variants_of(run.encoding, s), s.conditions, s.examples, s.steps)
 
 
 def measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None] = lambda work: None) -> RunRecord:

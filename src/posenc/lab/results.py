@@ -229,13 +229,12 @@ class Ranking:
     def answer(self) -> list[str]:
         """What a reader wants to know first."""
         s = self.settings
-        if not self.trained:
-            return []
-        lines = [self._first(s.trained_at, self.trained, f"At the training {self.criterion.size} of")]
-        lines += [
-            self._first(at, self.variants, "At") for at in (s.conditions[0], s.conditions[-1]) if at != s.trained_at
-        ]
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
+        learned = [variant for variant in self.variants if not self.at_chance(variant)]  # of others, none is the best
+        trained = [variant for variant in learned if variant.trained]
+        lines = [self._first(s.trained_at, trained, f"At the training {self.criterion.size} of")] if trained else []
+        ends = (s.conditions[0], s.conditions[-1]) if learned else ()
+        lines += [self._first(at, learned, "At") for at in ends if at != s.trained_at]
         if guessing:
             lines.append(
                 f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "

@@ -116,7 +116,7 @@ class Store(Folder):
             for name, stored in cells.items():
                 try:
                     check(name, stored)
-                except InputError as error:
+                except ValueError as error:
                     raise InputError(f"{error}; nothing was merged", merge=str(directory)) from None
                 new[f"{name}.json"] = _sealed(stored)
             if not paths and not cells:
@@ -124,7 +124,7 @@ class Store(Folder):
             for path in paths:
                 try:
                     check(path.stem, _read(path, kind))
-                except (InputError, OSError, msgspec.DecodeError) as error:
+                except (ValueError, OSError, msgspec.DecodeError) as error:
                     raise InputError(f"{path.name}: {error}; nothing was merged", merge=str(directory)) from None
                 new[path.name] = path.read_bytes()
         new = {name: content for name, content in new.items() if not (self.directory / "cells" / name).exists()}

@@ -21,7 +21,7 @@ import torch
 
 from posenc.errors import InputError, listed
 from posenc.lab.behaviour import disagreement
-from posenc.lab.engines import Engine, InProcess, Tick, Work
+from posenc.lab.engines import Engine, InProcess, Tick
 from posenc.lab.store import Store, Stored
 from posenc.pretrained.scratch import scratch
 from posenc_version import version
@@ -116,10 +116,6 @@ class Study(ABC, Generic[C, M]):
     def remote(self) -> Any:
         """What other processes get: anything picklable with `measure`."""
         return self
-
-    def resources(self) -> dict[str, Any]:
-        """What a job takes, for `posenc.lab.engines.Work`: gpu, memory."""
-        return {}
 
     def known(self) -> Mapping[C, Stored[M]]:
         """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
@@ -306,7 +302,7 @@ def _run(
     pages: Pages,
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
-    shared: Shared[C, M] = Shared(study if engine.in_process else study.remote())
+    shared: Shared[C, M] = Shared(study if isinstance(engine, InProcess) else study.remote())
     known = {cell: stored for cell, stored in study.known().items() if cell in ids}
     here: dict[C, Stored[M]] = {}
     done: dict[C, M] = {}
@@ -367,16 +363,20 @@ def _run(
     jobs = study.jobs([cell for cell in ids if cell not in done])
     pace = Pace(sum(map(study.work, jobs)))
     progress.started(study, len(ids), before, pace)
-    if jobs and engine.in_process and (unit := study.forecast()) is not None and unit * pace.total >= FORETOLD:
+    if (
+        jobs
+        and isinstance(engine, InProcess)
+        and (unit := study.forecast()) is not None
+        and unit * pace.total >= FORETOLD
+    ):
         try:
             progress.estimated(unit * pace.total, len(ids) - before)
         except KeyboardInterrupt:
             if not done:
                 raise Interrupted from None
             jobs = []
-    work = Work(_measure, shared, jobs, study.describe, **study.resources())
     try:
-        with closing(engine.run(work, ticked)) as outcomes:
+        with closing(engine.run(_measure, shared, jobs, ticked)) as outcomes:
             for job, (measured, behaviours) in outcomes:
                 for cell in (cell for cell in job if cell not in measured):
                     raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
@@ -427,8 +427,7 @@ def _of_other_programs(
     for cell in stored:
         kinds.setdefault(study.kind(cell), []).append(cell)
     wrong: dict[C, str] = {}
-    work = Work(_behave, shared, list(kinds), lambda kind: f"behaviour of {kind}", **study.resources())
-    with closing(engine.run(work)) as outcomes:
+    with closing(engine.run(_behave, shared, list(kinds))) as outcomes:
         for kind, behaviour in outcomes:
             shared.behaviours[kind] = behaviour
             for cell in kinds[kind]:

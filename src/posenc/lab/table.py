@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of results as Markdown, CSV and LaTeX."""
+"""A table of results as Markdown, CSV and LaTeX, and the one function of each format that escapes a text."""
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+
+from posenc.errors import printable
 
 Cell = str | tuple[str, str]
 """A text; or a number and its interval, both as text: ("0.254", "± 0.012")."""
@@ -32,33 +35,42 @@ class Table:
 
     def markdown(self) -> str:
         """The title, and rows between pipes, the first name as code."""
-        title = f"**{self.title}** ({self.unit})" if self.unit else f"**{self.title}**"
+        unit = f" ({in_markdown(self.unit)})" if self.unit else ""
         marks = ["---"] * self.names + ["---:"] * (len(self.head) - self.names)
-        rows = [[name and f"`{name}`", *cells] for name, *cells in self.texts]
-        lines = (
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (self.head, marks, *rows)
-        )
-        return "\n".join([title, "", *lines])
+        rows = [[name and in_markdown(name, code=True), *map(in_markdown, cells)] for name, *cells in self.texts]
+        lines = ("| " + " | ".join(row) + " |" for row in (map(in_markdown, self.head), marks, *rows))
+        return "\n".join([f"**{in_markdown(self.title)}**{unit}", "", *lines])
 
     def latex(self) -> str:
         """A tabular with the rules of the package booktabs."""
         columns = "l" * self.names + "r" * (len(self.head) - self.names)
-        head, *rows = (" & ".join(map(_in_latex, row)) + r" \\" for row in (self.head, *self.texts))
-        lines = [f"% {self.caption}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
+        head, *rows = (" & ".join(map(in_latex, row)) + r" \\" for row in (self.head, *self.texts))
+        lines = [f"% {one_line(self.caption)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
         return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"])
 
 
-def markdown(tables: Sequence[Table]) -> str:
-    return "\n\n".join(table.markdown() for table in tables) + "\n"
+About = Mapping[str, str]
+"""What the numbers of a report are of, as {"steps": "400"}."""
+NOTHING: About = {}
 
 
-def latex(tables: Sequence[Table]) -> str:
-    return "\n\n".join(["% \\usepackage{booktabs}", *(table.latex() for table in tables)]) + "\n"
+def markdown(tables: Sequence[Table], about: About = NOTHING) -> str:
+    """Tables, and below them what they are of."""
+    facts = "".join(f"{key}: {one_line(value)}\n" for key, value in about.items())
+    block = f"{fence(facts, 3)}text\n{facts}{fence(facts, 3)}"
+    return "\n\n".join([*(table.markdown() for table in tables), *([block] if about else [])]) + "\n"
 
 
-def as_csv(tables: Sequence[Table]) -> str:
-    """All rows under one head: the table's title where there are several tables, then the columns of all of them. An interval has a
-    separate column. A number is written plainly, percent in the column's name, and what was not measured is empty."""
+def latex(tables: Sequence[Table], about: About = NOTHING) -> str:
+    """Tables, and above them what they are of, as comments."""
+    facts = [f"% {key}: {one_line(value)}" for key, value in about.items()]
+    return "\n\n".join(["\n".join(["% \\usepackage{booktabs}", *facts]), *(table.latex() for table in tables)]) + "\n"
+
+
+def as_csv(tables: Sequence[Table], about: About = NOTHING) -> str:
+    """All rows under one head: the table's title where there are several tables, then the columns of all of them, then what the
+    numbers are of. An interval has a separate column. A number is written plainly, percent in the column's name, and what was not
+    measured is empty."""
     lines: list[dict[str, str]] = []
     for table in tables:
         above: list[str] = []
@@ -72,15 +84,16 @@ def as_csv(tables: Sequence[Table]) -> str:
                 if at < table.names:
                     line[name] = _value(cell) or above[at]
                     continue
-                line[name] = _in_csv(_value(cell))
+                line[name] = _plainly(_value(cell))
                 if apart[at]:
-                    line[f"{name} (interval)"] = _in_csv(cell[1]).strip("()± ") if isinstance(cell, tuple) else ""
+                    line[f"{name} (interval)"] = _plainly(cell[1]).strip("()± ") if isinstance(cell, tuple) else ""
             above = [line[name] for name in names[: table.names]]
             lines.append(line)
+    head = list(dict.fromkeys(name for line in lines for name in line))
     out = StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    writer = csv.writer(out, lineterminator="\n")
+    for row in ([*head, *about], *([*(line.get(name, "") for name in head), *about.values()] for line in lines)):
+        writer.writerow(map(in_csv, row))
     return out.getvalue()
 
 
@@ -88,16 +101,48 @@ def _value(cell: Cell) -> str:
     return cell[0] if isinstance(cell, tuple) else cell
 
 
-def _in_csv(text: str) -> str:
+def _plainly(text: str) -> str:
     return "" if text == "–" else text.removesuffix(" %").replace("−", "-")
+
+
+# -------------------------------------------------------------------- escapes
+
+
+def one_line(text: str) -> str:
+    """A text without line ends and control characters."""
+    return printable(text.replace("\n", " "))
+
+
+def in_csv(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: one that begins as one, and is no number, follows an apostrophe."""
+    formula = re.match(r"\s*[=+\-@＝＋－＠]", text) and not re.fullmatch(r"[+-]?([\d.]+(e[+-]?\d+)?|inf|nan)", text)
+    return "'" * bool(formula) + one_line(text)
+
+
+def in_markdown(text: str, code: bool = False) -> str:
+    """A text that is shown as it is in a cell or a title. code: in a monospaced font, in a cell."""
+    text = one_line(text)
+    if not code or not text.strip():
+        return re.sub(r"[\\`*_\[\]<>|~&$@]|:(?=//)|(?<=www)\.", r"\\\g<0>", text)
+    space = " " * (text[0] in "` " or text[-1] in "` ")
+    return f"{fence(text)}{space}{text}{space}{fence(text)}".replace("|", r"\|")
+
+
+def fence(text: str, least: int = 1) -> str:
+    """Backticks that do not end within a text."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 IN_LATEX = {
     "\\": r"\textbackslash{}", "±": r"$\pm$", "−": "$-$", "–": "--", "×": r"$\times$", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", **{c: f"\\{c}" for c in "&%$#_{}"},
+    "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "`": r"\textasciigrave{}", "'": r"\textquotesingle{}",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{c: f"{{{c}}}" for c in "[]*"},  # after \\ these would be its options
 }  # fmt: skip
 """Characters -> what LaTeX prints as such."""
 
 
-def _in_latex(text: str) -> str:
-    return "".join(IN_LATEX.get(c, c) for c in text)
+def in_latex(text: str) -> str:
+    text = one_line(text)
+    pairs = zip(text, text[1:] + " ", strict=False)
+    return "".join(IN_LATEX.get(c, c) + "{}" * (c == after == "-") for c, after in pairs)

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 World = tuple[int, int, int]
+AS_IT_IS: AbstractContextManager[Any] = nullcontext()
 
 
 def world() -> World:
@@ -37,13 +38,13 @@ class Memory(dict[Hashable, Any]):
 
     def apart(self) -> AbstractContextManager[Any]:
         """Where values are made that other layers read: hooks on saved tensors, as those of a checkpoint, do not see them."""
-        return _apart() if self.lasts else nullcontext()
+        return _apart() if self.lasts and (hooked() or torch.is_inference_mode_enabled()) else AS_IT_IS
 
 
 def apart(positions: Any) -> AbstractContextManager[Any]:
     """The same for what is made at positions that may be those of a pass."""
     memory: Memory | None = positions.memory
-    return nullcontext() if memory is None else memory.apart()
+    return AS_IT_IS if memory is None else memory.apart()
 
 
 def hooked() -> bool:
@@ -53,7 +54,7 @@ def hooked() -> bool:
 @contextmanager
 def _apart() -> Iterator[None]:
     learns = torch.is_grad_enabled()
-    hooks: AbstractContextManager[Any] = saved_tensors_hooks(_same, _same) if learns and hooked() else nullcontext()
+    hooks = saved_tensors_hooks(_same, _same) if learns and hooked() else AS_IT_IS
     with hooks, torch.inference_mode(False), torch.set_grad_enabled(learns):
         yield
 

@@ -101,7 +101,7 @@ class Positions(Visibility):
         known = known or {}
         extents: dict[str, Extent | None] = {}
         for names in (("q", "k"), ("q_order", "k_order")):
-            q, k = (getattr(self, name) for name in names)
+            q, k = getattr(self, names[0]), getattr(self, names[1])
             of_q = known[names[0]] if names[0] in known else Extent.of(q)
             of_k = known[names[1]] if names[1] in known else of_q if k is q else Extent.of(k)
             extents |= zip(names, (of_q, of_k), strict=True)
@@ -117,7 +117,8 @@ class Positions(Visibility):
             if start is None and span[1] - span[0] > 2 * (self.q.shape[1] + self.k.shape[1]):
                 span = None  # a table of all distances would be larger than what it is for
         diagonal = None if self.prefix is not None else diagonal
-        for name, value in (("extents", extents), ("start", start), ("diagonal", diagonal), ("span", span)):
+        made = ("extents", extents), ("start", start), ("diagonal", diagonal), ("span", span), ("rows", self._rows())
+        for name, value in made:
             object.__setattr__(self, name, value)
 
     # ---------------------------------------------------------------- construct
@@ -459,6 +460,13 @@ class Positions(Visibility):
         else:
             return None
         return made.derived(branch=self.branch, gates=self.gates)
+
+    def same_tokens(self, other: "Positions") -> bool:
+        """Of two that one was derived from: has it the tokens of the other? Those of a part are made again with its text."""
+        part = self.sharding is not None or self.of_keys is not None
+        return (self.q is other.q and self.k is other.k) or (
+            part and (self.q.shape, self.k.shape) == (other.q.shape, other.k.shape)
+        )
 
     def with_causal(self, causal: bool) -> "Positions":
         """The same tokens under another causality.

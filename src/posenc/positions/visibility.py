@@ -254,6 +254,7 @@ class Visibility(Shared):
     diagonal: int | None = field(default=None, init=False)
     """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
     run by ones. None: rows differ, there is a prefix, or it is not known without waiting for a device."""
+    rows: int = field(default=1, init=False)
     span: tuple[int, int] | None = field(default=None, init=False)
     """(shortest, longest) distance that a query may have from a key. None: not known, or far more than there are tokens."""
 
@@ -268,11 +269,18 @@ class Visibility(Shared):
     @property
     def batch(self) -> int:
         """Number of different rows; 1 if all rows of a batch are the same."""
-        return self.shared("batch", self._rows)
+        return self._rows() if torch.compiler.is_compiling() else self.rows
 
     def _rows(self) -> int:
-        every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
-        return max([x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None])
+        most = 1
+        for name in TENSORS:
+            x = getattr(self, name)
+            if x is not None and x.shape[0] > most:
+                most = x.shape[0]
+        for x in chain.from_iterable(self.blocks):
+            if x is not None and x.shape[0] > most:
+                most = x.shape[0]
+        return most
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
@@ -487,10 +495,9 @@ def grid_indices(
     """Index tensors (batch,1,1,1), (1,heads,1,1), (1,1,queries,1), (1,1,1,keys): a FlexAttention closure
     called with them is evaluated on the complete grid at once."""
 
-    def axis(size: int, dim: int) -> Tensor:
-        return torch.arange(size, device=device).view([-1 if d == dim else 1 for d in range(4)])
-
-    return axis(batch, 0), axis(heads, 1), axis(queries, 2), axis(keys, 3)
+    b, h = torch.arange(batch, device=device), torch.arange(heads, device=device)
+    i, j = torch.arange(queries, device=device), torch.arange(keys, device=device)
+    return b.view(-1, 1, 1, 1), h.view(1, -1, 1, 1), i.view(1, 1, -1, 1), j.view(1, 1, 1, -1)
 
 
 def count_between(

@@ -9,7 +9,7 @@ round its frequencies, and a map turns queries and keys on from there.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -18,16 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from posenc.attention import attention
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.visible import Window
 from posenc.errors import InputError
-from posenc.positions.memory import Memory
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
-from posenc.pretrained.masks import BoolMask, Visibility, token_index, visibility
+from posenc.pretrained.masks import HostPass, token_index
 from posenc.pretrained.models import ModelStructure, record_of
 
 NAME = "posenc"
@@ -182,50 +180,17 @@ def check_attention(structure: ModelStructure) -> None:
         )
 
 
-class VisibilityCache:
-    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds, with what they share at its positions; and
-    of the layers that a backward pass computes again. Copies of a model start empty."""
+@dataclass(eq=False)
+class Running:
+    """The forward pass in which a model is; None: none. Copies are in none."""
 
-    def __init__(self) -> None:
-        self.entries: list[tuple[Tensor | None, Tensor | None, tuple[object, ...], Visibility]] = []
-        self.memory: Memory | None = None
+    here: HostPass | None = None
 
-    def begin(self) -> None:
-        self.entries.clear()
-        self.memory = Memory.of_pass()
-
-    def end(self) -> None:
-        self.entries.clear()
-        self.memory = None
-
-    def get(self, call: AttentionCall) -> Visibility:
-        mask, ids = call.mask, call.position_ids
-        sizes = call.query.shape[2], call.key.shape[2], call.query.device
-        if torch.compiler.is_compiling():
-            return visibility(mask, ids, *sizes)
-        for its_mask, its_ids, its_sizes, value in self.entries:
-            if its_mask is mask and its_ids is ids and its_sizes == sizes:
-                return value
-        value = visibility(mask, ids, *sizes)
-        value = replace(value, positions=value.positions.in_pass(self.memory))
-        if self.memory is not None or self.entries or _after_backward(self.entries.clear):
-            self.entries.append((mask, ids, sizes, value))
-        return value
-
-    def __deepcopy__(self, memo: Any) -> "VisibilityCache":
-        return VisibilityCache()
+    def __deepcopy__(self, memo: Any) -> "Running":
+        return Running()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return VisibilityCache, ()
-
-
-def _after_backward(action: Callable[[], None]) -> bool:
-    """Whether a backward pass runs, which then ends with an action."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(action)
-    except RuntimeError:
-        return False
-    return True
+        return Running, ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +199,7 @@ class LayerPlan:
 
     encoding: Encoding | None
     windowed: Encoding | None
-    cache: VisibilityCache
+    running: Running
 
 
 def attend(call: AttentionCall) -> Tensor:
@@ -248,13 +213,17 @@ def attend(call: AttentionCall) -> Tensor:
         raise InputError(
             "is set by posenc.extend: load the model with another and extend it", attn_implementation="posenc"
         )
-    return attended(call, plan.encoding, plan.windowed, plan.cache.get(call))
+    here = plan.running.here  # none where a checkpoint computes the layer again
+    if here is None or torch.compiler.is_compiling():
+        here = HostPass()
+    return attended(call, here, plan.encoding, plan.windowed, call.mask)
 
 
 def attended(
-    call: AttentionCall, encoding: Encoding | None, windowed: Encoding | None, visible: Visibility, **options: Any
-) -> Tensor:
-    """The attention of a call under an encoding, `windowed` with the layer's sliding window. options: of `attention`.
+    call: AttentionCall, here: HostPass, encoding: Encoding | None, windowed: Encoding | None, mask: Tensor | None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """The attention of a call in a pass. mask, encoding, windowed: as in `HostPass.at`. options: of `attention`.
 
     Raises:
         InputError: attention weights asked for.
@@ -265,20 +234,20 @@ def attended(
             "if the model was extended",
             output_attentions=True,
         )
-    chosen = windowed
-    if visible.allowed is not None:
-        # transformers takes a 4-D mask for complete, windows too
-        mask = BoolMask(visible.allowed)
-        chosen = mask if encoding is None else encoding + mask
+    q, k, v = call.query, call.key, call.value
+    made = here.at(encoding, windowed, mask, call.position_ids, q.shape[2], k.shape[2], q.device)
     options = {"scale": call.scale, "softcap": call.softcap} | options
-    return attention(
-        call.query, call.key, call.value, chosen, visible.positions, sink=call.sink, dropout_p=call.dropout, **options
-    )
+    return made.attention(q, k, v, sink=call.sink, dropout_p=call.dropout, **options)
 
 
 def combined(*parts: Encoding) -> Encoding | None:
     """The sum of encodings; None without any."""
     return reduce(add, parts) if parts else None
+
+
+def with_window(encoding: Encoding | None, window: int | None) -> Encoding | None:
+    """An encoding, None: nothing, and a sliding window of so many keys, None: all."""
+    return combined(*([] if encoding is None else [encoding]), *([] if window is None else [Window(window - 1)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +282,7 @@ class Attachment(ModelChange):
     def __init__(self, structure: ModelStructure, design: Design, report: Any) -> None:
         decoder = structure.decoder
         super().__init__(decoder, report)
-        self.structure, self.design, self.cache = structure, design, VisibilityCache()
+        self.structure, self.design, self.running = structure, design, Running()
         self.hooks: list[RemovableHandle] = []
         if design.rotations:
             layers = design.identity_layers, structure.family, structure.rotary, design.mapped_layers
@@ -322,11 +291,12 @@ class Attachment(ModelChange):
         if structure.family.latent and "rope_parameters" in design.config:
             scale = softmax_scale(structure, design.config["rope_parameters"])
             self.changes += [Change(layer.module, "scaling", scale) for layer in structure.layers]
+        made: dict[tuple[Encoding | None, int | None], Encoding | None] = {}
         for layer, encoding in zip(structure.layers, design.encodings, strict=False):
-            window = [] if layer.window is None else [Window(layer.window - 1)]
-            windowed = combined(*([] if encoding is None else [encoding]), *window)
-            plan = LayerPlan(encoding, windowed, self.cache)
-            self.changes.append(Change(layer.module, "_posenc_plan", plan))
+            key = encoding, layer.window
+            if key not in made:
+                made[key] = with_window(*key)
+            self.changes.append(Change(layer.module, "_posenc_plan", LayerPlan(encoding, made[key], self.running)))
         if design.encodings:
             self.changes.append(_ImplementationChange(structure.model, "", NAME))
         self.changes += config_changes(decoder.config, deepcopy(dict(design.config)))
@@ -376,14 +346,14 @@ def attached(model: Any) -> Attachment | None:
 
 
 def _end_pass(decoder: Any, *_: Any) -> None:
-    """Forget the masks of a pass. A forward hook."""
-    getattr(decoder, RECORD).cache.end()
+    """A forward hook."""
+    getattr(decoder, RECORD).running.here = None
 
 
 def _begin_pass(decoder: Any, *_: Any) -> None:
     """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook."""
     attachment: Attachment = getattr(decoder, RECORD)
-    attachment.cache.begin()
+    attachment.running.here = None if torch.compiler.is_compiling() else HostPass()
     name = decoder.config._attn_implementation
     if not name.startswith(NAME):
         raise InputError(

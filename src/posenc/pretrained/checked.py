@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.errors import InputError, described, on_one_line, shown
+from posenc.errors import InputError, described, import_failed, on_one_line, shown
 from posenc.spec import MOST_LAYERS, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -120,38 +120,35 @@ def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_counts(name: str, stored: Mapping[str, Any]) -> None:
-    """Raises:
-    InputError: an integer in a configuration, also of its parts, that is more than any model has of something."""
-    for key, value in stored.items():
-        if isinstance(value, Mapping):
-            check_counts(name, value)
-        most = MOST if COUNTS.fullmatch(str(key)) else 2**63
-        if isinstance(value, int) and not SIZES.fullmatch(key) and abs(value) > most:
-            raise InputError(f"{name}: {key}={value}: is more than any model has")
-
-
-def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> None:
-    """Refuse numbers in a configuration, also of its parts, that no model can have. tensors: how many the files have.
+def check_counts(name: str, stored: Mapping[str, Any], tensors: int | None = None) -> None:
+    """Refuse numbers in a configuration, also of its parts, that no model has: of a walk over all values, before anything is made of
+    them. tensors: how many the files have; None: there are no files, and only counts are bounded, by `MOST`.
 
     Raises:
-        InputError: a size that is no integer above 0, more layers than the files have tensors, or NaN, of which all outputs are.
+        InputError: more of something than any model has; with files, a size that is no integer above 0, more layers than tensors,
+            or NaN, of which all outputs are.
     """
     for key, value in stored.items():
         if isinstance(value, Mapping):
-            check_sizes_stated(name, value, tensors)
-        elif isinstance(value, bool | str | list) or value is None:
+            check_counts(name, value, tensors)
+        if not isinstance(value, int | float):
             continue
-        elif LAYERS.fullmatch(key) and not -1 < value <= max(tensors, MOST_LAYERS):
-            raise InputError(f"{name}: {key}={value}: its files have {tensors} tensors, and a layer has at least one")
-        elif SIZES.fullmatch(key) and not (isinstance(value, int) and 0 < value < 2**63):
-            raise InputError(f"{name}: {key}={value}: must be an integer above 0")
-        elif not abs(value) < inf or (EPSILONS.search(key) and not 0 <= value < 1):
-            more = ", at least 0 and below 1" if abs(value) < inf else ""
-            raise InputError(f"{name}: {key}={value}: must be a finite number{more}")
-    check_counts(name, stored)
-    if stored.get("num_hidden_layers") == 0:
-        raise InputError(f"{name}: num_hidden_layers=0: a model has at least one layer")
+        must, size, whole = "", SIZES.fullmatch(key), isinstance(value, int)
+        if whole and not size and abs(value) > (MOST if COUNTS.fullmatch(key) else 2**63):
+            must = "is more than any model has"
+        if tensors is not None and not isinstance(value, bool):
+            if LAYERS.fullmatch(key) and not -1 < value <= max(tensors, MOST_LAYERS):
+                must = f"its files have {tensors} tensors, and a layer has at least one"
+            elif size and not (whole and 0 < value < 2**63):
+                must = "must be an integer above 0"
+            elif not must and not abs(value) < inf:
+                must = "must be a finite number"
+            elif EPSILONS.search(key) and not 0 <= value < 1:
+                must = "must be a finite number, at least 0 and below 1"
+            elif key == "num_hidden_layers" and value == 0:
+                must = "a model has at least one layer"
+        if must:
+            raise InputError(f"{name}: {key}={value}: {must}")
 
 
 def check_model(name: str, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -238,6 +235,8 @@ def reading(what: str) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
+        if (why := import_failed(error)) is not None:  # the file has no part in it
+            raise InputError(why) from error
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
     finally:

@@ -341,6 +341,7 @@ class Comparison:
     windows: list[int] = field(default_factory=list)
     unchecked: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     found: dict[str, tuple[Mistake, dict[int, float]]] = field(default_factory=dict)
+    used: list[Tensor] = field(default_factory=list)
 
     def run(self, far: bool = True) -> None:
         """All layers with a short text, and if nothing is found, windows with longer ones; far: and the last positions, for which
@@ -456,6 +457,7 @@ class Comparison:
             return False
         if seen.number not in self.compared:
             self.compared.append(seen.number)
+            self.used += [] if formula.table is None else [used(call, formula, formula.table.rotary_dim)]
         size = error(formula)
         if size <= seen.rounding:
             return True
@@ -505,13 +507,26 @@ class Comparison:
         unchecked = tuple(f"attention of {_numbers(at)}: {why}" for why, at in self.unchecked.items())
         if not self.compared and not unchecked:
             unchecked = ("attention: findings that come first are below",)
-        return Computation(len(self.compared), PROBE, tuple(self.windows), unchecked)
+        alike = [each for each in self.used if len(each) == len(self.used[0])]
+        shares = torch.stack(alike).mean(0).tolist() if alike else ()
+        return Computation(len(self.compared), PROBE, tuple(self.windows), unchecked, tuple(shares))
 
     def evidence(self) -> Evidence:
         for mistake, sizes in self.found.values():
             size = max(sizes.values())
             text = f"{_numbers([*sizes])} of {len(self.compared)}: {mistake.text}; the output is off by {size:.3g} of its spread"
             yield mistake.name, text, size if mistake.measured is None else mistake.measured
+
+
+def used(call: AttentionCall, formula: Formula, width: int) -> Tensor:
+    """How the norms of queries times keys are distributed over the pairs, fastest first: (width / 2,), with a sum of 1."""
+    start = call.query.shape[-1] - width if formula.latent else 0
+    shape, of_pair = ((2, -1), -2) if formula.layout == "half" else ((-1, 2), -1)
+    parts = (
+        x[..., start : start + width].float().unflatten(-1, shape).norm(dim=of_pair) for x in (call.query, call.key)
+    )
+    query, key = (norms.mean((0, 1, 2)).cpu() for norms in parts)
+    return query * key / (query * key).sum().clamp(min=1e-30)
 
 
 # ------------------------------------------------------------------------------------------ known mistakes

@@ -36,7 +36,7 @@ BESIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_fact
 class ConfigFile:
     """A configuration, as a file has it.
 
-    raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None. tokenizer_length:
+    raw: the fields of the language model. part: where they are among all fields, outer. gguf: header of a GGUF file, by key, else None. tokenizer_length:
     model_max_length of the tokenizer beside it.
 
     Raises:
@@ -52,12 +52,13 @@ class ConfigFile:
     ) -> None:
         self.name, self.gguf, self.outer, self.tokenizer_length = name, gguf, dict(raw), tokenizer_length
         self.raw: dict[str, Any] = dict(raw)
+        self.part: tuple[str, ...] = ()
         for path in PARTS:
             part: Any = raw
             for key in path:
                 part = part.get(key) if isinstance(part, Mapping) else None
             if isinstance(part, Mapping):
-                self.raw = dict(part)
+                self.raw, self.part = dict(part), path
                 break
         for fields in (raw, self.raw):
             for key in (*TABLES, *(path[0] for path in PARTS)):

@@ -2,32 +2,22 @@
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posenc import frequencies
 from posenc.errors import InputError, described, on_one_line
-from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.adapters import apart
 from posenc.pretrained.attach import NAME, RotaryModule
 from posenc.pretrained.computed import Comparison
-from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
-from posenc.pretrained.gguf_reader import read_config
-from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import (
-    cache_name,
-    has_frequencies,
-    set_after_loading,
-    set_since,
-    tables_of,
-    unwrap,
-)
+from posenc.pretrained.inference import evaluating
+from posenc.pretrained.models import cache_name, has_frequencies, set_after_loading, set_since, tables_of
 from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
 from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated, unstated
 from posenc.pretrained.traps import (
@@ -43,92 +33,55 @@ from posenc.pretrained.traps import (
 
 
 @torch.no_grad()
-def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
+def doctor(model: Any) -> Diagnosis:
     """Examine a model, and leave it unchanged.
 
     Its frequencies are compared with its configuration, and short runs of random tokens show what padding, packing, a
     cache and the attention implementation do to its logits.
 
     Args:
-        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py or
-            `EXAMINED` of posenc/pretrained/probe.py. Compiled by torch.compile or model.compile(), its compiled passes are
-            compared with plain ones.
-        tokenizer: its own; with it a plain text is read as well, which shows weights in the wrong layout.
+        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py. Compiled by
+            torch.compile or model.compile(), its compiled passes are compared with plain ones.
 
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
-    probe = Probe(model)
-    comparison = Comparison(probe)
+    examined = Examined(Probe(model))
+    probe = examined.probe
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():
-        evidence = list(_evidence(probe, comparison, tokenizer))
-    return diagnosis(probe.description(comparison.summary()), iter(evidence))
+        for check in CHECKS:
+            if check.extended or probe.attachment is None:
+                found = list(check.run(examined))
+                examined.found += found
+                if examined.over or (found and check.ends):
+                    break
+    return diagnosis(probe.description(examined.comparison.summary()), iter(examined.found))
 
 
-def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Evidence:
-    """First the configuration, then what the model does; a cause, and not what follows from it."""
-    if probe.attachment is None:
-        later = set_after_loading(probe.config.rope_parameters)
-        cannot: Evidence = (("config_not_applied", text, None) for text in later)
-        incomplete = list(cannot) or list(impossible_numbers(probe.config))
-        if incomplete:
-            yield from incomplete
-            return
-    of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
-    differences = [] if of_posenc else list(configuration(probe))
-    bypassed = list(_bypassed(probe))
-    for text in apart(unwrap(probe.model)):
-        yield "adapter_extension_differs", text, None
-    yield from (*differences, *bypassed)
-    if probe.attachment is None:
-        file = _stored(probe)
-        for text in () if file is None else file.contradictions():
-            yield "fields_contradict", text, None
-        for text in () if file is None else file.beside():
-            yield "scaling_beside_the_model", text, None
-        yield from () if file is None else (*edited(probe.config, file), *unstated(probe.config, file))
-        yield from stated(probe.config, file)
-        yield from not_restored(probe)
-        yield from () if file is None else stored_frequencies(probe, Path(probe.config.name_or_path))
-    impossible = list(impossible_sections(probe))
-    yield from impossible
-    if bypassed or impossible:
-        return
-    try:
-        logits = probe.logits(probe.ids())
-    except Exception as error:  # whatever the model's code raises
-        if not differences:
-            yield "does_not_run", f"{PROBE} random tokens: {described(error)}", None
-        return
-    if not torch.isfinite(logits).all():
-        yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
-        return
-    other = probe.ids()
-    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
-    text = "another last token moves the logits before it"
-    not_causal = list(differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], logits[:, :-1]))
-    if not_causal:
-        yield from not_causal
-        return
-    comparison.run(far=not differences)
-    if comparison.found:
-        yield from comparison.evidence()
-        return
-    for check in (positions_of_text, _cache, _padding, _packing, multimodal, compiled):
-        yield from check(probe)
-    if comparison.unchecked:
-        yield from _implementation(probe)
-    if tokenizer is None:
-        return
-    swapped = list(_layout(probe, tokenizer))
-    yield from swapped
-    if differences or swapped or probe.attachment:  # else any base may look better
-        return
-    doubtful = list(_base(probe, tokenizer))
-    yield from doubtful or _plain_text(probe, tokenizer)
+class Examined:
+    """A model, what is stated in its file (`probe.file`), and what was found so far."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe, self.comparison = probe, Comparison(probe)
+        self.found: list[tuple[str, str, float | None]] = []
+        self.differences = self.over = False
+        """Whether the frequencies are not those of the configuration, and whether no pass can be made"""
 
 
 # ------------------------------------------------------------------------------------------ the table and the configuration
+
+
+def _incomplete(examined: Examined) -> Evidence:
+    later = [("config_not_applied", text, None) for text in set_after_loading(examined.probe.config.rope_parameters)]
+    yield from later or impossible_numbers(examined.probe.config)
+
+
+def _configuration(examined: Examined) -> Evidence:
+    probe = examined.probe
+    if probe.attachment is None or not probe.attachment.design.rotations:
+        found = list(configuration(probe))
+        examined.differences = bool(found)
+        yield from found
 
 
 def configuration(probe: Probe) -> Evidence:
@@ -249,12 +202,42 @@ def _bypassed(probe: Probe) -> Evidence:
         yield "length_not_declared", text, length / probe.length
 
 
-def _stored(probe: Probe) -> ConfigFile | None:
-    file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
-    return read_config(file) if file.parts[:-1] and file.is_file() else None
+def _file(examined: Examined) -> Evidence:
+    """What the file states, against itself and against the configuration."""
+    probe, file = examined.probe, examined.probe.file
+    if file is not None:
+        yield from (("fields_contradict", text, None) for text in file.contradictions())
+        yield from (("scaling_beside_the_model", text, None) for text in file.beside())
+        yield from edited(probe.config, file)
+        yield from unstated(probe.config, file)
+        yield from stored_frequencies(probe, Path(probe.config.name_or_path))
+    yield from stated(probe.config, file)
 
 
 # ------------------------------------------------------------------------------------------ probes of the logits
+
+
+def _runs(examined: Examined) -> Evidence:
+    probe = examined.probe
+    try:
+        logits = probe.logits(probe.ids())
+    except Exception as error:  # whatever the model's code raises
+        examined.over = True
+        if not examined.differences:  # of which it may be a consequence
+            yield "does_not_run", f"{PROBE} random tokens: {described(error)}", None
+        return
+    if not torch.isfinite(logits).all():
+        yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
+        return
+    other = probe.ids()
+    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
+    text = "another last token moves the logits before it"
+    yield from differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], logits[:, :-1])
+
+
+def _attention(examined: Examined) -> Evidence:
+    examined.comparison.run(far=not examined.differences)
+    yield from examined.comparison.evidence()
 
 
 def _cache(probe: Probe) -> Evidence:
@@ -308,9 +291,15 @@ def _packing(probe: Probe) -> Evidence:
     yield from differ(probe, "packing_leaks", text, packed, probe.logits(ids[:, first:]))
 
 
-def _implementation(probe: Probe) -> Evidence:
+def _implementation(examined: Examined) -> Evidence:
+    """Of layers that were not compared."""
+    probe = examined.probe
     name = probe.config._attn_implementation
-    if name == "eager" or (probe.attachment is not None and probe.attachment.design.encodings):
+    if (
+        not examined.comparison.unchecked
+        or name == "eager"
+        or (probe.attachment is not None and probe.attachment.design.encodings)
+    ):
         return
     ours = probe.logits(probe.ids())
     try:
@@ -321,88 +310,33 @@ def _implementation(probe: Probe) -> Evidence:
     yield from differ(probe, "attention_differs", f"the logits of {name} are not those of eager", ours, eager)
 
 
-# ------------------------------------------------------------------------------------------ reading a plain text
+# ------------------------------------------------------------------------------------------ the table
 
-TEXT = (
-    "The sun rose over the hills, and the birds began to sing. A farmer opened his gate and led the cows to the field, "
-    "as he did every morning. His daughter came after him with a basket of bread and cheese. They sat down under the "
-    'old tree by the river and ate. "It will rain tomorrow," he said, and looked at the sky.'
+
+class Check(NamedTuple):
+    """run: yields what it finds. ends: no check behind it is made once it has found something, which would follow from that.
+    extended: it is made of a model that posenc.extend has extended, too."""
+
+    run: Callable[[Examined], Evidence]
+    ends: bool = False
+    extended: bool = True
+
+
+def _of_probe(check: Callable[[Probe], Evidence], **how: bool) -> Check:
+    return Check(lambda examined: check(examined.probe), **how)
+
+
+CHECKS = (
+    Check(_incomplete, ends=True, extended=False),
+    Check(_configuration),
+    Check(lambda examined: (("adapter_extension_differs", text, None) for text in apart(examined.probe.model))),
+    Check(_file, extended=False),
+    _of_probe(not_restored, extended=False),
+    _of_probe(impossible_sections, ends=True),
+    _of_probe(_bypassed, ends=True),
+    Check(_runs, ends=True),
+    Check(_attention, ends=True),
+    *map(_of_probe, (positions_of_text, _cache, _padding, _packing, multimodal, compiled)),
+    Check(_implementation),
 )
-
-
-def _layout(probe: Probe, tokenizer: Any) -> Evidence:
-    """Only where queries and keys come from a projection each, without a norm."""
-    ids = tokenizer(TEXT, return_tensors="pt", verbose=False).input_ids[:, : probe.length]
-    projections = [
-        getattr(module, name)
-        for module in probe.decoder.modules()
-        if hasattr(module, "q_proj") and hasattr(module, "k_proj") and not hasattr(module, "q_norm")
-        for name in ("q_proj", "k_proj")
-    ]
-    table = next(iter(probe.tables().values()))
-    if not projections or ids.shape[1] < PROBE or table.rotary_dim != probe.head_dim:
-        return
-    layout = probe.family.layout
-    other: Layout = "interleaved" if layout == "half" else "half"
-    order = layout_permutation(probe.head_dim, source=other, target=layout)
-
-    def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        return output.unflatten(-1, (-1, probe.head_dim))[..., order].flatten(-2)
-
-    loss = float(loss_by_position(probe.model, ids)[:, 1:].mean())
-    hooks = [projection.register_forward_hook(reorder) for projection in projections]
-    try:
-        swapped = float(loss_by_position(probe.model, ids)[:, 1:].mean())
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if swapped < loss - 0.5:
-        text = f"loss {loss:.2f} on a plain text as rotated ({layout}), {swapped:.2f} as {other}"
-        yield "layout_swapped", text, loss - swapped
-
-
-MOST_NATS = 1.0
-"""Nats a character of `TEXT` beyond which a model does not predict it. The frequencies of English words alone give about 1.5
-(2.14 bits; Shannon, Prediction and Entropy of Printed English, 1951). SmolLM2-135M needs 0.62 in float32, and 1.03 without its rotation."""
-
-
-def _plain_text(probe: Probe, tokenizer: Any) -> Evidence:
-    """The loss on a plain text, where the tokenizer has its words."""
-    ids = tokenizer(TEXT, return_tensors="pt", verbose=False).input_ids[:, : probe.length]
-    if ids.shape[1] < PROBE or int((ids == tokenizer.unk_token_id).sum() if tokenizer.unk_token_id is not None else 0):
-        return
-    losses = loss_by_position(probe.model, ids)[:, 1:]
-    read = len(tokenizer.decode(ids[0, 1:], skip_special_tokens=True))
-    nats = float(losses.sum()) / max(read, 1)
-    if nats > MOST_NATS:
-        text = f"loss {float(losses.mean()):.2f} a token on a plain English text, {nats:.2f} a character"
-        yield "text_not_predicted", text, nats
-
-
-PAGE, MOST_TOKENS, LEAST_TOKENS = "execmodel", 384, 200
-"""The page of Python's reference that is read under other bases, and how much of it."""
-GAIN, STANDARD_ERRORS = 0.03, 2.5
-"""By how many nats a token another base must be better, and by how many standard errors: measured on SmolLM2-135M, whose
-base is 0.10 nats (3 standard errors) better than a tenth of it and 0.15 (6) than ten times it."""
-
-
-def _base(probe: Probe, tokenizer: Any) -> Evidence:
-    """A plain text under ten times the base, and a tenth of it. Only for a model that predicts the text at all."""
-    ids = tokenizer(topics[PAGE], return_tensors="pt", verbose=False).input_ids[:, : min(probe.length, MOST_TOKENS)]
-    if ids.shape[1] < LEAST_TOKENS:
-        return
-    losses = loss_by_position(probe.model, ids)[:, 1:].double()
-    loss = float(losses.mean())
-    if loss > 0.75 * math.log(probe.config.vocab_size):
-        return
-    for times in (0.1, 10.0):
-        with probe.with_rotary(probe.rebuilt_rotary(times)):
-            gains = losses - loss_by_position(probe.model, ids)[:, 1:].double()
-        gain = float(gains.mean())
-        errors = gain / max(float(gains.std()) / math.sqrt(gains.numel()), 1e-12)
-        if gain > GAIN and errors > STANDARD_ERRORS:
-            text = (
-                f"loss {loss:.3f} on a plain text, {loss - gain:.3f} with rope_theta times {times:g} "
-                f"({errors:.1f} standard errors)"
-            )
-            yield "base_doubtful", text, gain
+"""In this order: first the configuration, then what the model does; a cause, and not what follows from it."""

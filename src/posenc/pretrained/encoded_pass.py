@@ -2,7 +2,8 @@
 """A forward pass of a model with an encoding in place of its rotation, see hf.py: where its tokens are, and its attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding import Encoding, augmented_by
-from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.memory import Memory
-from posenc.pretrained.attach import AttentionCall, attended, combined
-from posenc.pretrained.masks import FAR, Visibility, visibility
+from posenc.pretrained.attach import AttentionCall, attended, with_window
+from posenc.pretrained.masks import FAR, HostPass, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
 
 NAME = "posenc_encoding"
@@ -25,50 +24,51 @@ NAME = "posenc_encoding"
 @dataclass
 class Plan:
     """What an attention layer does. number: of the layer. rotates: whether the encoding acts in it, as the model's rotation did.
-    sums: for an encoding, what acts in the layer, and that with its sliding window. gates: heads and width of each gate."""
+    gates: heads and width of each gate."""
 
     layer: Layer
     number: int
-    sums: tuple[Encoding, Encoding | None, Encoding | None] | None = None
     gates: tuple[tuple[int, int, torch.dtype], ...] = ()
 
-    def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
-        if self.sums is None or self.sums[0] is not encoding:
-            part = [encoding.acting_in(self.number).part] if self.layer.rotates else []
-            window = [] if self.layer.window is None else [Window(self.layer.window - 1)]
-            self.sums = encoding, combined(*part), combined(*part, *window)
-        return self.sums[1:]
+
+class Windows:
+    """An encoding, None: nothing, and its sum with each window of a model's layers, made once."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+        self.made: dict[tuple[bool, int | None], Encoding | None] = {}
+
+    def of(self, layer: Layer) -> tuple[Encoding | None, Encoding | None]:
+        encoding, key = self.encoding if layer.rotates else None, (layer.rotates, layer.window)
+        if key not in self.made:
+            self.made[key] = with_window(encoding, layer.window)
+        return encoding, self.made[key]
 
 
-@dataclass(frozen=True, eq=False)
-class ModelPass:
-    """The tokens of a forward pass, as all layers see them that have all keys. made: for the layers whose cache has been cut."""
+class EncodedPass(HostPass):
+    """The tokens of a forward pass, as all layers see them that have all keys. input: the encoding there, for the layers' inputs."""
 
-    encoding: Encoding
-    visible: Visibility
-    position_ids: Tensor
-    memory: Memory | None
-    made: list[tuple[Tensor | None, int, Visibility]] = field(default_factory=list)
-
-    def visible_among(self, keys: int, mask: Tensor | None) -> Visibility:
-        """For a layer with so many keys. mask: the layer's, from `token_index`."""
-        positions = self.visible.positions
-        if keys == positions.num_keys:
-            return self.visible
-        for its_mask, its_keys, visible in self.made:
-            if its_mask is mask and its_keys == keys:
-                return visible
-        visible = visibility(mask, self.position_ids, positions.num_queries, keys, positions.q.device)
-        cut = visible.positions
-        # without a mask its keys are the last before the end of the queries
-        order = cut.k_order if mask is not None else cut.k_order + (positions.q_order[..., -1:] + 1 - keys)
-        k = positions.k.gather(1, order.expand(len(positions.k), -1))
-        visible = replace(visible, positions=cut.derived(q=positions.q, k=k).in_pass(self.memory))
-        self.made.append((mask, keys, visible))
-        return visible
+    def __init__(self, windows: Windows, of_all: Visibility, position_ids: Tensor) -> None:
+        super().__init__(partial(_among, of_all, position_ids))
+        self.windows, self.input = windows, windows.encoding.at(of_all.positions)
 
 
-def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> ModelPass:
+def _among(
+    of_all: Visibility, position_ids: Tensor, mask: Tensor | None, _: object, queries: int, keys: int, device: torch.device
+) -> Visibility:  # fmt: skip
+    """Who sees whom in a layer with so many keys, whose cache may have been cut. mask: the layer's, from `token_index`."""
+    positions = of_all.positions
+    if keys == positions.num_keys:
+        return of_all
+    visible = visibility(mask, position_ids, queries, keys, device)
+    cut = visible.positions
+    # without a mask its keys are the last before the end of the queries
+    order = cut.k_order if mask is not None else cut.k_order + (positions.q_order[..., -1:] + 1 - keys)
+    k = positions.k.gather(1, order.expand(len(positions.k), -1))
+    return replace(visible, positions=cut.derived(q=positions.q, k=k))
+
+
+def begun(decoder: Any, windows: Windows, inputs: dict[str, Any]) -> EncodedPass:
     """Where the tokens of a forward pass are.
 
     inputs: the decoder's, by name. Positions are position_ids; where none are given, tokens count from the first that is no
@@ -76,6 +76,7 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> ModelPass
     """
     from transformers.masking_utils import create_causal_mask
 
+    encoding = windows.encoding
     x = inputs.get("inputs_embeds") if inputs.get("input_ids") is None else inputs["input_ids"]
     assert x is not None
     rows, count = x.shape[:2]
@@ -108,9 +109,7 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> ModelPass
     positions = visible.positions
     if not encoding.shift_invariant:
         positions = _moved(positions, ids)
-    memory = Memory.of_pass()
-    positions = augmented_by(encoding, positions, rows).in_pass(memory)
-    return ModelPass(encoding, replace(visible, positions=positions), ids, memory)
+    return EncodedPass(windows, replace(visible, positions=augmented_by(encoding, positions, rows)), ids)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:
@@ -141,16 +140,16 @@ def attend(call: AttentionCall) -> Tensor:
         )
     here, mask = given
     gates, value = _unpacked(call.value, plan.gates)
-    visible, (acting, windowed) = here.visible_among(call.key.shape[2], mask), plan.acting(here.encoding)
+    encoding, windowed = here.windows.of(plan.layer)
     options: dict[str, Any] = {}
-    if plan.layer.rotates:
+    if encoding is not None:
         usual = float(call.query.shape[3] ** -0.5)
-        scale = here.encoding.scale_of(plan.number, call.query.shape[3])
-        options = {"layer": here.encoding.acting_in(plan.number).number, "gates": gates}
+        scale = encoding.scale_of(plan.number, call.query.shape[3])
+        options = {"layer": plan.number, "gates": gates}
         if scale != usual and call.scale is not None:
             # it is in place of 1 / sqrt(d), which the model's may not be
             options["scale"] = call.scale * scale / usual
-    return attended(replace(call, value=value), acting, windowed, visible, **options)
+    return attended(replace(call, value=value), here, encoding, windowed, mask, **options)
 
 
 class GatedCache:

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -14,7 +15,7 @@ from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import Lengths, Plan, plan, reach, written_factor
+from posenc.pretrained.methods import Lengths, Plan, from_plain_rope, plan, reach, written_factor
 from posenc.pretrained.models import (
     Layer,
     ModelStructure,
@@ -31,7 +32,7 @@ CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_positi
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
 
 TUNING = {
-    "works without": "works without fine-tuning",
+    "works without": "published for use without fine-tuning, which posenc.choose measures on this model",
     "needs it": "needs fine-tuning",
     "comes with it": "for models that were fine-tuned for these numbers",
 }
@@ -124,16 +125,23 @@ class Extension(ChangeReport):
 
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> Extension | TableExtension:
+) -> Any:
     """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
+
+    Returns an `Extension`, or for a learned table a `TableExtension`. Of a configuration alone (a config.json, a folder with one, its
+    fields or a PretrainedConfig), what to write or type in each program, a `posenc.pretrained.export.Recipe`.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n"; `posenc.choose` measures which.
-    factor: the new length over the one the model had before any scaling; or target_length, in tokens; both None: the factor that
-    a schedule's own text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the
-    method's parts, as in `extend(model, "rerope", window=2048)`.
+    factor: the new length over the context length; or target_length, in tokens; both None: the factor that a schedule's own text
+    states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's parts, as in
+    `extend(model, "rerope", window=2048)`.
 
-    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
+    A model that was loaded with a scaling (llama3, longrope, yarn, linear) keeps it: a schedule changes the frequencies that it has, each
+    pair as the pair of plain RoPE that turns as often within the context length. "yarn+replace" discards the scaling and starts from
+    plain RoPE, at the length before the scaling, from which factor counts then.
+
+    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha), see
     `learned_table.plan_table`.
 
     A model that is extended already is extended anew from what it was, never twice. If anything fails, the model stays as
@@ -145,9 +153,13 @@ def extend(
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
-    inner = unwrap(model)
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
+    if isinstance(model, str | Path | Mapping) or (hasattr(model, "to_dict") and hasattr(model, "model_type")):
+        from posenc.pretrained.export import recipe  # which imports this module
+
+        return recipe(model, method, factor=factor, target_length=target_length, **options)
+    inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
     if has_learned_table(inner):
@@ -189,31 +201,47 @@ def plan_rotary(
     structure = model_structure(inner)
     if factor is None and target_length is None:
         factor = written_factor(method)
-    target = target_of(structure, factor, target_length)
-    lengths = (Lengths(trained, target) for trained in (structure.trained_length, structure.loaded_length))
-    chosen = plan(method, options, *lengths)
+    counted = _before_scaling(structure) if from_plain_rope(method) else structure.loaded_length
+    target = target_of(structure, factor, target_length, counted)
+    cut = factor is not None and target is not None and factor * counted != target
+    lengths = (Lengths(trained, target) for trained in (_before_scaling(structure), structure.loaded_length))
+    chosen = plan(method, options, *lengths, factor if cut else None)
     design = _design(structure, chosen, target)
     return Attachment(structure, design, _report(structure, chosen, design, target))
 
 
-def target_of(structure: ModelStructure, factor: float | None, target_length: int | None) -> int | None:
-    """The new length; None: not given.
+def _before_scaling(structure: ModelStructure) -> int:
+    """Tokens for which plain RoPE is that of the model before any scaling."""
+    schedule = structure.rope.schedule
+    times = schedule["factor"] if schedule["name"] == "linear" else 1
+    return max(round(structure.trained_length / times), 1)
+
+
+def target_of(
+    structure: ModelStructure, factor: float | None, target_length: int | None, counted: int | None = None
+) -> int | None:
+    """The new length; None: not given. counted: tokens from which the factor counts, those that the model reads unless given.
 
     Raises:
         InputError: both are given, or one that is shorter than the model's context length.
     """
+    loaded = structure.loaded_length
+    counted = counted or loaded
     if factor is not None and target_length is not None:
         raise InputError("give one of them", factor=factor, target_length=target_length)
     if factor is not None:
         if not 1 <= factor < math.inf:
             raise InputError("the new length over the context length, at least 1", factor=factor)
-        target_length = round(factor * structure.trained_length)
-    loaded = structure.loaded_length
+        target_length = round(factor * counted)
     if target_length is not None and target_length < loaded:
         raise InputError(
             f"the model reads {loaded} tokens already",
-            f"pass target_length={2 * loaded} or more (factor counts from {structure.trained_length}, its length "
-            "before any scaling)",
+            f"pass target_length={2 * loaded} or more"
+            + (
+                f" (under replace, factor counts from {counted}, its length before the scaling)"
+                if counted < loaded
+                else ""
+            ),
             target_length=target_length,
         )
     return target_length
@@ -230,8 +258,10 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
     rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
     rotations = _rotations(structure, chosen, changed, length) if rotates else {}
-    # left as they are: a length that "dynamic" would read, and finer positions on which the rest could not be extended anew
-    if chosen.schedule is not None and (schedule_only or "linear" not in loaded):
+    composed = not chosen.replaces and any(rope.scaled for rope in structure.ropes.values())
+    # left as they are: a length that "dynamic" would read, and frequencies on which the rest could not be extended anew
+    repeats = not composed and chosen.factor is None and "tapered" not in chosen.text
+    if chosen.schedule is not None and (schedule_only or repeats):
         made = {t: rotations[t].schedule for t in changed}
         plain = hf_config(structure, {t: rotations[t].frequencies() for t in changed}, length, made)
         config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
@@ -280,7 +310,7 @@ def _rotations(structure: ModelStructure, chosen: Plan, changed: Sequence[str], 
     def made(layer_type: str) -> Rotary:
         rope = structure.ropes[layer_type]
         new = chosen.schedule is not None and layer_type in changed
-        schedule = _composed(rope, chosen.schedule or {}) if new else rope.at(length)
+        schedule = _composed(rope, chosen, structure.loaded_length) if new else rope.at(length)
         return rope.rotation(schedule)
 
     if structure.rope_per_type:
@@ -288,24 +318,31 @@ def _rotations(structure: ModelStructure, chosen: Plan, changed: Sequence[str], 
     return dict.fromkeys(structure.ropes, made(changed[0]))
 
 
-def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule instead of the model's own scaling, but within the finer positions that a model under "linear" was
-    trained on. Latent attention has YaRN's temperature in the softmax factor, since only a part of its channels rotates."""
-    if rope.latent and schedule.get("name") == "yarn" and not schedule.keys() & {*SCORES, "attention_factor"}:
-        schedule = {**schedule, **SCORES}
-    if rope.schedule["name"] != "linear":
-        return dict(schedule)
-    unit = float(rope.schedule["factor"])
-    finer = create(_in_units(schedule, unit), rope.rotary_dim, base=rope.rope_theta)
-    divisors = unit * stretch(finer, rope.rotary_dim, base=rope.rope_theta)
-    return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": finer.attention_factor}
+def _composed(rope: Rope, chosen: Plan, length: int) -> dict[str, Any]:
+    """The schedule of a method on the frequencies of a model that is loaded for `length` tokens: each pair is divided by what the
+    schedule divides the pair of plain RoPE by that turns as often. Latent attention has YaRN's temperature in the softmax factor,
+    since only a part of its channels rotates."""
+    schedule = chosen.schedule or {}
+    loaded = create(rope.at(length), rope.rotary_dim, base=rope.rope_theta)
+    had = stretch(loaded, rope.rotary_dim, base=rope.rope_theta)
+    if chosen.replaces or (bool((had == 1).all()) and loaded.attention_factor == 1):
+        temperature = (
+            rope.latent and schedule.get("name") == "yarn" and not schedule.keys() & {*SCORES, "attention_factor"}
+        )
+        return schedule | (SCORES if temperature else {})
+    divisors = had.clone()
+    for unit in had.unique():
+        finer = create(_in_units(schedule, float(unit)), rope.rotary_dim, base=rope.rope_theta)
+        divisors[had == unit] *= stretch(finer, rope.rotary_dim, base=rope.rope_theta)[had == unit]
+    scale = loaded.attention_factor * finer.attention_factor
+    return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": scale}
 
 
 def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
-    """A schedule whose lengths are counted in positions `unit` times as large."""
+    """A schedule that counts turns in positions `unit` times as large."""
     scaled = dict(schedule)
-    for key in scaled.keys() & {"original_max_positions", "length"}:
-        scaled[key] = max(round(scaled[key] / unit), 1)
+    if "original_max_positions" in scaled and "length" not in scaled:
+        scaled["original_max_positions"] = max(round(scaled["original_max_positions"] / unit), 1)
     return scaled | {"of": _in_units(scaled["of"], unit)} if isinstance(scaled.get("of"), Mapping) else scaled
 
 
@@ -334,7 +371,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         stretch=tuple(stretch(rotation, dim, base=theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
-        tuning=chosen.tuning,
+        tuning="needs it" if _discards(structure, chosen) else chosen.tuning,
         raw_keys=not chosen.rotates,
         cache_bytes_per_token=structure.cached_numbers * item,
         cache_bytes_of_windows=structure.cached_in_windows * item,
@@ -343,6 +380,10 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         reach=reached,
         notes=tuple(_notes(structure, chosen, design, reached if changed else None, target, rotation.attention_factor)),
     )
+
+
+def _discards(structure: ModelStructure, chosen: Plan) -> bool:
+    return structure.rope.scaled and chosen.schedule is not None and chosen.replaces
 
 
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
@@ -372,13 +413,13 @@ def _notes(
                 f"the model is for {loaded}: lengths count from {original}; if a number is wrong, correct it before extending "
                 "(posenc.doctor(model) names the causes)"
             )
-    if structure.rope.scaled and (name == "linear" or chosen.schedule is None):
-        yield f"the model as loaded is scaled by {name}, which stays"
-    elif structure.rope.scaled:
+    if _discards(structure, chosen):
         yield (
-            f"the model as loaded is scaled by {name} from {structure.trained_length} tokens; the new schedule replaces it "
-            "and starts from there"
+            f"discards {name}, by which the model as loaded is scaled from {structure.trained_length} tokens: if it was trained so, it has to "
+            "be trained anew; without replace the schedule starts from the frequencies that it has"
         )
+    elif structure.rope.scaled:
+        yield f"the model as loaded is scaled by {name}, which stays"
     if structure.family.latent and chosen.schedule is not None and "rope_parameters" in design.config:
         times = softmax_scale(structure, design.config["rope_parameters"]) * structure.head_dim**0.5
         if not math.isclose(times, 1, rel_tol=1e-6):

@@ -77,7 +77,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "modernbert-decoder": Family(attention="attn"),
     "nanochat": Family(schedules_only="it rotates the other way round"),
-    "phimoe": Family(),
 }  # fmt: skip
 """Supported config.model_type, of the decoder where a model has several parts -> how it differs from Llama. For a type whose
 module rotary_emb has the interface of one of these: FAMILIES["its type"] = FAMILIES["llama"]."""
@@ -95,6 +94,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("deberta", "deberta-v2"), "its positions are relative, by a learned table of distances"),
     "xlnet": "its positions are relative, by sinusoids of the distance, which no length limits",
     **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
+    "phimoe": "its rotary module has numbers of its own (short_mscale, long_mscale), which no schedule states",
     "recurrent_gemma": "its rotary modules refuse every rope_type but default",
 }
 """Model types without a rotation that a configuration could change -> why."""

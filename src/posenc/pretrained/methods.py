@@ -4,7 +4,7 @@ follow from the training length and the new one, and how far it reaches.
 
 A method is written as "yarn", "yarn:beta_fast=16", "ntk+log_n" or "rerope:window=2048+softmax_n": at most one frequency
 schedule (with changes to it, "yarn+resonance"), at most one position map, and any of the others. "none" is direct
-extrapolation.
+extrapolation. A schedule starts from the frequencies that the model was loaded with, but under "yarn+replace" from plain RoPE.
 """
 
 import math
@@ -25,13 +25,15 @@ from posenc.pretrained.models import Rope
 from posenc.pretrained.parameters import STEP  # `resonance` moves wavelengths by less, to integers
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "nope", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "nope", "schedule", "change", "replace", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
 BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised", "mrrope")
 """Schedules whose factor is how many times longer inputs become. llama3's is not: Llama 3.1 reads 16 times its original
 length with a factor of 8, for which it was trained."""
+OF_PLAIN_ROPE = ("longrope", "explicit")
+"""Schedules that state what each frequency of plain RoPE is divided by, whatever a model had before."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Method:
     """A method of extension, or a part of one."""
 
     kind: MethodKind
-    """"schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, or "nope"."""
+    """"schedule" of frequencies, "change" applied to one, "replace", position "map", the "attention" around it, or "nope"."""
     make: Callable[..., Any]
     """Takes the options"""
     tuning: Tuning = "works without"
@@ -101,6 +103,11 @@ def _none() -> None:
 def _nope() -> None:
     """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
     old length, and scale the scores of longer inputs by 1 + c ln s (`temperature`)."""
+
+
+def _replace() -> None:
+    """The scaling that the model was loaded with is discarded, and the schedule starts from plain RoPE at the length before it. For a
+    scaling that the model was not trained with, as one added to a configuration."""
 
 
 def _window(lengths: Lengths) -> int:
@@ -154,6 +161,7 @@ METHODS: dict[str, Method] = {
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
+    "replace": Method("replace", _replace),
     # position maps; string is for inputs within the context length, and gains little beyond
     "rerope": Method(
         "map",
@@ -261,7 +269,8 @@ class Plan:
     text: the method, with every option of its maps and attention, so that it means the same for a model that has been saved
     with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
     from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
-    rotates: False where nothing is rotated at all.
+    rotates: False where nothing is rotated at all. replaces: whether the schedule starts from plain RoPE, and not from the frequencies
+    that the model has.
     """
 
     text: str
@@ -272,37 +281,40 @@ class Plan:
     tuning: Tuning = "works without"
     factor: float | None = None
     rotates: bool = True
+    replaces: bool = False
 
 
-def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
-    """Read a method. options: keywords, which go to the part that has them. schedules: the lengths for a frequency
-    schedule, from what the model had before any scaling; others: the lengths for the other parts.
+def plan(method: str, options: Options, original: Lengths, loaded: Lengths, factor: float | None = None) -> Plan:
+    """Read a method. options: keywords, which go to the part that has them. original: the lengths for a frequency schedule that
+    starts from plain RoPE, from what the model had before any scaling; loaded: those for all else. factor: of a schedule, where
+    it is not that of the lengths.
 
     Raises:
         InputError: an unknown method or option, an option that two parts have, or parts that do not go together.
     """
-    parts = [_read(spec) for spec in parse_sum(method)]
-    _distribute(parts, options)
-    _check_compatible(method, [name for name, _ in parts])
-    found, exact = Plan(method), list[int]()
+    parts = _parts(method, options)
+    found, exact = Plan(method, replaces=from_plain_rope(method)), list[int]()
     for name, given in parts:
+        if factor is not None and METHODS[name].kind == "schedule" and "factor" in METHODS[name].options():
+            given.setdefault("factor", factor)
         chosen = METHODS[name]
-        chosen.check(name, given)
         if chosen.tuning != "works without":
             found.tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
             found.factor = given.get("factor", found.factor)
             found.schedule = {"name": name, **given} | ({} if found.schedule is None else {"of": found.schedule})
+        if chosen.kind in ("schedule", "change", "replace"):
             continue
-        given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
+        given |= {key: default(loaded) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
             found.map = {"name": name, **given}
             position_maps.create(found.map)
         elif chosen.kind == "attention":
             found.attention[name] = chosen.make(**given)
         assert chosen.exact is not None
-        exact.append(chosen.exact(given, others))
+        exact.append(chosen.exact(given, loaded))
     if found.schedule is not None:
+        schedules = original if found.replaces else loaded
         shape: dict[str, Any] = {"original_max_positions": schedules.trained}
         if schedules.target is not None or _needs_length(found.schedule):
             shape |= {"factor": schedules.factor, "length": schedules.new}
@@ -311,6 +323,30 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     found.exact = min(exact, default=None)
     found.rotates = all(name != "nope" for name, _ in parts)
     return found
+
+
+def check(method: str, options: Options, factor: float | None, target_length: int | None) -> None:
+    """Refuse what no model takes, before one is loaded.
+
+    Raises:
+        InputError: an unknown method or option, a factor below 1, two lengths, or none where the method depends on it.
+    """
+    if factor is not None and target_length is not None:
+        raise InputError("give one of them", factor=factor, target_length=target_length)
+    if factor is not None and not 1 <= factor < math.inf:
+        raise InputError("the new length over the context length, at least 1", factor=factor)
+    _parts(method, options)
+    if factor is None and target_length is None and written_factor(method) is None:
+        plan(method, options, Lengths(2**20, None), Lengths(2**20, None))
+
+
+def _parts(method: str, options: Options) -> list[tuple[str, dict[str, Any]]]:
+    parts = [_read(spec) for spec in parse_sum(method)]
+    _distribute(parts, options)
+    _check_compatible(method, [name for name, _ in parts])
+    for name, given in parts:
+        METHODS[name].check(name, given)
+    return parts
 
 
 def written_factor(method: str) -> float | None:
@@ -327,15 +363,22 @@ def written_factor(method: str) -> float | None:
     return None
 
 
-def served_by(rotation: Frequencies, rope: Rope) -> float:
-    """The longest text in which no pair turns farther than in training: as many times the trained tokens as its slowest
-    pair is slower. Infinite if even that one completed a turn in training, after which there are no new angles."""
-    stretched = rope.schedule["name"] == "linear"
-    trained = rope.frequencies() if stretched else frequencies.default(rope.rotary_dim, base=rope.rope_theta)
+def from_plain_rope(method: str) -> bool:
+    """Whether the schedule of a method starts from plain RoPE, whatever a model had before.
+
+    Raises:
+        InputError: an unknown method.
+    """
+    return any(_read(spec)[0] in ("replace", *OF_PLAIN_ROPE) for spec in parse_sum(method))
+
+
+def served_by(rotation: Frequencies, rope: Rope, length: int) -> float:
+    """The longest text in which no pair turns farther than in training, over `length` tokens by the frequencies as loaded: as many
+    times these tokens as its slowest pair is slower. Infinite if even that one completed a turn, after which there are no new
+    angles."""
+    trained = frequencies.create(rope.at(length), rope.rotary_dim, base=rope.rope_theta)
     slowest, now = float(trained.inv_freq[-1]), float(rotation.inv_freq[-1])
-    if slowest * rope.original_length >= 2 * math.pi or now == 0:
-        return math.inf
-    return rope.original_length * slowest / now
+    return math.inf if slowest * length >= 2 * math.pi or now == 0 else length * slowest / now
 
 
 def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, target: int | None) -> int | None:
@@ -348,7 +391,7 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
     """
     if not chosen.rotates:
         return None
-    served = float(loaded_length) if chosen.schedule is None else served_by(rotation, rope)
+    served = float(loaded_length) if chosen.schedule is None else served_by(rotation, rope, loaded_length)
     reached, remedy = served, ""
     wanted = loaded_length + 1 if target is None else target
     if chosen.map is not None:
@@ -362,7 +405,8 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
         while isinstance(innermost.get("of"), Mapping):
             innermost = innermost["of"]
         if innermost.get("name") in BY_FACTOR:
-            remedy = f"give factor={wanted / rope.original_length:g} or more, or leave factor out"
+            counted = rope.original_length if chosen.replaces else loaded_length
+            remedy = f"give factor={wanted / counted:g} or more, or leave factor out"
     if remedy:
         missing = "the model reads as many without it" if target is None else f"{target} are wanted"
         raise InputError(f"reaches {reached:.0f} tokens, and {missing}", remedy, method=chosen.text)
@@ -423,3 +467,5 @@ def _check_compatible(method: str, names: list[str]) -> None:
     order = [kind for kind in kinds if kind in ("schedule", "change")]
     if "schedule" in order[1:]:
         raise InputError("what changes a schedule comes after it, as in yarn+resonance", method=method)
+    if "replace" in kinds and "schedule" not in kinds:
+        raise InputError("replace needs a schedule to start from plain RoPE, as in yarn+replace", method=method)

@@ -58,8 +58,6 @@ class Rope:
     """Which of them are a pair"""
     latent: bool
     """The last ones rotate, not the first"""
-    long_attention_factor: float | None = None
-    """Of inputs beyond original_length, where PhiMoE's module has one; it then turns by the frequencies of short inputs"""
 
     def rotation(self, schedule: Mapping[str, Any]) -> Rotary:
         """The same channels, turned by the frequencies of a schedule."""
@@ -79,9 +77,6 @@ class Rope:
 
     def at(self, length: int) -> dict[str, Any]:
         """The schedule for inputs of a length, on which it may depend."""
-        if self.long_attention_factor is not None:
-            long = length > self.original_length
-            return dict(self.schedule) | ({"attention_factor": self.long_attention_factor} if long else {})
         return dict(self.schedule) | ({"length": length} if "length" in self.schedule else {})
 
     def frequencies(self) -> frequencies.Frequencies:
@@ -213,7 +208,7 @@ def model_structure(model: nn.Module) -> ModelStructure:
     def rope(parameters: Mapping[str, Any], prefix: str, width: int) -> Rope:
         buffers = tables_of(rotary, prefix, parameters)
         stated = stated_rope(parameters, config, 2 * buffers[0].numel(), width, family)
-        factor = attention_factor(rotary, prefix, parameters)
+        factor = attention_factor(rotary, prefix)
         if not all(buffer.is_meta or has_frequencies(buffer, factor, stated) for buffer in buffers):
             raise InputError(
                 f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
@@ -384,24 +379,14 @@ def stated_rope(parameters: Mapping[str, Any], config: Any, width: int, head_dim
     """
     length = int(config.max_position_embeddings)
     original = int(parameters.get("original_max_position_embeddings") or stretched_length(config, parameters) or length)
-    schedule, beyond = schedule_of(parameters, original, length), None
-    if config.model_type == "phimoe" and schedule["name"] != "default":
-        short, beyond = float(parameters["short_mscale"]), float(parameters["long_mscale"])
-        if "attention_factor" not in ROPE_PARAMETERS[schedule["name"]] and (short, beyond) != (1.0, 1.0):
-            raise InputError(f"must be 1 beside rope_type {schedule['name']!r}", short_mscale=short, long_mscale=beyond)
-        if "attention_factor" in ROPE_PARAMETERS[schedule["name"]]:
-            schedule |= {"attention_factor": short}
-    base = float(parameters["rope_theta"])
+    schedule, base = schedule_of(parameters, original, length), float(parameters["rope_theta"])
     if schedule["name"] == "dynamic" and parameters.get("alpha"):  # HunYuan's name for another base
         base, schedule = base * parameters["alpha"] ** (width / (width - 2)), {"name": "default"}
-    return Rope(base, width, schedule, original, head_dim, family.layout, family.latent, beyond)
+    return Rope(base, width, schedule, original, head_dim, family.layout, family.latent)
 
 
-def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) -> float:
-    """What multiplies cos and sin of short inputs: PhiMoE's module has another number beside attention_scaling."""
-    stated = parameters.get("short_mscale") if type(rotary).__name__.startswith("Phimoe") else None
-    if stated is not None and parameters.get("rope_type") != "default":
-        return float(stated)
+def attention_factor(rotary: Any, prefix: str) -> float:
+    """What multiplies cos and sin of short inputs."""
     return float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
 
 

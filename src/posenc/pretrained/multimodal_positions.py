@@ -38,93 +38,62 @@ TEXT, IMAGE, VIDEO = range(3)
 # ---------------------------------------------------------------- rules
 
 
-@dataclass(frozen=True)
-class Patches:
-    """The tokens of all images and videos, in their order.
-
-    sizes: (images, 3), frames, height and width in tokens. interval: positions from one frame to the next, (images,).
-    image: which one each token is of; index: its number there; t, y, x: its frame, row and column; all (tokens,).
-    """
-
-    sizes: Tensor
-    interval: Tensor
-    image: Tensor
-    index: Tensor
-    t: Tensor
-    y: Tensor
-    x: Tensor
-
-    @classmethod
-    def of(cls, sizes: Sequence[Size], intervals: Sequence[float], device: torch.device) -> "Patches":
-        table = torch.tensor(sizes, dtype=torch.long, device=device).view(-1, 3)
-        count = table.prod(1)
-        image = torch.repeat_interleave(torch.arange(count.shape[0], device=device), count)
-        index = torch.arange(image.shape[0], device=device) - (count.cumsum(0) - count)[image]
-        _, height, width = table[image].unbind(1)
-        interval = torch.tensor(intervals, dtype=torch.float32, device=device)
-        return cls(table, interval, image, index, index // (height * width), index // width % height, index % width)
-
-    def largest(self, values: Tensor) -> Tensor:
-        """Of (tokens,) values the largest of each image, (images,)."""
-        return values.new_zeros(self.sizes.shape[0]).scatter_reduce(0, self.image, values, "amax", include_self=False)
+Places = tuple[Tensor, float]
+"""Where the tokens of an image are, counted from where a text token would be in their place, (tokens, axes), int64 or float64; and how far
+after its beginning text goes on behind it."""
 
 
-Places = tuple[Tensor, Tensor]
-"""Where the tokens of images are, counted from where a text token would be in their place, (tokens, axes), int64 or float64; and how far
-after its beginning text goes on behind each image, (images,)."""
+def _cells(size: Size, device: torch.device) -> tuple[Tensor, ...]:
+    """The frame, the row and the column of each token, (tokens,)."""
+    return torch.unravel_index(torch.arange(math.prod(size), device=device), size)
 
 
-def _qwen2_vl(patches: Patches, count_frames: bool = True, tokens_per_second: float = 2.0) -> Places:
-    """At (t, y, x), where t is in float32 as in transformers; text goes on after the largest number on any axis, as in the paper, vLLM
-    and transformers 4, or without count_frames after that of the rows and columns, as in transformers 5. tokens_per_second: of the
-    model's vision_config; what it makes of seconds is in `Patches.interval`."""
-    t = (patches.t.float() * patches.interval[patches.image]).long()
-    at = torch.stack((t, patches.y, patches.x), 1)
-    return at, patches.largest(at[:, 0 if count_frames else 1 :].amax(1)) + 1
+def _qwen2_vl(size: Size, device: torch.device) -> Places:
+    """At (t, y, x); text goes on after the largest number on any axis, as in the paper, vLLM and transformers 4. transformers 5 leaves
+    the frames out of that."""
+    return torch.stack(_cells(size, device), 1), max(size)
 
 
-def _videorope(patches: Patches, spacing: float) -> Places:
+def _videorope(size: Size, device: torch.device, spacing: float) -> Places:
     """Frames are `spacing` apart; rows and columns are centred around the frame's number; text goes on after the last frame's."""
-    _, height, width = patches.sizes[patches.image].unbind(1)
-    t = patches.t * int(spacing) if float(spacing).is_integer() else exact(patches.t) * spacing
-    at = torch.stack((t, t + patches.y - (height - 1) // 2, t + patches.x - (width - 1) // 2), 1)
-    return at, patches.largest(t) + 1
+    (frames, height, width), (t, y, x) = size, _cells(size, device)
+    whole = float(spacing).is_integer()
+    t = t * int(spacing) if whole else exact(t) * spacing
+    at = torch.stack((t, t + y - (height - 1) // 2, t + x - (width - 1) // 2), 1)
+    return at, (frames - 1) * (int(spacing) if whole else spacing) + 1
 
 
-def _v2pe(patches: Patches, delta: float) -> Places:
+def _v2pe(size: Size, device: torch.device, delta: float) -> Places:
     """One axis, on which an image's tokens are `delta` apart, the first of them after the text before it; text goes on at the next
     integer, as in the authors' code."""
-    return exact(patches.index + 1)[:, None] * delta - 1, (exact(patches.sizes.prod(1)) * delta).ceil()
+    count = math.prod(size)
+    return exact(torch.arange(1, count + 1, device=device))[:, None] * delta - 1, math.ceil(count * delta)
 
 
-def _circle_rope(patches: Patches, radius: float | None, alpha: float) -> Places:
+def _circle_rope(size: Size, device: torch.device, radius: float | None, alpha: float) -> Places:
     """An image's tokens are on a circle around the axis of the text, all as far from a text token. radius: of the circle; None: the
     largest coordinate from the image's centre. alpha: how much an angle follows the token's direction from the centre; the rest
     follows its index."""
-    image = patches.image
-    _, height, width = patches.sizes[image].unbind(1)
-    y, x = exact(patches.y) - exact(height - 1) / 2, exact(patches.x) - exact(width - 1) / 2
-    direction = torch.atan2(y, x)
-    first, last = -patches.largest(-direction)[image], patches.largest(direction)[image]
-    spread = torch.where(last > first, (direction - first) / (last - first) * 2 * math.pi, direction)
-    even = exact(patches.index) / (height * width) * 2 * math.pi
+    _, y, x = (exact(cell) - (length - 1) / 2 for cell, length in zip(_cells(size, device), size, strict=True))
+    spread = torch.atan2(y, x)
+    first, last = spread.min(), spread.max()
+    if last > first:
+        spread = (spread - first) / (last - first) * 2 * math.pi
+    even = exact(torch.arange(len(x), device=device)) / len(x) * 2 * math.pi
     angle = alpha * spread + (1 - alpha) * even
-    wide = patches.largest(torch.maximum(y, x))[image] if radius is None else radius
+    wide = torch.maximum(y, x).max() if radius is None else radius
     u, v = wide * angle.cos() / math.sqrt(2), wide * angle.sin() / math.sqrt(6)
     at = torch.stack((2 * v, u - v, -u - v), 1)  # orthogonal to (1, 1, 1), along which text goes
-    return at, patches.largest(at.amax(1)) + 1
+    return at, float(at.max()) + 1
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of a model. places: from `Patches` and the options. options: with their defaults. framewise: each frame of a video is an
-    image by itself, after the tokens of its timestamp. timed: a frame is at its time, for which the seconds of each video are needed.
-    needs_sizes: more than the number of an image's tokens. moving: it serves more than one frame."""
+    """The rule of a model. places: from the size of an image, the device and the options. options: with their defaults. needs_sizes: more
+    than the number of an image's tokens. moving: it serves more than one frame."""
 
     places: Callable[..., Places]
     options: Mapping[str, Any] = field(default_factory=dict)
-    framewise: bool = False
-    timed: bool = False
     needs_sizes: bool = True
     moving: bool = True
 
@@ -132,18 +101,16 @@ class Rule:
 RULES: dict[str, Rule] = {
     # Wang et al. 2025, "Circle-RoPE" (2505.16416)
     "circle_rope": Rule(_circle_rope, {"radius": 10.0, "alpha": 0.5}, moving=False),
-    # Bai et al. 2025, "Qwen2.5-VL" (2502.13923)
-    "qwen2_5_vl": Rule(_qwen2_vl, {"count_frames": True, "tokens_per_second": 2.0}, timed=True),
     # Wang et al. 2024, "Qwen2-VL" (2409.12191), section 2.1
-    "qwen2_vl": Rule(_qwen2_vl, {"count_frames": True}),
-    # Bai et al. 2025, "Qwen3-VL" (2511.21631)
-    **dict.fromkeys(("qwen3_5", "qwen3_vl"), Rule(_qwen2_vl, framewise=True)),
+    "qwen2_vl": Rule(_qwen2_vl),
     # Ge et al. 2024, "V2PE" (2412.09616)
     "v2pe": Rule(_v2pe, {"delta": 0.0625}, needs_sizes=False),
     # Wei et al. 2025, "VideoRoPE" (2502.05173)
     "videorope": Rule(_videorope, {"spacing": 2.0}),
 }
 """By the names that `multimodal` takes."""
+THEIRS = "qwen2_5_vl", "qwen3_vl", "qwen3_5"
+"""Rules that transformers' models compute themselves."""
 
 
 def create_rule(name: str, given: Mapping[str, Any]) -> Rule:
@@ -152,6 +119,11 @@ def create_rule(name: str, given: Mapping[str, Any]) -> Rule:
     Raises:
         InputError: an unknown name or option, or a value that does not fit.
     """
+    if name in THEIRS:
+        raise InputError(
+            "call the model's own get_rope_index, and pass its positions: Positions.from_ids(ids.permute(1, 2, 0), causal=True)",
+            rule=name,
+        )
     if not isinstance(name, str) or name not in RULES:
         raise unknown("rule", name, RULES)
     rule = RULES[name]
@@ -160,9 +132,7 @@ def create_rule(name: str, given: Mapping[str, Any]) -> Rule:
             raise InputError(
                 f"rule {name!r} takes {listed([*rule.options] or ['no options'])}", argument=option, value=value
             )
-        if option == "count_frames":
-            check_flags(count_frames=value)
-        elif option == "alpha":
+        if option == "alpha":
             check_numbers(0, 1, alpha=value)
         elif option != "radius" or value is not None:
             check_positive(**{option: value})
@@ -173,30 +143,23 @@ def create_rule(name: str, given: Mapping[str, Any]) -> Rule:
 
 
 class Grids:
-    """The images, or the videos, of a batch, which its tokens take one after another: each, or each frame of a video if the
-    rule is framewise.
+    """The images, or the videos, of a batch, which its tokens take one after another.
 
     name: of the argument they are from, what: "image" or "video", merge: of patches, for messages. sizes: (frames, height,
-    width) in tokens of each. intervals: as in `Patches`.
+    width) in tokens of each.
     """
 
     def __init__(self, name: str, what: str, sizes: Sequence[Size], rule: Rule, merge: int = 1) -> None:
         if not rule.moving and any(frames > 1 for frames, _, _ in sizes):
             raise InputError(f"{name} has videos, this rule is for images: pass each frame as an image")
         self.name, self.what, self.merge = name, what, merge
-        self.sizes, self.frames = list(sizes), [0] * len(sizes)
-        if rule.framewise and what == "video":
-            self.sizes = [(1, height, width) for frames, height, width in sizes for _ in range(frames)]
-            self.frames = [t for frames, _, _ in sizes for t in range(frames)]
-            self.what = "video frame"
-        self.intervals = [1.0] * len(self.sizes)
-        self.taken = 0
+        self.sizes, self.taken = list(sizes), 0
 
-    def take(self, room: int, adjacent: bool, row: int, column: int) -> int:
-        """The number of the next one, which has at most `room` tokens, from this row and column.
+    def take(self, room: int, row: int, column: int) -> Size:
+        """The size of the next one, which has at most `room` tokens, from this row and column.
 
         Raises:
-            InputError: there is none, it is larger, or it is a frame right after another, without a timestamp.
+            InputError: there is none, or it is larger.
         """
         number = self.taken
         if number == len(self.sizes):
@@ -211,13 +174,8 @@ class Grids:
                 f"{self.name}: {self.what} {number} has {shape} = {count} tokens at spatial_merge_size={self.merge}, row {row} has "
                 f"{room} at index {column}: pass the sizes, the merge and the tokens of one processor"
             )
-        if adjacent and self.frames[number] > 0:
-            raise InputError(
-                f"{self.name}: {self.what} {number} comes right after another in row {row}, at index {column}: this rule reads a "
-                "timestamp before each frame; pass its tokens (as parts: 5, (height, width), 5, (height, width), ..)"
-            )
         self.taken += 1
-        return number
+        return self.sizes[number]
 
 
 def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule, most: int) -> Grids:
@@ -250,34 +208,6 @@ def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule, mo
     )
 
 
-def intervals_of(second_per_grid_ts: Ids | None, videos: int, rule: Rule) -> list[float]:
-    """Positions from one frame of each video to the next.
-
-    Raises:
-        InputError: seconds missing, not one for each video, not above 0, or given to a rule without them.
-    """
-    if not rule.timed and second_per_grid_ts is not None:
-        raise InputError(
-            "this rule does not read seconds", "leave it out, or pass rule='qwen2_5_vl'", argument="second_per_grid_ts"
-        )
-    if not rule.timed or (second_per_grid_ts is None and videos == 0):
-        return [1.0] * videos
-    if second_per_grid_ts is None:
-        raise InputError(
-            "this rule puts frames at their time",
-            f"pass the seconds from one frame to the next, one for each of {videos} videos, as the model's "
-            "processor returns them",
-            second_per_grid_ts=None,
-        )
-    seconds = as_numbers("second_per_grid_ts", second_per_grid_ts)
-    fits = seconds.shape == (videos,) and seconds.dtype != torch.bool
-    if not fits or not bool(((seconds > 0) & seconds.isfinite()).all()):
-        raise InputError(f"pass a number above 0 for each of {videos} videos", second_per_grid_ts=second_per_grid_ts)
-    # a list is multiplied in float64, a tensor in its dtype, as in transformers
-    given = seconds if isinstance(second_per_grid_ts, Tensor) else second_per_grid_ts
-    return [float(rule.options["tokens_per_second"] * value) for value in given]
-
-
 def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mapping[int, Grids], rule: Rule) -> Tensor:
     """The coordinates of tokens, (tokens, axes).
 
@@ -292,43 +222,28 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
     first = begins.nonzero()[:, 0]
     edges = [*first.tolist(), kinds.shape[0]]
     runs = zip(edges, edges[1:], kinds[first].tolist(), sequence[first].tolist(), places[first].tolist(), strict=False)
-    segments: list[tuple[int, int, int | None]] = []  # tokens, sequence, which image
-    sizes: list[Size] = []
-    intervals: list[float] = []
+    like, _ = rule.places((1, 1, 1), kinds.device, **rule.options)
+    pieces, following = [like[:0]], defaultdict[int, float](int)  # the number that comes next, by sequence
     for begin, end, kind, of, (row, column) in runs:
-        if kind == TEXT:
-            segments.append((end - begin, of, None))
-            continue
-        at, known = begin, grids[kind]
+        at = begin
         while at < end:
-            size, interval = (1, 1, end - begin), 1.0
-            if rule.needs_sizes or known.sizes:
-                number = known.take(end - at, at > begin, row, column + at - begin)
-                size, interval = known.sizes[number], known.intervals[number]
-            segments.append((math.prod(size), of, len(sizes)))
-            sizes.append(size)
-            intervals.append(interval)
-            at += math.prod(size)
+            if kind == TEXT:
+                local, after = torch.arange(end - at, device=kinds.device)[:, None].expand(-1, like.shape[1]), end - at
+            else:
+                size = (1, 1, end - at)
+                if rule.needs_sizes or grids[kind].sizes:
+                    size = grids[kind].take(end - at, row, column + at - begin)
+                local, after = rule.places(size, kinds.device, **rule.options)
+            pieces.append(local.to(like.dtype) + following[of])
+            following[of] += after
+            at += len(local)
     for known in grids.values():
         if known.taken < len(known.sizes):
             raise InputError(
-                f"{known.name} is for {len(known.sizes)} {known.what}{'s' * (len(known.sizes) != 1)}, the rows have tokens of {known.taken}: pass the sizes of "
-                f"those alone, and the {known.what.split()[0]}_token_id of the model's config"
+                f"{known.name} is for {len(known.sizes)} {known.what}{'s' * (len(known.sizes) != 1)}, the rows have tokens of {known.taken}: "
+                f"pass the sizes of those alone, and the {known.what}_token_id of the model's config"
             )
-    patches = Patches.of(sizes, intervals, kinds.device)
-    local, after = rule.places(patches, **rule.options)
-    extents = after.tolist()
-    starts, following = [], defaultdict[int, float](int)
-    for length, of, image in segments:
-        starts.append(following[of])
-        following[of] += length if image is None else extents[image]
-    lengths = torch.tensor([length for length, _, _ in segments], dtype=torch.long, device=kinds.device)
-    index = torch.arange(kinds.shape[0], device=kinds.device)
-    index -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    start = torch.repeat_interleave(torch.tensor(starts, dtype=local.dtype, device=kinds.device), lengths)[:, None]
-    coordinates = (start + index[:, None]).expand(-1, local.shape[1]).clone()
-    coordinates[kinds != TEXT] = local + start[kinds != TEXT]
-    return coordinates
+    return torch.cat(pieces)
 
 
 # ---------------------------------------------------------------- the arguments of `multimodal`
@@ -391,7 +306,6 @@ def multimodal(
     image_grid_thw: Ids | None = None,
     video_grid_thw: Ids | None = None,
     spatial_merge_size: int = 2,
-    second_per_grid_ts: Ids | None = None,
     attention_mask: Ids | None = None,
     document_ids: Tensor | None = None,
     causal: bool = False,
@@ -401,7 +315,7 @@ def multimodal(
     """Positions of text with images and videos in it, at (t, y, x), by the rule of a model.
 
     A text token is at the same number on all axes. The rule says where an image's tokens are, and where text goes on:
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "videorope", "v2pe" (on one axis) or "circle_rope". options are
+    "qwen2_vl", "videorope", "v2pe" (on one axis) or "circle_rope". options are
     those of the rule. Both are listed, with their papers, in docs/vision-grid.md and in this module.
 
     tokens: a list of parts, or rows of tokens. Parts, in the order of the sequence: a number of text tokens, the
@@ -409,14 +323,13 @@ def multimodal(
     image_token_id and video_token_id at the tokens of images and videos, whose sizes are (count, 3) tables of frames,
     height and width, before spatial_merge_size x spatial_merge_size patches become a token; all named as in
     transformers' `get_rope_index`. Its `mm_token_type_ids` are such rows, with ids 1 and 2.
-    second_per_grid_ts: seconds from one frame to the next, one for each video, for "qwen2_5_vl".
     attention_mask: (batch, n), zeros are padding, at position 0. document_ids: (n,) or (batch, n), packed documents, as
     in `Positions.packed`; positions start at 0 in each. num_queries: with a cache, how many of the last tokens are the
     queries; `tokens` are then all tokens, so that the next ones go on where the rule says.
 
     Raises:
         InputError: an unknown rule or option, parts or tables that are none, images whose sizes do not fit to their
-            tokens, a merge that does not divide them, missing seconds, or num_queries that does not fit.
+            tokens, a merge that does not divide them, or num_queries that does not fit.
     """
     check_flags(causal=causal)
     refuse_in_program(
@@ -450,7 +363,6 @@ def multimodal(
                     )
         kinds, of_images, of_videos = from_parts(tokens, device)
         images, videos = Grids("parts", "image", of_images, by), Grids("parts", "video", of_videos, by)
-    videos.intervals = intervals_of(second_per_grid_ts, len(videos.sizes), by)
     batch, n = kinds.shape
     valid = documents = None
     if attention_mask is not None and document_ids is not None:

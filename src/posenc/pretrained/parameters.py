@@ -23,7 +23,6 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
 that every type has."""
 
 READ_BY: dict[str, tuple[str, ...]] = {
-    "phimoe": ("short_mscale", "long_mscale"),
     "hunyuan_v1_dense": ("alpha",),
     "hunyuan_v1_moe": ("alpha",),
     "hunyuan_vl_text": ("alpha",),
@@ -202,9 +201,9 @@ def config_of(config: Any, layer_type: str | None) -> Any:
 
 
 def score_factor(parameters: Mapping[str, Any]) -> float:
-    """Of the scores in latent attention under YaRN: the square of 0.1 mscale_all_dim ln(factor) + 1."""
+    """Of the scores in latent attention that is scaled: the square of 0.1 mscale_all_dim ln(factor) + 1."""
     mscale, factor = parameters.get("mscale_all_dim") or 0.0, parameters.get("factor") or 1.0
-    applies = factor > 1 and parameters.get("rope_type") == "yarn"
+    applies = factor > 1 and parameters.get("rope_type", "default") != "default"
     return float(0.1 * mscale * math.log(factor) + 1) ** 2 if applies else 1.0
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
 from posenc.encodings.rotary import PRotary, Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
@@ -31,9 +30,9 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
     try:
         acting = [model.acting_encoding.acting_in(plan.number).part for plan in model._plans if plan.layer.rotates]
         for part in acting:
-            if type(part) not in (Rotary, PRotary, LearnedRotary, HeadRotary):
+            if type(part) not in (Rotary, PRotary):
                 raise InputError(f"{part.known_as} is in none")
-            if not same_frequencies(_frequencies(part), _frequencies(acting[0])):
+            if not same_frequencies(part.frequencies(), acting[0].frequencies()):
                 raise InputError("its layers rotate by different frequencies")
         made = _made(model, kind, _own_fields(model.config) | {"rope_parameters": _parameters(model, acting[0])})
         _compare(model, made)
@@ -43,25 +42,19 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
             "posenc.load reads",
             encoding=model.config.encoding,
         ) from error
-    return made, {"full_attention": _frequencies(acting[0])}
+    return made, {"full_attention": acting[0].frequencies()}
 
 
-def _frequencies(rotation: Any) -> Frequencies:
-    if isinstance(rotation, Rotary):
-        return rotation.frequencies()
-    return Frequencies(rotation.vectors(0)[0, :, 0].detach().cpu().double(), rotation.attention_factor)
-
-
-def _parameters(model: Any, rotation: Any) -> dict[str, Any]:
+def _parameters(model: Any, rotation: Rotary) -> dict[str, Any]:
     """rope_parameters of a rotation in a model of the same type."""
-    config, layout = model.config, getattr(rotation, "layout", "half")
+    config, layout = model.config, rotation.layout
     kind, own = str(config.model_type).removeprefix(ENCODED), config.rope_parameters
     if layout != FAMILIES[kind].layout:
         raise InputError(f"its rotation has the layout {layout!r}, and {kind} {FAMILIES[kind].layout!r}")
     if layout == "half":
         return rope_parameters_of(rotation, int(config.max_position_embeddings))
     plain = Rotary(rotation.head_dim, rope_theta=own["rope_theta"], rotary_dim=rotation.rotary_dim)
-    if not same_frequencies(_frequencies(rotation), plain.frequencies()):
+    if not same_frequencies(rotation.frequencies(), plain.frequencies()):
         raise InputError("of a rotation of neighbouring channels, only the model's own is written")
     return dict(own)
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +17,10 @@ from torch._dynamo import OptimizedModule
 from posenc import frequencies
 from posenc.backends.precision import HALF
 from posenc.errors import InputError
-from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Evidence
+from posenc.pretrained.gguf_reader import read_config
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.models import (
     Rope,
@@ -60,15 +63,13 @@ class FrequencyTable:
             attention_factor=self.attention_factor,
             tokens=tokens,
             slow_pairs=int((turning * tokens < 2 * math.pi).sum()),
-            base_bound=first_negative(self.inv_freq),
         )
 
 
 @dataclass(frozen=True)
 class RotationDescription:
     """rotary_dim: rotated channels of a head, whose frequency is not 0. tokens: that a query sees, at most: the model's length, or the layers' window.
-    slow_pairs: pairs of channels that complete no rotation within them. base_bound: the first distance at which the sum of all
-    cosines is negative, None below 2^20."""
+    slow_pairs: pairs of channels that complete no rotation within them."""
 
     rope_theta: float | None
     schedule: str
@@ -76,23 +77,29 @@ class RotationDescription:
     attention_factor: float
     tokens: int
     slow_pairs: int
-    base_bound: int | None
 
 
 @dataclass(frozen=True)
 class Computation:
     """What was compared with `posenc.attention`. layers: how many. tokens: of the text. windows: sliding windows that
-    a longer text left. unchecked: what was not compared, and why."""
+    a longer text left. unchecked: what was not compared, and why. used: by pair, its share of the norms of queries times keys."""
 
     layers: int
     tokens: int
     windows: tuple[int, ...]
     unchecked: tuple[str, ...]
+    used: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         longer = "".join(f", the window of {window} with {window + PROBE}" for window in self.windows)
         done = f"computed: attention of {self.layers} layers with {self.tokens} tokens{longer}, against the declared formula"
-        return "\n".join(([done] if self.layers else []) + [f"not checked: {each}" for each in self.unchecked])
+        first = next((at for at in range(len(self.used)) if sum(self.used[at:]) < 0.5), 0)
+        slow = f"frequencies used: half of the norms of queries times keys is in the {len(self.used) - first + 1} slowest of {len(self.used)} pairs"
+        return "\n".join(
+            ([done] if self.layers else [])
+            + ([slow] if self.used else [])
+            + [f"not checked: {each}" for each in self.unchecked]
+        )
 
 
 @dataclass(frozen=True)
@@ -119,17 +126,12 @@ class ModelDescription:
         ]
         for kind, rotation in self.rotations.items():
             theta = "missing" if rotation.rope_theta is None else f"{rotation.rope_theta:.10g}"
-            limit = math.inf if rotation.base_bound is None else rotation.base_bound
             window = rotation.tokens < self.length
-            met = (
-                f"up to {limit} tokens: no fault in a model trained beyond them" if limit < rotation.tokens else "there"
-            )
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
                 f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
                 f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a rotation in "
                 f"{f'the window of {rotation.tokens}' if window else self.length} tokens",
-                f"  the rule of thumb for rope_theta (base bound) holds {met}",
             ]
         lines.append(str(self.computed))
         if self.dtype in [str(dtype).removeprefix("torch.") for dtype in HALF]:
@@ -170,7 +172,7 @@ class Probe:
             raise InputError(
                 f"model of type {str(inner.config.model_type)!r}: its positions are a learned table of {table_of(inner)[1]} "
                 "rows, and doctor examines rotary models; posenc.pretrained.learned_table.rows_of_table(model) gives the "
-                'rows, posenc.extend(model, "hierarchical" or "interpolate", target_length=...) makes them more'
+                'rows, posenc.extend(model, "hierarchical", target_length=...) makes them more'
             )
         if next(inner.parameters()).is_meta:
             raise InputError("it has no weights (device meta), and doctor runs it", "load them first", argument="model")
@@ -191,6 +193,12 @@ class Probe:
         self.head_dim: int = attention_layers(self.decoder, self.family)[0].head_dim
         by_type = rope_parameters_by_type(self.config)
         self.parameters = {name or ALL_LAYERS: parameters for name, parameters in by_type.items()}
+
+    @cached_property
+    def file(self) -> ConfigFile | None:
+        """The config.json that the model was loaded from; None: there is none."""
+        file = Path(getattr(self.config, "name_or_path", None) or "") / "config.json"
+        return read_config(file) if file.parts[:-1] and file.is_file() else None
 
     def where(self, layer_type: str) -> str:
         """A layer type in a sentence, empty where there is only one."""
@@ -256,7 +264,7 @@ class Probe:
         for kind, parameters in self.parameters.items():
             prefix = "" if kind == ALL_LAYERS else f"{kind}_"
             for buffer in tables_of(rotary, prefix, parameters)[:1]:
-                tables[kind] = FrequencyTable(buffer, attention_factor(rotary, prefix, parameters), parameters)
+                tables[kind] = FrequencyTable(buffer, attention_factor(rotary, prefix), parameters)
         return tables
 
     def ids(self, batch: int = 1, length: int = PROBE) -> Tensor:
@@ -288,13 +296,9 @@ class Probe:
         finally:
             self.model._compiled_call_impl = before
 
-    def rebuilt_rotary(self, times: float = 1.0) -> nn.Module:
-        """transformers' rotary module from the configuration, its bases multiplied. transformers' errors pass through."""
-        device, config = next(self.rotary.buffers()).device, copy.deepcopy(self.config)
-        for parameters in rope_parameters_by_type(config).values():
-            if times != 1:
-                parameters["rope_theta"] *= times  # type: ignore[index]
-        return type(self.rotary)(config).to(device)
+    def rebuilt_rotary(self) -> nn.Module:
+        """transformers' rotary module from the configuration. transformers' errors pass through."""
+        return type(self.rotary)(copy.deepcopy(self.config)).to(next(self.rotary.buffers()).device)
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:

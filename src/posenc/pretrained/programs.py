@@ -127,6 +127,38 @@ class Reading:
 Found = Iterator[Reading]
 
 
+def bounds(reading: Reading, length: int, layers: int | None) -> list[str]:
+    """Whether a base is large enough for texts of a length, and not too large, by what its slowest pair does: the kinds of bounds of
+    Liu 2026 (arXiv 2602.10959: aliasing, stability over the layers, precision), each for the condition that it states, and that of
+    Men et al. 2024 (arXiv 2405.14591)."""
+    turning = reading.inv_freq[reading.inv_freq > 0]
+    pairs, slowest = len(reading.inv_freq), float(turning.min()) if len(turning) else 0.0
+    if pairs < 2 or slowest == 0:
+        return []
+    power = pairs / (pairs - 1)
+
+    def base(angle: float) -> float:  # at which the slowest pair turns by an angle a token, all else as it is
+        return reading.base * float(slowest / angle) ** power
+
+    depth = layers or 1
+    limits = {
+        "the slowest pair completes no turn": base(2 * math.pi / length),
+        f"its cosine, multiplied over {depth} layers, stays above 1/2": base(math.acos(0.5 ** (1 / depth)) / length),
+    }
+    zero = frequencies.schedules.first_negative(reading.inv_freq)
+    lines = [f"rope_theta {reading.base:.6g} in {reading.layers}, for {length} tokens:"]
+    for what, least in limits.items():
+        lines.append(f"  at least {least:.3g}, so that {what}: {'met' if reading.base >= least else 'NOT met'}")
+    lines.append(f"  the sum of cosines is first negative at {zero or 'more than 2^20'} tokens (Men et al.)")
+    most, half = (base(torch.finfo(dtype).eps) for dtype in (torch.float32, torch.bfloat16))
+    met = "met" if reading.base <= most else "NOT met"
+    lines.append(
+        f"  at most {most:.3g}, so that a step of the slowest pair is no rounding of float32 beside 1: {met} ({half:.3g} if a program keeps "
+        "angles in bfloat16)"
+    )
+    return lines
+
+
 def _reading(
     layers: str, base: Any, schedule: Mapping[str, Any], rotary_dim: int, factor: float | None = None, note: str = ""
 ) -> Reading:

@@ -23,6 +23,7 @@ from posenc.pretrained.programs import (
     NotKnown,
     ProgramFails,
     Reading,
+    bounds,
     programs_answer,
 )
 from posenc.pretrained.stated import impossible_numbers, stated
@@ -163,6 +164,8 @@ class ProgramComparison:
         lines += [f"{each.program}: not known: {each.why}" for each in self.not_known]
         lines += ["", *(self.apart() or [self.agreement()])]
         lines += [f"{each.program}: {each.note}" for each in self.readings if each.note]
+        own = [each for each in self.readings if each.program == self.readings[0].program]
+        lines += ["", *(line for each in own for line in bounds(each, self.length, self.layers))] if own else []
         return "\n".join([*lines, *(f"\n{finding}" for finding in self.findings)])
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frequencies as the `rope_parameters` of a transformers configuration, so that plain transformers computes them."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
@@ -14,7 +15,7 @@ from posenc.frequencies import Frequencies, abf, create, stretch
 from posenc.functional import Layout
 from posenc.pretrained.attach import attached
 from posenc.pretrained.models import ModelStructure, Rope
-from posenc.pretrained.parameters import ROPE_PARAMETERS
+from posenc.pretrained.parameters import ROPE_PARAMETERS, score_factor
 
 NAMED = ("default", "linear", "yarn", "llama3")
 """The rope_types with a formula, in the order of how many programs compute it."""
@@ -149,6 +150,11 @@ def _written(
         rope.layout,
         schedule,
     )
+    scores, times = score_factor(given) ** 0.5, written.get("factor", 1.0)
+    if (
+        written["rope_type"] == "longrope" and scores != 1 and times > 1 and schedule.get("name") == "explicit"
+    ):  # kept beside the new ones
+        shape["mscale_all_dim"] = (scores - 1) / (0.1 * math.log(times))
     if structure.model_type == "phimoe" and written["rope_type"] != "default":  # it reads these for every type
         shape |= dict.fromkeys(("short_mscale", "long_mscale"), frequencies.attention_factor)
         shape["original_max_position_embeddings"] = rope.original_length

@@ -60,12 +60,6 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         if kind not in ROPE_PARAMETERS:
             continue
         yield from _unread(config, parameters, kind, where)
-        if config.model_type == "phimoe" and parameters.get("short_factor") != parameters.get("long_factor"):
-            yield (
-                "long_factor_ignored",
-                f"transformers rotates inputs beyond {parameters.get(ORIGINAL)} tokens by short_factor",
-                None,
-            )
         if kind == "llama3" and parameters.get(ORIGINAL) == length:
             yield "llama3_without_effect", f"original_max_position_embeddings is {length} too", None
         factor = parameters.get("factor")

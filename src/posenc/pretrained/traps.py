@@ -16,10 +16,12 @@ from posenc.errors import InputError
 from posenc.pretrained.checked import weight_files
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import cache_name
-from posenc.pretrained.multimodal_positions import RULES
 from posenc.pretrained.multimodal_positions import multimodal as multimodal_positions
 from posenc.pretrained.parameters import is_number
 from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
+
+QWEN = "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"
+"""How model types begin that number the tokens of an image as Qwen2-VL's paper does."""
 
 
 def uninitialised(probe: Probe, kind: str, configured: FrequencyTable) -> Evidence:
@@ -174,8 +176,7 @@ def _axes(probe: Probe, sections: list[int], interleaved: bool) -> Evidence:
 def _image_positions(probe: Probe) -> Evidence:
     """A prompt with two images, 2 x 3 and 3 x 1 tokens, by the model's own function."""
     config, model = probe.model.config, probe.model.base_model
-    rule = str(config.model_type).removesuffix("_moe")
-    if not hasattr(model, "get_rope_index") or rule not in RULES:
+    if not hasattr(model, "get_rope_index") or not str(config.model_type).startswith(QWEN):
         return
     merge = int(config.vision_config.spatial_merge_size)
     grids = torch.tensor([[1, 2, 3], [1, 3, 1]])
@@ -186,7 +187,7 @@ def _image_positions(probe: Probe) -> Evidence:
         input_ids=ids, mm_token_type_ids=types, image_grid_thw=grids * torch.tensor([1, merge, merge]),
         attention_mask=torch.ones_like(ids),
     )[0]  # fmt: skip
-    expected = multimodal_positions([3, (2, 3), 2, (3, 1), 4], rule=rule).k
+    expected = multimodal_positions([3, (2, 3), 2, (3, 1), 4], rule="qwen2_vl").k
     if found.shape[-1] != expected.shape[-2] or not torch.equal(found[:, 0].T, expected.reshape(-1, 3)):
         off = (found[:, 0].T - expected.reshape(-1, 3)).abs()
         axes = [name for name, axis in zip(("time", "height", "width"), off.T, strict=True) if axis.any()]

@@ -42,7 +42,7 @@ def page(analysis: Analysis, results: Mapping[str, Any]) -> str:
 def files(analysis: Analysis, results: Mapping[str, Any]) -> dict[str, str | bytes]:
     """The files of an analysis beside analysis.json; the arguments are those of `page`."""
     picture = opening(analysis)
-    return beside(page(analysis, results), [table(results)], picture.draw() if picture else None)
+    return beside(page(analysis, results), [table(results)], picture.draw() if picture else None, results)
 
 
 def opening(analysis: Analysis) -> Picture | None:

@@ -44,7 +44,7 @@ def files(results: Results) -> dict[str, str | bytes]:
     panels, found = figures_of(results), tables(results)
     figures = {plot.name: plot.figures for panel in panels.values() for plot in panel.plots}
     page = rendered("speed.html", figures, r=results, panels=panels, tables=found, machine=machine(results))
-    return beside(page, found, first_of(panels))
+    return beside(page, found, first_of(panels), results)
 
 
 def machine(results: Results) -> str:

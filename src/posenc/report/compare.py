@@ -14,7 +14,7 @@ from posenc.lab.study import Results
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
-from posenc.report.drawn import beside, first_of
+from posenc.report.drawn import about, beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
@@ -55,7 +55,8 @@ def files(results: Results, *, may_import: bool = False) -> dict[str, str | byte
     """The files of a comparison beside results.json. may_import: as in `page`."""
     s, variants = settings_of(results, may_import), results["variants"]
     shown = panels(results, s, styles(variants)) if variants else {}
-    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(shown))
+    made = page(results, may_import=may_import)
+    return beside(made, tables(results, may_import=may_import), first_of(shown), results)
 
 
 def tables(results: Results, *, may_import: bool = False) -> list[Table]:
@@ -106,6 +107,7 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     out.print()
     better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
+    out.print("; ".join(f"{name}: {value}" for name, value in about(results).items()), markup=False, soft_wrap=True)
     print_files(out, directory)
 
 
@@ -131,9 +133,12 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     m, variants = s.criterion, results["variants"]
     trained = s.conditions.index(s.trained_at)
     rows = [variant[m.points] for variant in variants]
-    table = [Column(f"{m.key} at {s.size_at(s.trained_at)}", [_level(row[trained], m) for row in rows])]
-    if s.conditions[-1] != s.trained_at:
-        table.append(Column(f"{m.key} at {s.size_at(s.conditions[-1])}", [_level(row[-1], m) for row in rows]))
+    learned = [variant["verdict"] != "at chance" for variant in variants]
+    ends = {s.trained_at: trained, s.conditions[-1]: -1}
+    table = [
+        Column(f"{m.key} at {s.size_at(at)}", [_level(row[end], m, of) for row, of in zip(rows, learned, strict=True)])
+        for at, end in ends.items()
+    ]
     for index, condition in enumerate(s.conditions):
         if index != trained:
             changes = [m.difference(Estimate(**row[index]["change"])).split(" ", 1) for row in rows]
@@ -161,9 +166,11 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     return table
 
 
-def _level(point: Mapping[str, Any], m: Criterion) -> tuple[str, str]:
+def _level(point: Mapping[str, Any], m: Criterion, learned: bool) -> tuple[str, str]:
+    """learned: it is better than guessing; what is not cannot be the best."""
     behind = Estimate(**point["behind_best"])
-    small = "best" if behind.mean <= 0 else f"{m.difference(behind).lstrip('+')} behind"
+    best = "best" if learned else "at chance"
+    small = best if behind.mean <= 0 else f"{m.difference(behind).lstrip('+')} behind"
     return m.value(point[m.key]["mean"]), small
 
 
@@ -218,23 +225,33 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
 
 
 def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figure:
-    """A dot per variant: the measure at the training condition, and at the last. What is far from all others is drawn at the edge,
-    so that it does not press these together."""
+    """A dot per variant: the measure at the training condition, and at the last. What is far from all others is an arrow at the
+    edge with its number, so that it does not press these together."""
     (scale, unit), m = _unit(s), s.criterion
     conditions = (s.trained_at, s.conditions[-1])
     rows = [[variant[m.points][s.conditions.index(at)][m.key] for variant in variants] for at in conditions]
     edges = [_edges([scale * e["mean"] for e in row]) for row in rows]
     dots = []
     for variant, *of in zip(variants, *rows, strict=True):
-        (x, left, right), (y, low, high) = (
-            [min(max(scale * e[key], edge[0]), edge[1]) for key in ("mean", "low", "high")]
-            for e, edge in zip(of, edges, strict=True)
-        )
-        text = ", ".join(f"{m.value(e['mean'])} at {s.spelled(at)}" for e, at in zip(of, conditions, strict=True))
-        ends = {"low": low, "high": high, "left": left, "right": right}
-        dots.append(point(variant["name"], x, y, style[variant["name"]], text=text, **ends))
+        values = [m.value(e["mean"]) for e in of]
+        ranges = [f"{v} ({m.value(e['low'])} to {m.value(e['high'])})" for v, e in zip(values, of, strict=True)]
+        text = ", ".join(f"{words} at {s.spelled(at)}" for words, at in zip(ranges, conditions, strict=True))
+        name = variant["name"]
+        dots.append(dot(name, [scale * e["mean"] for e in of], edges, values, style[name], text))
     x_axis, y_axis = (axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in conditions)
     return lines(dots, x_axis, y_axis, height=460)
+
+
+def dot(
+    name: str, at: Sequence[float], edges: Sequence[tuple[float, float]], words: Sequence[str], style: Style, text: str
+) -> dict[str, Any]:
+    """A dot, or past the edges an arrow at them, beside which are the numbers, in `words`, that lie beyond."""
+    inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
+    beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
+    if not any(beyond):
+        return point(name, *inside, style, texts=[text])
+    far = ", ".join(word for word, side in zip(words, beyond, strict=True) if side)
+    return point(name, *inside, style, texts=[text], beyond=beyond, label=f"{name} {far}")
 
 
 def _edges(values: Sequence[float]) -> tuple[float, float]:

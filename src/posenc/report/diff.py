@@ -3,6 +3,7 @@
 
 import math
 
+from posenc import __version__
 from posenc.analysis.difference import COLUMNS, Difference
 from posenc.lab.table import Table
 from posenc.report.drawn import beside, drawn
@@ -14,7 +15,8 @@ def files(difference: Difference, command: str = "") -> dict[str, str | bytes]:
     """The files of a comparison of two schedules by name. command: that made it."""
     d = difference
     table = Table(" and ".join(d.schedules), "", COLUMNS, [pair.cells() for pair in d.pairs])
-    return beside(page(d, command), [table], drawn(stretches(d)))
+    made = {"settings": {}, "machine": {"posenc": __version__}, "command": command}
+    return beside(page(d, command), [table], drawn(stretches(d)), made)
 
 
 def page(difference: Difference, command: str = "") -> str:

@@ -238,9 +238,9 @@ posenc.draw = (() => {
     });
   }
 
-  // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, left, right: of those along x, band: intervals as a band, quiet: not drawn,
-  // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, label: at its
-  // end, true: its name}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
+  // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, band: intervals as a band, quiet: not drawn,
+  // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, beyond: an arrow
+  // points there, label: at its end, true: its name}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
   // spread: series side by side, so that their intervals do not coincide}
   function lines(canvas, colours, { series, x, y, marks, past, spread }) {
     const places = series.map(one => Array.from(one.x || one.y.keys()));
@@ -251,8 +251,7 @@ posenc.draw = (() => {
     const wanted = Math.max(0, ...ends.map(one => measure.measureText(title(one)).width)) + 28;
     const labelled = ends.length > 0 && wanted < canvas.clientWidth * 0.36;
     const { context, box } = frame(canvas, colours, { label: y.label, texts: down.ticks.map(([, text]) => text), right: labelled ? wanted : 14 });
-    const inside = series.flatMap((one, row) => [...places[row], ...(one.left || []), ...(one.right || [])]);
-    const across = axis(x, [...inside, ...(marks || []).map(mark => mark.x)], box.width / (x.log ? 42 : 58));
+    const across = axis(x, [...places.flat(), ...(marks || []).map(mark => mark.x)], box.width / (x.log ? 42 : 58));
     const px = value => box.x + box.width * across.share(value);
     const py = value => box.y + box.height * (1 - Math.max(-0.02, Math.min(1.02, down.share(value))));
     const beside = row => (spread ? Math.min(3, 20 / series.length) * (row - (series.length - 1) / 2) : 0);
@@ -276,7 +275,7 @@ posenc.draw = (() => {
     for (const mark of marks || []) drawMark(context, colours, box, mark, px, py);
     series.forEach((one, row) => {
       const drawn = spots[row].filter(Boolean);
-      if ((one.low || one.left) && !one.quiet) intervals(context, one, places[row], at => px(at) + beside(row), py);
+      if (one.low && !one.quiet) intervals(context, one, places[row], at => px(at) + beside(row), py);
       context.strokeStyle = one.colour;
       context.lineWidth = one.width || 1.8;
       if (!one.points) {
@@ -315,7 +314,7 @@ posenc.draw = (() => {
     };
   }
 
-  function intervals(context, { low, high, left, right, band, colour, y }, places, px, py) {
+  function intervals(context, { low, high, band, colour }, places, px, py) {
     context.strokeStyle = context.fillStyle = colour;
     context.globalAlpha = band ? 0.14 : 0.55;
     context.lineWidth = 1.3;
@@ -326,8 +325,7 @@ posenc.draw = (() => {
       context.fill();
     } else {
       places.forEach((at, k) => {
-        if (low && seen(low[k])) stroke(context, [[px(at), py(low[k])], [px(at), py(high[k])]]);
-        if (left && seen(left[k])) stroke(context, [[px(left[k]), py(y[k])], [px(right[k]), py(y[k])]]);
+        if (seen(low[k])) stroke(context, [[px(at), py(low[k])], [px(at), py(high[k])]]);
       });
     }
     context.globalAlpha = 1;
@@ -397,7 +395,10 @@ posenc.draw = (() => {
   function dot(context, x, y, one, at, box) {
     const colour = one.colours ? one.colours[at] : one.colour;
     context.beginPath();
-    if (Number.isFinite(one.y[at])) context.arc(x, Math.max(y, box.y), one.radius || 3.2, 0, 2 * Math.PI);
+    if (one.beyond) {
+      const angle = Math.atan2(-one.beyond[1], one.beyond[0]);
+      for (const turn of [0, 2.3, -2.3]) context.lineTo(x + 7 * Math.cos(angle + turn), y + 7 * Math.sin(angle + turn));
+    } else if (Number.isFinite(one.y[at])) context.arc(x, Math.max(y, box.y), one.radius || 3.2, 0, 2 * Math.PI);
     else for (const [dx, dy] of [[-4, 6], [4, 6], [0, 0]]) context.lineTo(x + dx, box.y + dy);
     context.closePath();
     context.fillStyle = context.strokeStyle = colour;

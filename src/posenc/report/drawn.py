@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that a study has beside its page: its tables, and its first figure, drawn by matplotlib."""
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from posenc.lab.table import Table, as_csv, latex
-from posenc.lab.table import markdown as in_markdown
+from posenc.errors import counted, printable
+from posenc.lab.table import Table, as_csv, latex, markdown
 from posenc.report.figures import Figure, plain
 from posenc.report.html import Panel, Plot
 
@@ -20,15 +22,36 @@ BESIDE = 2.5
 """Points between the intervals of two lines at the same place."""
 
 
-def beside(page: str, tables: Sequence[Table], drawing: "Drawing | None") -> dict[str, str | bytes]:
+def beside(
+    page: str, tables: Sequence[Table], drawing: "Drawing | None", results: Mapping[str, Any]
+) -> dict[str, str | bytes]:
     """The files of a report: its page, the tables as Markdown, CSV and LaTeX, and the figure that opens the page, if there is one."""
+    of = about(results)
     return {
         "report.html": page,
-        "table.md": in_markdown(tables),
-        "table.csv": as_csv(tables),
-        "table.tex": latex(tables),
+        "table.md": markdown(tables, of),
+        "table.csv": as_csv(tables, of),
+        "table.tex": latex(tables, of),
         **({"figure.svg": saved(drawing)} if drawing else {}),
     }
+
+
+def about(results: Mapping[str, Any]) -> dict[str, str]:
+    """What the numbers of a report are of, for those who see its tables alone."""
+    one = next(iter(results["tasks"].values())) if isinstance(results.get("tasks"), Mapping) else results
+    s, data, model = one["settings"], one.get("data", {}), one.get("model", {})
+    size = f"{counted(s['num_layers'], 'layer')}, width {s['dim']}, {s['num_heads']} heads" if "num_layers" in s else ""
+    seeds = one.get("seeds", s.get("seeds"))
+    found = {
+        "data": data.get("name") or s.get("text"),
+        "model": size or model.get("name"),
+        "steps": s.get("steps"),
+        "seeds": ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds,
+        "versions": ", ".join(f"{name} {at}" for name, at in results["machine"].items() if name in ("posenc", "torch")),
+        "made": results.get("created"),
+        "command": results["command"],
+    }
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
 def first_of(panels: Mapping[str, Panel]) -> "Drawing | None":
@@ -43,7 +66,8 @@ def saved(drawing: "Drawing") -> bytes:
     import matplotlib as mpl
 
     out = BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "posenc", "svg.fonttype": "none"}):
+    with mpl.rc_context({"svg.hashsalt": "posenc", "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # missing here, but the text stays a text
         drawing.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
     return out.getvalue()
 
@@ -54,31 +78,36 @@ def plots_of(panels: Mapping[str, Panel]) -> list[Plot]:
 
 def drawn(figure: Figure) -> "Drawing":
     """A figure of lines or points."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure as Drawing
 
-    drawing = Drawing(figsize=(720 / INCH, figure.get("height", 380) / INCH), layout="constrained")
-    ax = drawing.subplots()
-    _lines(figure, ax)
-    for side in ("x", "y"):
-        _set_axis(ax, side, figure[side])
-    for mark in figure.get("marks", ()):
-        _mark(ax, mark)
+    with rc_context({"text.parse_math": False}):  # a name is shown as it is, dollars too
+        drawing = Drawing(figsize=(720 / INCH, figure.get("height", 380) / INCH), layout="constrained")
+        ax = drawing.subplots()
+        _lines(figure, ax)
+        for side in ("x", "y"):
+            _set_axis(ax, side, figure[side])
+        for mark in figure.get("marks", ()):
+            _mark(ax, mark)
     return drawing
 
 
 def _lines(figure: Figure, ax: "Axes") -> None:
     from matplotlib.transforms import ScaledTranslation
 
-    named, count = [], len(figure["series"])
+    named, count = dict[str, Any](), len(figure["series"])
     for number, one in enumerate(figure["series"]):
         aside = BESIDE * (number - (count - 1) / 2) if figure.get("spread") else 0.0
         place = ax.transData + ScaledTranslation(aside / 72, 0, ax.get_figure(root=True).dpi_scale_trans)  # type: ignore[union-attr]
         x, y = one["x"], [float("nan") if value is None else value for value in one["y"]]
         colour, dash = one["colour"], one.get("dash")
-        options: dict[str, Any] = {"color": colour, "label": one["name"], "transform": place}
+        options: dict[str, Any] = {"color": colour, "transform": place}
         options["linewidth"] = one.get("width", 1.8)
         if one.get("points"):
             options |= {"linestyle": "none", "marker": "o", "markersize": 1.6 * one.get("radius", 3.2)}
+            if across_up := one.get("beyond"):  # an arrow to where it lies
+                across, up = across_up
+                options["marker"] = (3, 0, math.degrees(math.atan2(up, across)) - 90)
         else:
             options |= {"linestyle": (0, tuple(length / 2 for length in dash)) if dash else "-"}
             options |= {"marker": "o", "markersize": 4} if one.get("dots") else {}
@@ -87,19 +116,21 @@ def _lines(figure: Figure, ax: "Axes") -> None:
                 ax.fill_between(x, one["low"], one["high"], color=colour, alpha=0.14, linewidth=0)
             else:
                 ax.vlines(x, one["low"], one["high"], color=colour, alpha=0.55, linewidth=1.2, transform=place)
-        if "left" in one:
-            ax.hlines(y, one["left"], one["right"], color=colour, alpha=0.55, linewidth=1.2)
-        ax.plot(x, y, **options)
+        (drawn,) = ax.plot(x, y, **options)
         ax.update_datalim(
             [(at, value) for at, value in zip(x, y, strict=True) if value == value]
         )  # beside its points, a line sets no limits
         if one.get("points") and one.get("label"):
-            ax.annotate(one["name"], (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+            text = printable(one["name"] if one["label"] is True else one["label"])
+            ax.annotate(text, (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
         else:
-            named.append(one["name"])
+            named[printable(one["name"])] = drawn
     ax.autoscale_view()
     if len(named) > 1:
-        ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        places: list[str] = [*map(str, range(len(named)))]  # a legend leaves out names that begin with "_"
+        key = ax.legend(named.values(), places, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        for text, name in zip(key.get_texts(), named, strict=True):
+            text.set_text(name)
     ax.spines[["top", "right"]].set_visible(False)
 
 

@@ -131,7 +131,7 @@ def tables(results: Results) -> list[Table]:
 def files(results: Results) -> dict[str, str | bytes]:
     """The files of an evaluation beside results.json."""
     first = _first([section for section in _sections(results, styles(methods(results))) if section.panels])
-    return beside(page(results), tables(results), first_of(first.panels if first else {}))
+    return beside(page(results), tables(results), first_of(first.panels if first else {}), results)
 
 
 def methods(results: Results) -> list[str]:

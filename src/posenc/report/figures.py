@@ -32,11 +32,8 @@ def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style,
 
 
 def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[str, Any]:
-    """A dot with its name beside it. options: low, high, left, right: the ends of intervals; text."""
-    ends = {key: [value] for key, value in options.items() if key in ("low", "high", "left", "right")}
-    texts = {"texts": [options["text"]]} if "text" in options else {}
-    label = {"label": options.get("label", True)}
-    return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, **ends, **texts, **label}
+    """A dot with its name beside it. options: texts; label; beyond: [-1, 0 or 1 on each axis], to where an arrow stands for it."""
+    return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, "label": True, **options}
 
 
 def intervals(estimates: Rows, scale: float = 1) -> dict[str, list[float]]:

@@ -8,9 +8,9 @@ from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
-from posenc.report.compare import page, settings_of, styles, trade_off
+from posenc.report.compare import dot, page, settings_of, styles, trade_off
 from posenc.report.drawn import beside, first_of
-from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
+from posenc.report.figures import PALETTE, Figure, Style, axis, lines
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
@@ -19,14 +19,15 @@ OF_ALL = ("complete", "created", "seconds", "estimated_seconds", "command", "run
 
 
 SPAN = 2.0
-"""Nats per byte of the axes after several numbers of steps; what is farther away is left out."""
+"""Nats per byte of the axes after several numbers of steps; of what is farther away there is an arrow."""
 
 
 def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
     """The files of the report: those of the table, and the pages of the tasks. may_import: as in
     `posenc.report.compare.page`."""
     made = pages(results, may_import=may_import)
-    return beside(made["report.html"], tables(results), first_of(figures_of(results, may_import=may_import))) | made
+    first = first_of(figures_of(results, may_import=may_import))
+    return beside(made["report.html"], tables(results), first, results) | made
 
 
 def pages(results: Results, *, may_import: bool = False) -> dict[str, str]:
@@ -112,19 +113,18 @@ def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) ->
     losses = [loss for world in worlds for loss in world["losses"].values()]
     least = [min(ends) for ends in zip(*losses, strict=True)]
     near = [loss for loss in losses if loss[1] <= least[1] + SPAN]
-    most = [max(ends) for ends in zip(*near, strict=True)]
+    edges = [*zip(least, [max(ends) for ends in zip(*near, strict=True)], strict=True)]
     axes = [
         axis(f"loss at the {of} length, nats per byte", low=low, high=high)
-        for of, low, high in zip(("training", "longest"), least, most, strict=True)
+        for of, (low, high) in zip(("training", "longest"), edges, strict=True)
     ]
 
     def dots(at: int) -> Figure:
-        known = {name: loss for name, loss in worlds[at]["losses"].items() if loss in near}
         plain = {"colour": PALETTE[0], "dash": []}
-        points = [
-            point(name, loss[0], loss[1], style.get(name, plain), text=f"{loss[0]:.3f}, {loss[1]:.3f}")
-            for name, loss in known.items()
-        ]
+        points = []
+        for name, loss in worlds[at]["losses"].items():
+            words = [f"{value:.3f}" for value in loss]
+            points.append(dot(name, loss, edges, words, style.get(name, plain), ", ".join(words)))
         return lines(points, *axes, height=460)
 
     return Panel("of-steps", "Text by training budget, text and size", [plot("budgets", [steps], dots)], key=False)

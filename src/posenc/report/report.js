@@ -157,15 +157,15 @@ posenc.report = (() => {
     for (const [key, value] of asked) {
       const [id, name] = key.split(".");
       for (const choice of document.getElementById(id)?.querySelectorAll(`[data-choice="${CSS.escape(name ?? "")}"]`) ?? []) {
-        if (choice.tagName === "SELECT" && choice.options[value]) choice.value = value;
+        if (choice.tagName === "SELECT" && [...choice.options].some(option => option.value === value)) choice.value = value;
         else if (choice.type === "range") { choice.value = value; slid(choice); }
         else if (choice.value === value) choice.checked = true;
       }
     }
     for (const one of asked.getAll("sort")) {
-      const [id, column, direction] = one.split("."), found = document.getElementById(id);
+      const [id, text, direction] = one.split("."), found = document.getElementById(id), column = Number.parseInt(text, 10);
       if (!found?.matches("table.sortable") || !found.tHead.rows[0].cells[column]) continue;
-      sorting.sort(found, Number(column), direction !== "descending");
+      sorting.sort(found, column, direction !== "descending");
       sorted.set(id, [column, direction]);
     }
     if (boxes.some(box => only.includes(box.dataset.method))) for (const box of boxes) tick(box.dataset.method, only.includes(box.dataset.method));
@@ -204,13 +204,18 @@ posenc.report = (() => {
 
   const WRITERS = {
     Markdown(rows) {
-      const [head, ...body] = rows.map(row => `| ${row.map(cell => cell.replaceAll("|", "\\|")).join(" | ")} |`);
+      const escaped = cell => cell.replace(/[\\`*_[\]<>|~&$@]|:(?=\/\/)|(?<=www)\./g, "\\$&");
+      const [head, ...body] = rows.map(row => `| ${row.map(escaped).join(" | ")} |`);
       return [head, `|${rows[0].map((_, at) => (at ? " ---: |" : " --- |")).join("")}`, ...body].join("\n");
     },
-    CSV: rows => rows.map(row => row.map(cell => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell)).join(",")).join("\n"),
+    CSV(rows) {
+      const formula = cell => /^[=+\-@＝＋－＠]/.test(cell) && !/^[+-]?([\d.]+(e[+-]?\d+)?|inf|nan)$/.test(cell) ? `'${cell}` : cell;
+      const quoted = cell => (/[",]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+      return rows.map(row => row.map(cell => quoted(formula(cell))).join(",")).join("\n");
+    },
     LaTeX(rows) {
-      const signs = { "\\": "\\textbackslash{}", "±": "$\\pm$", "−": "$-$", "–": "--", "×": "$\\times$", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "$<$", ">": "$>$" };
-      const [head, ...body] = rows.map(row => `${row.map(cell => cell.replace(/[\\±−–×~^<>&%$#_{}]/g, c => signs[c] ?? `\\${c}`)).join(" & ")} \\\\`);
+      const signs = { "\\": "\\textbackslash{}", "±": "$\\pm$", "−": "$-$", "–": "--", "×": "$\\times$", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "$<$", ">": "$>$", "`": "\\textasciigrave{}", "'": "\\textquotesingle{}", "[": "{[}", "]": "{]}", "*": "{*}" };
+      const [head, ...body] = rows.map(row => `${row.map(cell => cell.replace(/[\\±−–×~^<>&%$#_{}`'[\]*]/g, c => signs[c] ?? `\\${c}`)).join(" & ")} \\\\`);
       return [`\\begin{tabular}{l${"r".repeat(rows[0].length - 1)}}`, "\\toprule", head, "\\midrule", ...body, "\\bottomrule", "\\end{tabular}"].join("\n");
     },
   };
@@ -243,5 +248,5 @@ posenc.report = (() => {
     all();
   });
   all();
-  return { shown, probes };
+  return { shown, probes, writers: WRITERS };
 })();

@@ -6,7 +6,8 @@ posenc.saving = (() => {
   const CELLS = 65536;  // of a heat map; a larger one becomes an image inside the SVG, one pixel a cell
   const SHARP = 3;  // pixels of a PNG per pixel of the SVG
   const number = value => String(Number(value.toFixed(2)));
-  const escaped = text => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll('"', "&quot;");
+  const NO_XML = /[^\t\n\r\x20-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
+  const escaped = text => String(text).replace(NO_XML, "\ufffd").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll('"', "&quot;");
   const attributes = all => Object.entries(all).filter(([, value]) => value !== undefined).map(([name, value]) => ` ${name}="${escaped(value)}"`).join("");
 
   // A canvas of a size that draw.js can draw on. parts: what was drawn, as elements of SVG.

@@ -186,9 +186,13 @@ def test_a_slider_selects_the_number_of_steps_where_there_is_more_than_one(tmp_p
                 {dot["name"]: (*dot["x"], *dot["y"]) for dot in figure["series"]}
                 for figure in figures["budgets"].values()
             ] == [
-                {"rope": (1, 2), "new": (0.5, 0.6)},
-                {"rope": (0, 1), "new": (0.5, 0.6)},
+                {"rope": (1, 2), "floater": (1, 2), "new": (0.5, 0.6)},
+                {"rope": (0, 1), "floater": (1, 2), "new": (0.5, 0.6)},
             ]
+            labels = {
+                dot["label"] for figure in figures["budgets"].values() for dot in figure["series"] if "beyond" in dot
+            }
+            assert labels == {"floater 9.000"}
     variant = results["tasks"]["sort"]["variants"][0]
     variant["gain"] = {"mean": 0.0312, "low": 0.02, "high": 0.04, "use": "gains from far context"}
     assert "+0.031<small>gains from far context</small>" in table_page(results)

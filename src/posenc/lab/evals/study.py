@@ -40,7 +40,6 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import chosen_because
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import model_structure, unwrap
 from posenc.tasks import Sample, Task
@@ -235,7 +234,7 @@ class Evaluation(Study[Cell, Measured]):
         for row in results["cost"]:
             row["cache_bytes_per_token"], row["cache_bytes_of_windows"] = self.cache_bytes
         return {
-            "model": self.model_facts | {"precision": chosen_because(self.model)},
+            "model": self.model_facts | {"precision": str(self.model.dtype).removeprefix("torch.")},
             "settings": {**asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
             "machine": describe(self.device) | versions() | {"transformers": version("transformers")},
             **results,
