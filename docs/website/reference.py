@@ -23,7 +23,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("attention", "Pass", "create", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
          "InputError"),
     ),
-    "posenc/positions": ("Positions", ("Positions",)),
+    "posenc/positions": ("Where tokens are", ("Positions",)),
     "posenc/positions-methods": (
         "Methods of positions",
         tuple(
