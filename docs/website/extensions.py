@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def position_map(name: str) -> str:
     return _section(name, MAP_PAGES[name], MAPS[name], MAP_FORMULAS[name], _map_parts(name))
 
 
-SECTIONS = {
+SECTIONS: dict[str, tuple[Iterable[str], Callable[[str], str], str]] = {
     "schedules": (
         SCHEDULES, schedule,
         f"Drawn for a head of {HEAD_DIM} channels, base 10000, context length {TRAINED} and factor {FACTOR}. "

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Mapping
 
-import markdown
+import markdown  # type: ignore[import-untyped]
 
 from website.markdown import RUNS, summary, title
 from website.page import DOCS
