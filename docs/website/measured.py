@@ -40,7 +40,7 @@ CHAPTERS = {
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design")
 """Pages that name every encoding, or say nothing of a single one."""
-MOST = 8
+MOST = 3
 """Pages that an encoding's page leads to."""
 
 
@@ -64,8 +64,7 @@ def speed(name: str) -> list[str]:
     if not ratios:
         return []
     return [
-        f"**Speed.** Attention with it takes {' and '.join(ratios)} the time of attention without position (2048 tokens, "
-        "float32, one thread of a CPU): [how it was measured, and other packages](../bench.md)."
+        f"**Speed.** {' and '.join(ratios)} the time of attention without position ([2048 tokens, one thread](../bench.md))."
     ]
 
 
@@ -85,10 +84,7 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
     found, where = results["tasks"]["text"], "[the leaderboard](../leaderboard.md)"
     means = {row["encoding"]: row for row in results["table"]}
     s, seeds = found["settings"], found["seeds"]
-    how = (
-        f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
-        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
-    )
+    how = f"{s['steps']} steps, {len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
     return {
         variant["name"]: variant | {"means": means.get(variant["name"])}
         for variant in found["variants"]
@@ -154,9 +150,8 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
     ]
     return [
         table([*head, "time"], rows),
-        f"Loss in nats per byte of held-out text, lower is better ({how}); the mean score has guessing at 0 and the best possible "
-        "at 100. Time is that of attention over attention without "
-        "position, forward, 2048 tokens ([method](../bench.md)).",
+        f"Loss in nats per byte of held-out text ({how}); the score has guessing at 0 and the best possible at 100; "
+        "[time](../bench.md) is over attention without position.",
     ]
 
 
@@ -239,9 +234,7 @@ def parity(name: str) -> str:
     if row is None:
         return "Not measured yet."
     marks = [cell.strip() for cell in row.strip("| ").split("|")][1:]
-    verdicts = []
-    for mark, words in MARKS.items():
-        own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
-        if own:
-            verdicts.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../benchmarks/encodings.txt)"), verdicts)
+    of = {mark: [check for check, got in zip(checks, marks, strict=True) if got == mark] for mark in MARKS}
+    counted = f"✓ {len(of['✓'])} of {len(checks)} [checks](../benchmarks/encodings.txt) passed"
+    named = [f"{mark} {MARKS[mark]}: {', '.join(of[mark])}" for mark in ("✗", "–") if of[mark]]
+    return "; ".join([counted, *named]) + "."
