@@ -125,8 +125,8 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         (pages / name).write_text(text, encoding="utf-8")
     card(pages / "card.png")
     files = {path: path.relative_to(DOCS) for path in DOCS.rglob("*") if path.suffix in COPIED}
-    for path, where in (files | {path: place(path) for path in repository.files()}).items():
-        target = pages / str(where)
+    for path, at in (files | {path: place(path) for path in repository.files()}).items():
+        target = pages / str(at)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     (pages / "website" / "sorting.js").write_text(asset("sorting.js"), encoding="utf-8")

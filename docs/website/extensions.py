@@ -114,9 +114,8 @@ def filled(text: str) -> str:
     for comment, (names, made_of, about) in SECTIONS.items():
         if f"<!-- {comment} -->" in text:
             sections = "\n\n".join([about.replace("encodings.md", "encodings/index.md"), *map(made_of, names)])
-            text = re.sub(
-                rf"^.*<!-- {comment} -->$", lambda _, sections=sections: sections, linked(text), flags=re.MULTILINE
-            )
+            line = re.compile(rf"^.*<!-- {comment} -->$", flags=re.MULTILINE)
+            text = sections.join(line.split(linked(text)))
     return text
 
 

@@ -226,7 +226,7 @@ def _stacked(head: Sequence[str]) -> list[list[str]]:
 
 def laid_out(text: str, width: int) -> str:
     """A text whose paragraphs are lines, in a width. Of a line that is indented, "  name  what it is", the second part hangs;
-    one whose name leaves no room begins it on a new line."""
+    one whose name leaves no room begins it on a new line. So does what stands after a dash."""
     return "\n".join(line for each in text.split("\n") for line in _wrapped(each, width))
 
 
@@ -235,6 +235,8 @@ def _wrapped(line: str, width: int) -> list[str]:
         return [line]
     words = line.lstrip()
     first = rest = line[: min(len(line) - len(words), width // 3)]
+    if words.startswith("- "):
+        first, rest, words = f"{first}- ", f"{first}  ", words[2:]
     if row := re.match(r"( +\S.*?) {2,}(\S.*)", line):
         at = len(line) - len(row[2])
         if at > width // 2 or at + max(map(len, row[2].split())) > width:

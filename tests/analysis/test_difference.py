@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from posenc import InputError, frequencies
 from posenc.analysis import diff
-from posenc.cli import analyze_command
 from posenc.frequencies import SCHEDULES, options_of
 from posenc.testing.oracles.schedules import default
 from references import commands
@@ -63,7 +62,7 @@ def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, 
     again = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
     assert again["largest_phase"] == {"pair": actual.largest.pair, "radians": actual.largest.phase}
     assert [row["phase"] for row in again["pairs"]] == [pair.phase for pair in actual.pairs]
-    lines = analyze_command.side_by_side(actual).splitlines()
+    lines = str(actual).splitlines()
     shown = (re.match(r" *(\d+)(?: to (\d+))?  ", line) for line in lines)
     ranges = [range(int(row[1]), int(row[2] or row[1]) + 1) for row in shown if row]
     assert [pair for pairs in ranges for pair in pairs] == list(range(head_dim // 2))

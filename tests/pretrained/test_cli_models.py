@@ -166,9 +166,9 @@ def test_extend_shows_the_gain(folder, capsys, monkeypatch):
     assert "'The capital of France is': as loaded" in out
     with monkeypatch.context() as patch:
         patch.setattr("posenc.tasks.passkey.TASK", "w3 " * 200)
-        assert "no passkey fits in 128 tokens" in run(capsys, *arguments)[1]
-    monkeypatch.setattr("posenc.cli.extend_command.SECONDS", 0.0)
-    assert "no passkey past 64 tokens was asked for: 128 take about" in run(capsys, *arguments)[1]
+        assert "no passkey was asked for: " in run(capsys, *arguments)[1]
+    monkeypatch.setattr("posenc.pretrained.answers.SECONDS", 0.0)
+    assert "no passkey was asked for: at 128 tokens takes" in run(capsys, *arguments)[1]
 
 
 def test_a_configuration_is_enough_for_the_command(folder, capsys, monkeypatch):

@@ -71,6 +71,13 @@ class Analysis(Finding):
             titles.setdefault(reason, []).append(QUESTIONS[name].title)
         return titles
 
+    def __str__(self) -> str:
+        lines = [self.subject, *(["", self.note] if self.note else [])]
+        for section in self.sections:
+            lines += ["", section.title, *(f"- {sentence}" for sentence in section.finding.sentences())]
+        reasons = [f"- {' '.join(titles)} {why}" for why, titles in self.reasons.items()]
+        return "\n".join([*lines, *(["", "What does not apply", *reasons] if reasons else [])])
+
     def sentences(self) -> list[str]:
         """The summary, at most a sentence per section."""
         summaries = (QUESTIONS[section.name].summary(section.finding) for section in self.sections)

@@ -13,6 +13,7 @@ from posenc.errors import check_positive, counted
 from posenc.frequencies.create_schedule import as_text, complete, create, parse
 from posenc.frequencies.schedules import Frequencies, check_factor, check_length, rope_frequencies, stretch, wavelengths
 from posenc.lab.messages import as_json
+from posenc_cli.arguments import aligned, room
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
@@ -98,6 +99,13 @@ class Difference:
     def legend(self) -> tuple[str, str]:
         """The names, with a letter each, since they may be the same."""
         return f"A: {self.names[0]}", f"B: {self.names[1]}"
+
+    def __str__(self) -> str:
+        head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", self.schedules, strict=True)]
+        made = f"head_dim {self.head_dim}, base {self.base:g}, trained on {counted(self.length, 'position')}"
+        table = aligned([COLUMNS, *self.rows()], str.rjust, room())
+        shape = f"{made}, phases of tokens {self.at:g} apart"
+        return "\n".join([*head, shape, "", *table, "", *(f"- {sentence}" for sentence in self.sentences())])
 
     def sentences(self) -> list[str]:
         """The differences in words, what they mean first."""

@@ -4,22 +4,16 @@
 import json
 import os
 import re
-import shutil
-import textwrap
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from posenc.cli.command import record
 from posenc.cli.common import WithOutput, check_limits, load_model
-from posenc.errors import InputError, counted, needs, printable, unknown
+from posenc.errors import InputError, needs, printable, unknown
 from posenc_cli.answers import DONE
-from posenc_cli.arguments import How, aligned, room
-
-if TYPE_CHECKING:
-    from posenc.analysis.analyze import Analysis
-    from posenc.analysis.difference import Difference
+from posenc_cli.arguments import How, laid_out, room
 
 WIDEST = 100
 """Characters of a line, where the terminal has room for them."""
@@ -96,7 +90,7 @@ class Analyze(WithOutput):
         from posenc.analysis.target import target_of
         from posenc.lab.user_code import printing_to_stderr
         from posenc.report.analyze import files, results
-        from posenc.report.terminal import Display
+        from posenc.report.terminal import Display, files_in
 
         needs("matplotlib", "lab")
         check_limits(self, **LIMITS)
@@ -127,7 +121,11 @@ class Analyze(WithOutput):
                     folder.write(name, content)
         if folder is not None:
             folder.write("analysis.json", json.dumps(numbers, indent=1))
-        print(json.dumps(numbers, indent=1) if self.json else printable(text(analysis, folder)))
+        if self.json:
+            print(json.dumps(numbers, indent=1))
+        else:
+            shown = [str(analysis), *(["", *files_in(folder.directory)] if folder is not None else [])]
+            print(laid_out(printable("\n".join(shown)), room() or WIDEST))
         return DONE
 
     def _difference(self, other: str) -> int:
@@ -147,7 +145,7 @@ class Analyze(WithOutput):
             folder = record(self.out, self)
             for name, content in files(difference, self.typed).items():
                 folder.write(name, content)
-        return self.emit(difference.to_dict(), side_by_side(difference), "analysis")
+        return self.emit(difference.to_dict(), str(difference), "analysis")
 
     def _target(self) -> Any:
         """The encoding's name, the object or the model."""
@@ -176,35 +174,3 @@ class Analyze(WithOutput):
         raise InputError(
             f"{unknown('encoding', encoding, [*ENCODINGS, *PATTERNS])}; or write MODULE:OBJECT, or name a model"
         )
-
-
-def text(analysis: "Analysis", folder: Any = None) -> str:
-    """The sentences of each section, what does not apply, and the paths of the files."""
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
-
-    def wrapped(sentence: str) -> str:
-        return textwrap.fill(sentence, width, initial_indent="- ", subsequent_indent="  ")
-
-    lines = [analysis.subject, *(["", *textwrap.wrap(analysis.note, width)] if analysis.note else [])]
-    for section in analysis.sections:
-        lines += ["", section.title, *map(wrapped, section.finding.sentences())]
-    if analysis.left_out:
-        lines += ["", "What does not apply"]
-        lines += [wrapped(f"{' '.join(titles)} {why}") for why, titles in analysis.reasons.items()]
-    if folder is not None:
-        from posenc.report.terminal import files_in
-
-        lines += ["", *files_in(folder.directory)]
-    return "\n".join(lines)
-
-
-def side_by_side(difference: "Difference") -> str:
-    """The table of pairs under two schedules, and sentences."""
-    from posenc.analysis.difference import COLUMNS
-
-    d = difference
-    rows = [COLUMNS, *d.rows()]
-    head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
-    shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {counted(d.length, 'position')}, phases of tokens {d.at:g} apart"
-    table = aligned(rows, str.rjust, room())
-    return "\n".join([*head, shape, "", *table, "", *(f"- {sentence}" for sentence in d.sentences())])

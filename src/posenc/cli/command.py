@@ -110,6 +110,8 @@ class Command:
 
     def check_out(self) -> None:
         """Refuse --out before anything is computed."""
+        if (out := getattr(self, "out", None)) is not None:
+            output(out, self)
 
     def written(self) -> list[str]:
         """The files that it may write into --out."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.command import Command, check_ours, output, record
+from posenc.cli.command import Command, check_ours, record
 from posenc.errors import InputError, needs, printable
 from posenc_cli.answers import DONE, FAILED, waiting
 from posenc_cli.arguments import How, laid_out, room
@@ -33,10 +33,6 @@ class WithOutput(Command):
 
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
 
-    def check_out(self) -> None:
-        if self.out is not None:
-            output(self.out, self)
-
     def emit(self, data: object, text: str, file: str = "") -> int:
         """Print a result, and write it if --out is given, into a file of the command's name or another. Lines that are longer than the terminal are broken between words."""
         if self.out is not None:
@@ -52,9 +48,6 @@ class StudyCommand(Command):
     """A command that computes many cells and writes a report."""
 
     out: Annotated[str, "folder of results.json and report.html", How("DIR")]
-
-    def check_out(self) -> None:
-        output(self.out, self)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +79,7 @@ class WithModel(Command):
         return load_model(self.model, self.name, self.dtype, self.device)
 
 
-def check_limits(options: Command, **limits: tuple[float, float]) -> None:
+def check_limits(options: object, **limits: tuple[float, float]) -> None:
     """Refuse numbers outside their limits (least, most), before anything of that size is allocated."""
     for name, (least, most) in limits.items():
         value = getattr(options, name)

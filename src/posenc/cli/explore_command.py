@@ -4,10 +4,11 @@
 import sys
 import time
 from dataclasses import dataclass, fields, make_dataclass
+from types import SimpleNamespace
 from typing import Annotated, ClassVar, Literal
 
 from posenc.cli.command import Command
-from posenc.cli.common import target, write_page
+from posenc.cli.common import check_limits, target, write_page
 from posenc.errors import InputError
 from posenc_cli.arguments import How
 
@@ -51,6 +52,9 @@ class Explore(Command):
     ] = None
     open: Annotated[bool, "show it in the browser"] = False
 
+    def check_out(self) -> None:
+        """A page is one file."""
+
     @classmethod
     def groups(cls) -> dict[str, type]:
         from posenc.report.explorer import fields
@@ -82,14 +86,13 @@ class Explore(Command):
                 raise InputError("is for the other page, leave it out beside --predict", argument=name)
             if not self.predict and name in of_training:
                 raise InputError("is for --predict, leave it out", argument=name)
+        from posenc.report.explorer import page
+
         file = "posenc-predict.html" if self.predict else "posenc-explorer.html"
         where = target(file if self.out is None else self.out, file)
         if self.predict:
             return write_page(self, where, self._predicting(), encodings=list(dict.fromkeys(self.predict)))
-        from posenc.report.explorer import page
-
-        state = dict(self.given)
-        return write_page(self, where, page(state), state=state)
+        return write_page(self, where, page(self.given), state=dict(self.given))
 
     def _predicting(self) -> str:
         """The page of the trained models."""
@@ -101,9 +104,7 @@ class Explore(Command):
         begun = time.perf_counter()
         given = {"data": "pydoc", "length": 128, "steps": 120, "seed": 0, "lang": "en", **self.given}
         limits = {"length": (8, MOST_BYTES // 2), "steps": (1, 10**6), "seed": (0, 2**31)}
-        for name, (least, most) in limits.items():
-            if not least <= given[name] <= most:
-                raise InputError(f"must be from {least} to {most}", argument=name, value=given[name])
+        check_limits(SimpleNamespace(**given), **limits)
         if given["lang"] not in ("en", "zh"):
             raise InputError("must be en or zh", lang=given["lang"])
 

@@ -3,14 +3,15 @@
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from posenc.cli.common import WithModel, WithOutput
-from posenc.errors import InputError
+from posenc.errors import InputError, needs
 from posenc.spec import literal
 from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How
@@ -139,7 +140,6 @@ class Extend(WithModel, WithOutput):
             return self._rewrite(self.gguf, options)
         if self.print or self.model.endswith(".json"):
             return self._print(options)
-        self._check_out()
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or training is not None):
             raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
@@ -192,19 +192,14 @@ class Extend(WithModel, WithOutput):
         from posenc.report.evaluate import files
         from posenc.report.terminal import Display
 
-        for name in ("option", "verify_tokens", "finetune", "gguf", "print"):
-            if getattr(self, name):
-                raise InputError(
-                    "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
-                )
+        then = "let auto choose, then give it with --method CHOICE"
+        self._refuse(("option", "verify_tokens", "finetune", "gguf", "print"), "is for one method", then)
         for name in self.given.keys() - AUTO_OPTIONS:
-            raise InputError("is for fine-tuning", "let auto choose, then give it with --method CHOICE", argument=name)
+            raise InputError("is for fine-tuning", then, argument=name)
         if (self.factor is None) == (self.target_length is None):
             raise InputError("auto depends on the new length", "give --factor or --target-length")
         check("none", {}, self.factor, self.target_length)
         saved_in = None if self.out is None else Path(self.out) / "model"
-        if self.out is not None and not (Path(self.out) / "cells").exists():
-            self._check_out()
         if saved_in is not None and saved_in.exists():
             raise InputError("has a model already", "name a new folder", out=self.out)
         if self.text is not None:
@@ -239,14 +234,15 @@ class Extend(WithModel, WithOutput):
             results["saved"] = saved.to_dict()
             printed.append(saved)
 
+    def _refuse(self, names: Sequence[str], why: str, remedy: str) -> None:
+        for name in filter(partial(getattr, self), names):
+            raise InputError(why, remedy, argument=name)
+
     def _print(self, options: dict[str, Any]) -> int:
-        from posenc.errors import needs
         from posenc.pretrained.recipe import recipe
 
         needs("transformers", "lab")
-        for name in ("text", "verify_tokens", "finetune"):
-            if getattr(self, name):
-                raise InputError("needs the model: give its folder, without --print", argument=name)
+        self._refuse(("text", "verify_tokens", "finetune"), "needs the model", "give its folder, without --print")
         made = recipe(self.model, str(self.method), factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, **made.to_dict()}, str(made))
 
@@ -258,22 +254,20 @@ class Extend(WithModel, WithOutput):
                 "is of a GGUF file: make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that",
                 argument="gguf",
             )
-        for name in ("text", "verify_tokens", "finetune", "out"):
-            if getattr(self, name):
-                raise InputError("loads the model, leave it out beside --gguf", argument=name)
+        self._refuse(("text", "verify_tokens", "finetune", "out"), "loads the model", "leave it out beside --gguf")
         method = str(self.method)
         made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
 
     def check_out(self) -> None:
-        """A model is saved into an empty folder, see `_check_out`, or with auto beside the cells."""
-
-    def _check_out(self) -> None:
+        """A model is saved into an empty folder, or with auto beside the cells."""
         from posenc.lab.files import Folder
 
-        if self.out is not None and not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
+        if self.out is None or (self.method == CHOSEN and (Path(self.out) / "cells").exists()):
+            return
+        if not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
             raise InputError("has characters that cannot be shown", "name another folder", out=self.out)
-        if self.out is not None and any(Folder(self.out).directory.iterdir()):
+        if any(Folder(self.out).directory.iterdir()):
             raise InputError("is not empty", "name a new folder", out=self.out)
 
     def _check_training(self) -> list[str] | None:
@@ -288,15 +282,10 @@ class Extend(WithModel, WithOutput):
         return [_read(file, "--finetune") for file in self.finetune]
 
     def _before_and_after(
-        self,
-        text: str | None,
-        model: Any,
-        tokenizer: Any,
-        report: Any,
-        extended: Callable[[], object],
-        shown: Any,
+        self, text: str | None, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object], shown: Any
     ) -> "Verification":
         """Read the text with the model as it was loaded, and again extended."""
+        from posenc.pretrained.answers import Answers
         from posenc.pretrained.extend import restore
         from posenc.pretrained.learned_table import has_learned_table
         from posenc.pretrained.verify import A_MINUTE, AS_LOADED, EXTENDED, verification
@@ -318,8 +307,10 @@ class Extend(WithModel, WithOutput):
             reader.read(state, model, shown.counter(state))
             shown.line(index, len(states), f"{state}, {len(reader.ids)} tokens")
             if state != reader.truncated and not has_learned_table(model):
-                speed = len(reader.ids) / max(reader.seconds[state], 1e-3)
-                self._answers.ask(state, model, tokenizer, reader.trained_length, wanted, speed)
+                if not self._answers.about:
+                    speed = len(reader.ids) / max(reader.seconds[state], 1e-3)
+                    self._answers.hide(tokenizer, reader.trained_length, wanted, speed)
+                self._answers.ask(state, model, tokenizer)
         return reader
 
     def _finetuned(self, model: Any, tokenizer: Any, texts: list[str], shown: Any) -> "Finetuning":
@@ -339,82 +330,6 @@ class Extend(WithModel, WithOutput):
                 shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", now * (steps - step) / (step - first))
 
         return finetune(model, texts, tokenizer, **self.given, progress=progress)
-
-
-QUESTIONS = ("The capital of France is", "The opposite of hot is", "The day after Monday is")
-ANSWER_TOKENS = 8
-SECONDS = 30.0
-"""For which a passkey may be read."""
-
-
-@dataclass
-class Answers:
-    """What a model says, by state, before and after: to a passkey past the old context length, and to short questions."""
-
-    about: str = "no passkey was asked for"
-    key: str = ""
-    passkey: dict[str, str] = field(default_factory=dict)
-    short: dict[str, list[str]] = field(default_factory=dict)
-
-    def ask(
-        self, state: str, model: Any, tokenizer: Any, trained: int = 0, longest: int = 0, speed: float = 0.0
-    ) -> None:
-        """trained: the old context length, longest: the new one, speed: tokens a second; not needed after the first state."""
-        from posenc.tasks.passkey import Passkey
-
-        if not self.short:
-            self.tokens: list[int] = []
-            length = min(trained + max(trained // 8, 64), longest)
-            seconds = length / speed
-            if length <= trained or seconds > SECONDS:
-                self.about = f"no passkey past {trained} tokens was asked for" + (
-                    f": {length} take about {seconds:.0f} s; posenc eval MODEL --tasks passkey asks for it, and --verify-tokens {longest} measures the loss there"
-                    if length > trained
-                    else ""
-                )
-            else:
-                try:
-                    sample = Passkey().sample(tokenizer, length, depth=0.25)
-                    self.tokens, self.key = sample.ids[: sample.prompt_tokens].tolist(), sample.references[0]
-                    self.about = f"a passkey at a quarter of {len(self.tokens)} tokens ({trained} was the context length): {self.key}"
-                except InputError:
-                    self.about = f"no passkey fits in {length} tokens"
-        if self.tokens:
-            self.passkey[state] = continued(model, tokenizer, self.tokens)
-        self.short[state] = [
-            continued(model, tokenizer, tokenizer(each, verbose=False).input_ids) for each in QUESTIONS
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in ("about", "key", "passkey", "short")} | {"questions": QUESTIONS}
-
-    def __str__(self) -> str:
-        lines = [self.about]
-        for state, answer in self.passkey.items():
-            lines.append(f"  {state}: {'found' if self.key in answer else 'not found'}, {answer!r}")
-        for question, *answers in zip(QUESTIONS, *self.short.values(), strict=True):
-            said = [f"{state} {answer!r}" for state, answer in zip(self.short, answers, strict=True)]
-            same = len({*answers}) == 1
-            lines.append(f"{question!r}: {f'{said[0]}, and the same after it' if same else '; '.join(said)}")
-        return "\n".join(lines)
-
-
-def continued(model: Any, tokenizer: Any, ids: list[int]) -> str:
-    """The most likely continuation of a text."""
-    import torch
-
-    from posenc.pretrained.inference import CachedBatch, chunk_size, end_tokens, evaluating
-
-    made: list[int] = []
-    with torch.no_grad(), evaluating(model):
-        batch = CachedBatch(model, [ids], chunk=chunk_size(model, len(ids), 512))
-        while len(made) < ANSWER_TOKENS and (token := int(batch.logits[0].argmax())) not in end_tokens(
-            model, tokenizer
-        ):
-            made.append(token)
-            batch.feed(torch.tensor([[token]]))
-    return str(tokenizer.decode(made, skip_special_tokens=True))
 
 
 AUTO_OPTIONS = {each.name for each in fields(AutoOptions)}

@@ -283,8 +283,9 @@ def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figu
         inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
         beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
         far = ", ".join(value for value, side in zip(values, beyond, strict=True) if side)
-        arrow = {"beyond": beyond, "label": f"{name} {far}"} if far else {}
-        dots.append(point(name, *inside, style[name], texts=[text], **arrow))
+        arrow: dict[str, Any] = {"beyond": beyond, "label": f"{name} {far}"} if far else {}
+        x, y = inside
+        dots.append(point(name, x, y, style[name], texts=[text], **arrow))
     x_axis, y_axis = (axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in conditions)
     return lines(dots, x_axis, y_axis, height=460)
 
