@@ -129,8 +129,8 @@ def _lines(figure: Figure, ax: "Axes") -> None:
     if len(named) > 1:
         places: list[str] = [*map(str, range(len(named)))]  # a legend leaves out names that begin with "_"
         key = ax.legend(named.values(), places, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        for text, name in zip(key.get_texts(), named, strict=True):
-            text.set_text(name)
+        for entry, name in zip(key.get_texts(), named, strict=True):
+            entry.set_text(name)
     ax.spines[["top", "right"]].set_visible(False)
 
 
