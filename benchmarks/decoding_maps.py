@@ -120,7 +120,8 @@ def page(results: dict[str, dict[str, float]]) -> str:
         f"{TARGET} tokens with each method's default options: processor time over that of the unmodified model, the least of "
         "several turns; each column is one run. Step: one token after so many cached ones (transformers' DynamicCache, or its "
         f"StaticCache). One thread, AMD EPYC, torch {torch.__version__}, beside ten to fifteen other processes on two cores. "
-        "The bfloat16 columns are of an earlier version, which cached unrotated keys.",
+        "The bfloat16 columns are of an earlier version, which cached unrotated keys. The float32 steps are of version 1.1, which "
+        "rotated cached keys run by run; docs/position_maps.md says how much longer they take since.",
         "",
         table(results),
         "",

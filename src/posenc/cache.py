@@ -142,7 +142,7 @@ class KVCache:
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], bool]:  # fmt: skip
         """The keys, values and gates of all tokens, once those of new ones are stored; and whether keys are rotated."""
         step = positions.shared(_Step, lambda: _Step.of(positions))
-        if k.dim() != 4 or k.shape[2] != step.count or step.new.batch not in (1, k.shape[0]):
+        if k.dim() != 4 or k.shape[2] != step.tokens or step.new.batch not in (1, k.shape[0]):
             require_fit(step.new, k=k)
         given: tuple[Tensor, ...] = ()
         if gates is not None or (encoding is not None and encoding.acting_in(layer).gates):
@@ -158,7 +158,7 @@ class KVCache:
             self._last, self._last_layer = positions.origin or positions, layer
             if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
                 self._layers[layer] = made
-        k, v, *of_all = made.filled(step.before + step.count)
+        k, v, *of_all = made.filled(step.before + step.tokens)
         return k, v, tuple(of_all), rotated
 
     def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
@@ -188,7 +188,7 @@ class KVCache:
         self, layer: int, new: tuple[Tensor, ...], positions: Positions, step: "_Step", rotated: bool, stores: bool
     ) -> _Layer:
         """A layer's tokens with the new ones. stores: in the place of what they had for them."""
-        before, tokens = step.before, step.before + step.count
+        before, tokens = step.before, step.before + step.tokens
         old = self._layers.get(layer)
         if old is None or old.tokens < before:
             if before:
@@ -240,7 +240,7 @@ class _Step(NamedTuple):
 
     new: Positions
     before: int
-    count: int
+    tokens: int
     hidden: Hidden | None
 
     @classmethod
@@ -317,8 +317,8 @@ def _next(last: Positions, count: int, num_queries: int) -> Positions:
         prefix = torch.cat((prefix[:, :count], torch.zeros_like(new).expand(prefix.shape[0], -1)), 1)
     where = ("q", "k", "q_order", "k_order", "valid", "q_valid")
     return last.derived(
-        **{name: getattr(made, name) for name in where}, known=made.extents, causal=True, prefix=prefix, branch=None,
-        of_keys=None, gates=(), images=None, q_placed=None, k_placed=None,
+        **{name: getattr(made, name) for name in where}, known=made.extents, causal=True, prefix=prefix, of_keys=None,
+        images=None, q_placed=None, k_placed=None,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from inspect import isclass, signature
 from numbers import Integral, Real
 from traceback import walk_tb
@@ -229,6 +229,11 @@ def check_positive(**numbers: float) -> None:
 
 Positive = Annotated[float, check_positive]
 """The declared type of an argument above 0: what `check_arguments` calls besides."""
+NotNegative = Annotated[float, partial(check_numbers, 0)]
+Share = Annotated[float, partial(check_numbers, 0, 1)]
+Count = Annotated[int, partial(check_integers, 0)]
+Size = Annotated[int, check_sizes]
+"""Of one that counts something, of which there is at least one."""
 
 
 def check_word(name: str, word: str, known: Iterable[str]) -> None:
@@ -339,8 +344,9 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> 
     for name, value in values.items():
         if name in parameters and name in hints and value is not parameters[name].default:
             check_value(name, value, hints[name])
-            for check in filter(callable, getattr(annotated[name], "__metadata__", ())):
-                check(**{name: value})
+            for hint in (annotated[name], *get_args(annotated[name])):  # also of what may be None
+                for check in filter(callable, getattr(hint, "__metadata__", ())):
+                    check(**{name: value})
 
 
 def check_fields(data: Any) -> None:

@@ -54,11 +54,7 @@ class Spec:
     def values(self, what: str, known: Iterable[str] | None = None) -> dict[str, Any]:
         """The options with numbers, true, false, none and lists of numbers (1,2.5) as Python has them.
 
-        what: the name's kind, for messages. known: the options there are; None: any.
-
-        Raises:
-            InputError: an unknown option, the same one twice, or a number that is not finite.
-        """
+        what: the name's kind, for messages. known: the options there are; None: any."""
         values: dict[str, Any] = {}
         known = None if known is None else list(known)
         for key, text in self.options:
@@ -116,11 +112,7 @@ def check_layers(text: str, count: int) -> None:
 def parse_sum(text: str, classes: bool = False) -> list[Spec]:
     """The terms of a sum, "yarn:factor=4+resonance"; the sign in a value's "1e+5" does not part terms.
 
-    classes: names may be MODULE:CLASS or FILE:CLASS, and have position maps.
-
-    Raises:
-        InputError: as `parse`.
-    """
+    classes: names may be MODULE:CLASS or FILE:CLASS, and have position maps."""
     terms = PLUS.split(text) if classes else re.split(r"\+(?=\s*[A-Za-z])", text)
     if len(terms) > MOST_TERMS:
         raise InputError(f"{terms[0]!r} and {len(terms) - 1} more joined by +: join at most {MOST_TERMS}")
@@ -134,11 +126,7 @@ def parse_sum(text: str, classes: bool = False) -> list[Spec]:
 
 
 def parse_single(text: str, classes: bool = False) -> Spec:
-    """A name and its options, "key_value:keys=digits", without the space around them.
-
-    Raises:
-        InputError: an option without a value.
-    """
+    """A name and its options, "key_value:keys=digits", without the space around them."""
     name, *pieces = (piece.strip().replace("\\:", ":") for piece in re.split(r"(?<!\\):", text))
     if classes and pieces and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", pieces[0]):
         name = f"{name}:{pieces.pop(0)}"
@@ -224,11 +212,7 @@ def _as_text(value: Any) -> str:
 
 
 def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], function: Callable[..., Any]) -> None:
-    """Refuse options that a function does not take, and values that are not of the type it declares.
-
-    Raises:
-        InputError: names the option, and the nearest one or the type.
-    """
+    """Refuse options that a function does not take, and values that are not of the type it declares."""
     known, hints = list(known), get_type_hints(function)
     for key, value in options.items():
         if key not in known:
@@ -238,11 +222,7 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
 
 
 def read_json(text: str | bytes) -> Any:
-    """What a JSON text holds.
-
-    Raises:
-        ValueError: it is no JSON, or nested deeper than Python's recursion goes.
-    """
+    """What a JSON text holds."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -290,6 +290,14 @@ def test_verdicts(tiny):
     assert "At the training length of 16 bytes, t5 has the best loss (1.200 nats per byte); undecided: rope." in words
 
 
+def test_nobody_is_the_best_among_those_that_guess(tiny):
+    words = made_up(tiny, alibi=(9.0, 1.0, 1.0), rope=(1.2, 1.4, 2.4)).answer()
+    assert [line for line in words if "alibi has the best" in line] == []
+    assert sum("rope has the best" in line for line in words) == 2
+    (line,) = made_up(tiny, alibi=(9.0, 9.0, 9.0), rope=(8.0, 9.0, 9.0)).answer()
+    assert line.startswith("Not measurably better than guessing (")
+
+
 def test_an_encoding_whose_seeds_disagree_is_unclear(tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}

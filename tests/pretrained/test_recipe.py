@@ -12,8 +12,8 @@ from transformers import CONFIG_MAPPING
 import posenc
 from posenc import InputError
 from posenc.pretrained.config_file import ConfigFile
-from posenc.pretrained.export import recipe
 from posenc.pretrained.programs import LLAMA_CPP, TRANSFORMERS, TRANSFORMERS_4, VLLM, header_readings, programs_answer
+from posenc.pretrained.recipe import recipe
 from posenc.pretrained.rope_config import new_base
 from references.small_models import small_model
 

@@ -32,12 +32,7 @@ def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     """The full sequence, in its order, from every process's part. All processes of the group call it together.
 
     Differentiable: a process's part gets the sum of the gradients that arrive at it in all processes.
-    positions: a shard, from `Positions.shard`. dim: the sequence's.
-
-    Raises:
-        InputError: positions that are no shard, a tensor of another length, or a process group that is not there or not
-            the one the shard was made for.
-    """
+    positions: a shard, from `Positions.shard`. dim: the sequence's."""
     part = _sharding(positions)
     _check_length(x, dim, part.length, "the shard has")
     if part.world_size == 1:
@@ -47,7 +42,7 @@ def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     chunks: dict[int, Tensor] = {}
     for rank, local in enumerate(parts):
         numbers = chunks_of(rank, part.world_size, part.layout)
-        chunks |= zip(numbers, local.chunk(len(numbers), dim), strict=True)
+        chunks.update(zip(numbers, local.chunk(len(numbers), dim), strict=True))
     return torch.cat([chunks[number] for number in sorted(chunks)], dim)
 
 

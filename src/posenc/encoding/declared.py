@@ -4,19 +4,17 @@
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_arguments, check_sizes, is_distributed, meaning
+from posenc.errors import InputError, check_arguments, is_distributed, meaning
+from posenc.errors import Size as Size
 from posenc.functional import table_device
 
 DeclaredType = TypeVar("DeclaredType", bound="Declared")
-Size = Annotated[int, "at least 1"]
-"""The declared type of an argument that counts something, of which there is at least one."""
 _ACT_AT_ONCE = "_parameters", "_buffers", "_modules"
 """Where a module has what may be set again."""
 
@@ -139,7 +137,6 @@ class Declared(nn.Module, metaclass=_Fixed):
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.arguments() if hasattr(self, name)}
         check_arguments(type(self).__init__, values)
-        check_sizes(**{name: values[name] for name in _sizes(type(self)) if name in values})
         for name, value in values.items():
             if isinstance(value, (dict, list)):  # of which the caller may change entries later
                 setattr(self, name, _copied(value))
@@ -147,8 +144,8 @@ class Declared(nn.Module, metaclass=_Fixed):
         self.register_tables()
 
     def setup(self) -> None:
-        """Check the fields of a dataclass, and make parameters and modules. Types have been checked, numbers to be finite,
-        and each `Size` to be positive."""
+        """Check the fields of a dataclass, and make parameters and modules. Types have been checked, with the ranges that they
+        declare, and numbers to be finite."""
 
     def tables(self) -> dict[str, Tensor]:
         """Constant tables by name, computed from the arguments in float64. They are never in the state_dict, and survive
@@ -190,11 +187,7 @@ class Declared(nn.Module, metaclass=_Fixed):
                 x.copy_(_placed_as(x, value))
 
     def _given(self) -> dict[str, Any]:
-        """The constructor's arguments.
-
-        Raises:
-            InputError: one that was not stored under its own name.
-        """
+        """The constructor's arguments."""
         for name in self.arguments():
             if not hasattr(self, name):
                 raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
@@ -236,16 +229,6 @@ class Declared(nn.Module, metaclass=_Fixed):
             with torch.inference_mode(False):
                 self._buffers[name] = table.to(table_device(buffer.device))
         return self
-
-
-@cache
-def _sizes(cls: type) -> tuple[str, ...]:
-    """The arguments that a class declares to be a `Size`."""
-    try:
-        hints = get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
-    except (NameError, TypeError):  # types that exist for a type checker alone
-        return ()
-    return tuple(name for name, hint in hints.items() if Size in (hint, *get_args(hint)))
 
 
 def _copied(value: Any) -> Any:

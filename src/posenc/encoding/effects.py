@@ -27,11 +27,7 @@ def require_fit(
     positions: object, *, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
 ) -> None:
     """Refuse positions that are not those of x or q (batch, ..., num_queries, channels) and k (batch, ..., num_keys,
-    channels): broadcasting would silently put every token at one position.
-
-    Raises:
-        InputError: no `Positions`, or of another number of tokens or rows.
-    """
+    channels): broadcasting would silently put every token at one position."""
     if not isinstance(positions, Positions):
         raise InputError(
             "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
@@ -91,7 +87,7 @@ class Acting(NamedTuple):
     part: Hooked
     number: int
     leaves: tuple[Leaf, ...]
-    sites: frozenset[str]
+    sites: tuple[str, ...]
     gates: int
     constant: bool
     maps: bool
@@ -184,11 +180,7 @@ def checked_gates(
     hidden: Hidden | None = None,
 ) -> tuple[Tensor, ...]:
     """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
-    `Positions.hidden`.
-
-    Raises:
-        InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
-    """
+    `Positions.hidden`."""
     given = () if gates is None else tuple(gates) if isinstance(gates, (list, tuple)) else (gates,)
     wanted = 0 if encoding is None else encoding.acting_in(layer).gates
     if len(given) != wanted:
@@ -219,7 +211,7 @@ def checked_gates(
     return tuple(checked)
 
 
-NOTHING: Any = Acting(None, 0, (), frozenset(), 0, True, False)
+NOTHING: Any = Acting(None, 0, (), (), 0, True, False)
 """Where no encoding acts."""
 
 
@@ -309,7 +301,7 @@ class Effects:
             queries, keys = result
             for name, before, after in (("q", q, queries), ("k", k, keys)):
                 if after is not before:
-                    _check_rotated(part.encoding, "rotate", before, after, name)
+                    _check_alike(part.encoding, "rotate", before, after, name, widens=True)
             if queries.shape[3] != keys.shape[3]:
                 widths = f"q {queries.shape[3]} wide and k {keys.shape[3]} wide"
                 raise InputError(f"{type(part.encoding).__name__}.rotate returned {widths}: widen both alike")
@@ -318,11 +310,11 @@ class Effects:
 
     def queries_rotated(self, q: Tensor) -> Tensor:
         """Queries as `rotate_queries` leaves them."""
-        return self._through("rotate", "rotate_queries", q, partial(_check_rotated, name="q"))
+        return self._through("rotate", "rotate_queries", q, partial(_check_alike, name="q", widens=True))
 
     def keys_rotated(self, k: Tensor) -> Tensor:
         """Keys as `rotate_keys` leaves them."""
-        return self._through("rotate", "rotate_keys", k, partial(_check_rotated, name="k"))
+        return self._through("rotate", "rotate_keys", k, partial(_check_alike, name="k", widens=True))
 
     def rotation(self, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         """`Encoding.shared_rotation` of all parts."""
@@ -435,23 +427,15 @@ def _rotates_last(part: _Part) -> bool:
     return part.encoding.rotates_last
 
 
-def _check_rotated(encoding: Hooked, hook: str, before: Tensor, after: object, name: str) -> None:
-    if not isinstance(after, Tensor) or after.shape[:3] != before.shape[:3] or after.dim() != 4:
+def _check_alike(encoding: Hooked, hook: str, before: Tensor, after: object, name: str, widens: bool = False) -> None:
+    """Refuse what is not as before. widens: the width may be another."""
+    shape, axes = tuple(before.shape), before.dim() - widens
+    if not isinstance(after, Tensor) or after.dim() != before.dim() or after.shape[:axes] != before.shape[:axes]:
         raise _returned(
-            encoding, hook, after, f"return {name} {tuple(before.shape)}, of which only the width may change"
+            encoding, hook, after, f"return {name} {shape}" + ", of which only the width may change" * widens
         )
     if after.dtype != before.dtype or after.device != before.device:
-        given = f"return {name} in {before.dtype} on {before.device}, as it was given"
-        raise _returned(encoding, hook, after, given)
-
-
-def _check_alike(encoding: Hooked, hook: str, before: Tensor, after: object, name: str) -> None:
-    if not isinstance(after, Tensor) or (after.shape, after.dtype, after.device) != (
-        before.shape,
-        before.dtype,
-        before.device,
-    ):
-        given = f"return {name} {tuple(before.shape)} in {before.dtype} on {before.device}, as it was given"
+        given = f"return {name} {shape} in {before.dtype} on {before.device}, as it was given"
         raise _returned(encoding, hook, after, given)
 
 

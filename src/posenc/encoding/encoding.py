@@ -63,7 +63,6 @@ class Encoding(Sliced):
     """`Sum`, which is an encoding"""
     own_sites: ClassVar[tuple[str, ...]] = ()
     """Where the hooks of the class act"""
-    site_set: ClassVar[frozenset[str]] = frozenset()
     num_gates: ClassVar[int] = 0
     is_map: ClassVar[bool] = False
     title: ClassVar[str] = ""
@@ -138,7 +137,7 @@ class Encoding(Sliced):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = {site for hook, site in HOOKS.items() if getattr(cls, hook) is not getattr(Encoding, hook)}
-        cls.own_sites, cls.site_set = tuple(site for site in SITES if site in own), frozenset(own)
+        cls.own_sites = tuple(site for site in SITES if site in own)
         cls.num_gates, cls.is_map = int("gates" in own), cls.branches is not Encoding.branches
         if not is_torchs(cls):
             for trait, default in {"name": "", "title": "", "bibtex": "", "constant": False}.items():
@@ -161,8 +160,9 @@ class Encoding(Sliced):
     # ---------------------------------------------------------------- the hooks that most need
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """Queries and keys before their product; may change their width, equally for both."""
-        return q, k
+        """Queries and keys before their product; may change their width, equally for both. Where it is not overridden, each by its
+        own hook."""
+        return self.rotate_queries(q, positions, layer), self.rotate_keys(k, positions, layer)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         """b_ij, added to the scaled scores: a structure, or several to be summed."""
@@ -286,34 +286,22 @@ class Encoding(Sliced):
         return self.own_sites
 
     def acting_in(self, layer: int) -> Acting:
-        """What acts in a layer, and the number of that layer for it.
-
-        Raises:
-            InputError: a layer below 0 or beyond num_layers.
-        """
+        """What acts in a layer, and the number of that layer for it."""
         check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         sites, gates = self.own_sites, self.num_gates
         constant = "bias" not in sites or (self.constant and self.num_layers == 1)
-        return Acting(self, layer, (Leaf(self, layer, sites, gates),), self.site_set, gates, constant, self.is_map)
+        return Acting(self, layer, (Leaf(self, layer, sites, gates),), self.own_sites, gates, constant, self.is_map)
 
     def effects(self, positions: Positions, layer: int = 0) -> Effects:
         """What the encoding does to a call at these positions, in a layer."""
         return Effects(self.acting_in(layer), positions)
 
     def scale_of(self, layer: int, head_dim: int) -> float:
-        """The factor of q . k in a layer: of a sum, that of the part that has an unusual one.
-
-        Raises:
-            InputError: a scale that is no finite number, or parts with several unusual ones.
-        """
+        """The factor of q . k in a layer: of a sum, that of the part that has an unusual one."""
         return agreed_scale([leaf.encoding for leaf in self.acting_in(layer).leaves], head_dim)
 
     def own_layer(self, layer: int) -> int:
-        """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
-
-        Raises:
-            InputError: a layer below 0 or beyond num_layers.
-        """
+        """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is."""
         check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         return 0 if self.num_layers == 1 else layer
 

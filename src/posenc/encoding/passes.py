@@ -43,11 +43,7 @@ class Pass:
         self.versions: list[tuple[Tensor, int]] = [(x, x._version) for x in parameters if not x.is_inference()]
 
     def require_current(self) -> None:
-        """Refuse to go on once a parameter has been written to.
-
-        Raises:
-            InputError: another pass is wanted.
-        """
+        """Refuse to go on once a parameter has been written to."""
         if torch.compiler.is_compiling():
             return
         for parameter, version in self.versions:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear, softplus
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
-from posenc.errors import InputError, Positive, check_numbers
+from posenc.errors import InputError, Positive, Share, check_numbers
 from posenc.functional import Layout, check_even, rotary
 from posenc.positions import Positions
 from posenc.positions.order import convolved, running_sums
@@ -173,12 +173,11 @@ class Mamba3Rotary(AccumulatedRotary):
     equal_to = "the authors' expression"
 
     _: KW_ONLY
-    fraction: float = 0.5
+    fraction: Share = 0.5
     layout: Layout = "interleaved"
 
     def setup(self) -> None:
         super().setup()
-        check_numbers(0, 1, fraction=self.fraction)
         self.pairs = int(self.head_dim * self.fraction) // 2
         if self.pairs < 1:
             raise InputError(f"leaves no pair of head_dim={self.head_dim} channels to turn", fraction=self.fraction)

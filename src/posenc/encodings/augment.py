@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Size
-from posenc.errors import InputError, check_numbers
+from posenc.errors import InputError, NotNegative, check_numbers
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -71,14 +71,13 @@ class CAPE(Encoding):
         "Add it in training to an encoding that takes fractional positions, for speech and images; `shape` only shifts."
     )
 
-    max_shift: float = 5.0
+    max_shift: NotNegative = 5.0
     _: KW_ONLY
-    max_jitter: float = 0.5
+    max_jitter: NotNegative = 0.5
     max_stretch: float = 1.03
     centre: bool = False
 
     def setup(self) -> None:
-        check_numbers(0, max_shift=self.max_shift, max_jitter=self.max_jitter)
         check_numbers(1, max_stretch=self.max_stretch)
         self.needs_length = self.centre
         self.shift_invariant = not self.centre

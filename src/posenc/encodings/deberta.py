@@ -230,11 +230,7 @@ class EnhancedMaskDecoder(nn.Module):
         self, hidden: Tensor, layer: Callable[[Tensor, Tensor], Tensor], positions: Positions | None = None
     ) -> Tensor:
         """hidden: (batch, seq, dim). layer: (queries, hidden) -> output, all like hidden; the queries attend to keys
-        and values made from hidden. positions: where the tokens are; None: 0 .. seq-1.
-
-        Raises:
-            InputError: what `Learned` refuses.
-        """
+        and values made from hidden. positions: where the tokens are; None: 0 .. seq-1."""
         if positions is None:
             positions = Positions.arange(hidden.shape[1], device=hidden.device)
         queries = self.positions.embed(hidden, positions)

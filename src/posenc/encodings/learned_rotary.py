@@ -14,7 +14,7 @@ from posenc.encoding import HeadRange, Size, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, Positive, check_devices, check_numbers
+from posenc.errors import InputError, NotNegative, Positive, check_devices
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
 
@@ -213,12 +213,11 @@ class FoPE(AxesRotary):
     rope_theta: Positive = 10000.0
     layout: Layout = "half"
     pairs: int | None = None
-    gain: float = 0.3
+    gain: NotNegative = 0.3
     trainable: bool = False
 
     def setup(self) -> None:
         super().setup()
-        check_numbers(0, gain=self.gain)
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = self.tables()["frequency"].shape[0]
         if inputs == 0:

@@ -126,4 +126,4 @@ def _moved(positions: Positions, branch: Branch) -> Positions:
         return positions.at(None)
     q = positions.q if branch.q is None else branch.q(positions.q)
     k = positions.k if branch.k is None else branch.k(positions.k)
-    return positions.derived(q=q, k=k, branch=None, of_keys=None, sharding=None, images=None)
+    return positions.derived(q=q, k=k, of_keys=None, sharding=None, images=None)

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, silu
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of
-from posenc.errors import check_integers, refuse_in_onnx
+from posenc.errors import Count, refuse_in_onnx
 from posenc.positions import Positions
 from posenc.positions.order import convolved
 
@@ -53,10 +53,9 @@ class PaTH(Encoding):
     num_kv_heads: Size | None = None
     num_layers: Size = 1
     rank: Size | None = 32
-    conv_size: int = 3
+    conv_size: Count = 3
 
     def setup(self) -> None:
-        check_integers(0, conv_size=self.conv_size)
         self.looks_back = max(self.conv_size - 1, 0)
         layers, heads = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads)
         middle = self.dim if self.rank is None else self.rank

@@ -137,11 +137,7 @@ def partial_rope(fraction: float = 0.25, rope_theta: float = 10000.0) -> str:
 
 def read(text: str | EncodingSpec, classes: Container[str] = ()) -> EncodingSpec:
     """The tree of an encoding's text, its patterns replaced by what they stand for: in a sum, the other terms are added to
-    each of a pattern's layers. classes: names that are not patterns' here.
-
-    Raises:
-        InputError: options that a pattern does not take, two patterns in a sum, or a position map on one.
-    """
+    each of a pattern's layers. classes: names that are not patterns' here."""
     spec = parse(text) if isinstance(text, str) else text
     layers: list[tuple[Spec, ...]] = []
     for terms in spec.layers:

@@ -64,9 +64,6 @@ class PoPE(Encoding):
         """(batch or 1, n) positions -> (batch or 1, 1, n, head_dim), float64 where the device has it."""
         return angles_at(ids, self.inv_freq)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        return self.rotate_queries(q, positions, layer), self.rotate_keys(k, positions, layer)
-
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         check_head_dim(self, q, self.head_dim)

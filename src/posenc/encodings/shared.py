@@ -67,11 +67,7 @@ def by_key_head(encoding: Encoding, x: Tensor, key_heads: int) -> Tensor:
 
 def key_angles(encoding: Encoding, positions: Positions, layer: int = 0) -> Tensor:
     """The angle by which each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs), of an encoding that
-    has them in a method of this name.
-
-    Raises:
-        InputError: keys that are not turned, or by more than their position.
-    """
+    has them in a method of this name."""
     turned: Callable[[Positions, int], Tensor] | None = getattr(encoding, "key_angles", None)
     if turned is None:
         raise InputError(f"{type(encoding).__name__} does not rotate keys by an angle: there is nothing to move")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import kv_heads_of, normal_parameter
-from posenc.errors import check_numbers
+from posenc.errors import NotNegative
 
 
 @dataclass(eq=False, repr=False)
@@ -31,10 +31,7 @@ class SoftmaxN(Encoding):
     use_when = "Add it to any encoding, so that heads may attend to nothing; `sink` learns how much."
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
 
-    n: float = 1.0
-
-    def setup(self) -> None:
-        check_numbers(0, n=self.n)
+    n: NotNegative = 1.0
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         return math.log(self.n) if self.n > 0 else None

@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 from posenc.encoding import Size
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import Beyond, bicubic, normal_parameter, remade
-from posenc.errors import InputError, check_integers, check_sizes
+from posenc.errors import Count, InputError, check_integers, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import unplaced_index
 from posenc.positions.patches import of_images
@@ -167,14 +167,13 @@ class GridTable(Absolute):
     height: Size | None = None
     width: Size | None = None
     max_positions: Size | None = None
-    prefix: int = 0
+    prefix: Count = 0
     merge: str = "add"
     init_std: float = 0.02
     beyond: Literal["resize", "error", "clamp"] = "resize"
 
     def setup(self) -> None:
         super().setup()
-        check_integers(0, prefix=self.prefix)
         self.size: tuple[int, int] = _shape(self.max_positions or 14 * 14, self.height, self.width)
         self.height, self.width = self.size
         self.max_positions = math.prod(self.size)

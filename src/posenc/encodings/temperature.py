@@ -4,13 +4,14 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Rotation, Size, require_fit
-from posenc.errors import check_integers, check_numbers, check_positive
+from posenc.errors import NotNegative, Positive, check_integers
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -25,10 +26,6 @@ class QueryScale(Encoding):
     def factor(self, positions: Positions) -> Tensor:
         """Of each query, (batch or 1, num_queries), float64."""
         raise NotImplementedError  # abstract: the classes below define it
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        require_fit(positions, q=q, k=k)
-        return self.rotate_queries(q, positions, layer), k
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
@@ -109,10 +106,7 @@ class Temperature(QueryScale):
         "Add it to a pretrained model that is extended, as YaRN and DroPE do; `log_n` depends on the number of keys."
     )
 
-    beta: float = 1.0
-
-    def setup(self) -> None:
-        check_positive(beta=self.beta)
+    beta: Positive = 1.0
 
     def factor(self, positions: Positions) -> Tensor:
         return torch.full((1, 1), self.beta, dtype=torch.float64, device=positions.q.device)
@@ -140,12 +134,8 @@ class StepTemperature(QueryScale):
 
     train_length: Size
     _: KW_ONLY
-    beta: float = 0.1
-    first: int = 1
-
-    def setup(self) -> None:
-        check_numbers(0, beta=self.beta)
-        check_integers(0, 1, first=self.first)
+    beta: NotNegative = 0.1
+    first: Annotated[int, partial(check_integers, 0, 1)] = 1
 
     def factor(self, positions: Positions) -> Tensor:
         positions.require_one_axis("StepTemperature")

@@ -83,10 +83,6 @@ class TransformerXL(ContentBias):
     planes = ()
     shifts_queries = True
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        require_fit(positions, q=q, k=k)
-        return self.rotate_queries(q, positions, layer), k
-
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         check_head_dim(self, q, self.head_dim)

@@ -73,8 +73,8 @@ class Window(Encoding):
         return {name: side[first:end] if isinstance(side, (list, tuple)) else side for name, side in given.items()}
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
-        limits = zip(positions.window or (None, None), self.sides, strict=True)
-        return positions.with_window(*(_narrower(limit, _widest(side)) for limit, side in limits))
+        (before, after), sides = positions.window or (None, None), self.sides
+        return positions.with_window(_narrower(before, _widest(sides[0])), _narrower(after, _widest(sides[1])))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | None:
         if self.num_heads is None:
@@ -117,7 +117,7 @@ class Chunks(Encoding):
 
 def _widest(side: Widths) -> int | None:
     widths = side if isinstance(side, Sequence) else [side]
-    return None if None in widths else max(width for width in widths if width is not None)
+    return None if None in widths else max(filter(None, widths), default=0)
 
 
 def _narrower(a: int | None, b: int | None) -> int | None:

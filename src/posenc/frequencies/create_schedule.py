@@ -15,11 +15,7 @@ __all__ = ["as_text", "complete", "create", "options_of", "parse"]
 def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Frequencies:
     """The frequencies of a schedule given as data: {"name": "ntk", "factor": 4}.
 
-    Those that are applied to another take it as "of": {"name": "resonance", "of": {"name": "ntk", "factor": 4}}.
-
-    Raises:
-        InputError: an unknown name, unknown options, or a missing option.
-    """
+    Those that are applied to another take it as "of": {"name": "resonance", "of": {"name": "ntk", "factor": 4}}."""
     name, function, options = _look_up(schedule)
     parameters = options_of(name)
     if isinstance(options.get("of"), Mapping) and "of" in parameters:
@@ -33,11 +29,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Freque
 
 def parse(text: str) -> dict[str, Any]:
     """A schedule written as text, as data: "yarn:factor=4:beta_fast=16", and what is applied to it after a plus sign,
-    "yarn:factor=4+resonance". Options that it does not name are omitted, see `complete`.
-
-    Raises:
-        InputError: an unknown name or option, or something after a plus that is not applied to others.
-    """
+    "yarn:factor=4+resonance". Options that it does not name are omitted, see `complete`."""
     schedule: dict[str, Any] = {}
     for spec in parse_sum(text):
         name = spec.name

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from weakref import ref
 
 import torch
@@ -78,8 +78,6 @@ class Positions(Visibility):
     distance. None: every token has a place, as all text has."""
     k_placed: Tensor | None = None
     """Likewise, of the keys"""
-    branch: Branch | None = None
-    """The branch of a position map to rotate for, see `at`. None: there is no map."""
     of_keys: KeyRange | None = None
     """The positions with all keys of the call, where these have only some of them, see `keys`"""
     sharding: Shard | None = None
@@ -89,12 +87,16 @@ class Positions(Visibility):
     all documents or rows, by number. None: not known, as of tokens that were moved."""
     unchecked: tuple[str, ...] = ()
     """What `with_causal` has to check of ids that somebody gave, see `posenc.positions.ids.check_order`"""
-    gates: tuple[Tensor, ...] = ()
-    """What an encoding made of the input of a layer, see `with_gates`"""
     known: InitVar[Mapping[str, Extent | None] | None] = None
     """What the maker knows of q, k and their orders; of others it is read, where that makes no device wait"""
     extents: dict[str, Extent | None] = field(init=False)
-    ungated: "Positions | None" = field(default=None, init=False)
+
+    # no fields: of one call, and of nothing that is derived
+    branch: ClassVar[Branch | None] = None
+    """The branch of a position map to rotate for, see `at`. None: there is no map."""
+    gates: ClassVar[tuple[Tensor, ...]] = ()
+    """What an encoding made of the input of a layer, see `with_gates`"""
+    ungated: ClassVar["Positions | None"] = None
     """The positions without gates"""
 
     def __post_init__(self, known: Mapping[str, Extent | None] | None) -> None:
@@ -104,7 +106,7 @@ class Positions(Visibility):
             q, k = getattr(self, names[0]), getattr(self, names[1])
             of_q = known[names[0]] if names[0] in known else Extent.of(q)
             of_k = known[names[1]] if names[1] in known else of_q if k is q else Extent.of(k)
-            extents |= zip(names, (of_q, of_k), strict=True)
+            extents[names[0]], extents[names[1]] = of_q, of_k
         q, k, q_order, k_order = extents.values()
         start = diagonal = span = None
         if q_order is not None and k_order is not None and q_order.runs and k_order.runs:
@@ -459,7 +461,7 @@ class Positions(Visibility):
             made = self.sharding.of(change(self.sharding.full))
         else:
             return None
-        return made.derived(branch=self.branch, gates=self.gates)
+        return made
 
     def same_tokens(self, other: "Positions") -> bool:
         """Of two that one was derived from: has it the tokens of the other? Those of a part are made again with its text."""
@@ -551,17 +553,20 @@ class Positions(Visibility):
     def with_gates(self, gates: tuple[Tensor, ...]) -> "Positions":
         """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
         encoding (batch, heads, num_keys, width), of all keys."""
-        if not self.gates and not gates:
-            return self
-        ungated = self.ungated or self.derived(gates=())._remembering(self)
+        ungated = self.ungated or self
         if not gates:
             return ungated
-        gated = ungated.derived(gates=gates)._remembering(ungated)
-        object.__setattr__(gated, "ungated", ungated)
+        gated = ungated._in_call(gates=gates, ungated=ungated)
         if ungated.memory is not None:  # for one layer, so not in that of the pass
             own = Memory(False)
-            vars(gated).update(_memory=ref(own), _part=None, _own=own)
+            vars(gated).update(_memory=ref(own), _own=own)
         return gated
+
+    def _in_call(self, **facts: Any) -> Self:
+        """The same positions with facts of one call."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), _memory=None, _part=None, **facts)
+        return made
 
     def gate(self, user: str, heads: int | None = None, width: int | None = None) -> Tensor:
         """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks. heads, width: those that
@@ -587,7 +592,9 @@ class Positions(Visibility):
     def at(self, branch: Branch | None) -> "Positions":
         """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
         they are."""
-        return self.shared(("branch", branch), lambda: self.derived(branch=branch))
+        return self.shared(
+            ("branch", branch), lambda: self._in_call(branch=branch, ungated=self.ungated and self.ungated.at(branch))
+        )
 
     def keys(self, first: int, end: int) -> "Positions":
         """The same queries among keys first .. end - 1 alone; what they see is still counted among all.
@@ -598,7 +605,7 @@ class Positions(Visibility):
         check_range(first, end, self.num_keys)
         if end is None:
             raise InputError(f"pass the key after the last one, at most {self.num_keys}", end=None)
-        return self.select(None, slice(first, end), of_keys=KeyRange(self, first, end), gates=())
+        return self.select(None, slice(first, end), of_keys=KeyRange(self, first, end))
 
     def of_side(self, side: Literal["q", "k"]) -> "Positions":
         """The tokens of the queries, or of the keys, on both sides."""
@@ -607,7 +614,7 @@ class Positions(Visibility):
         known = {name: self.extents[of] for pair, of in one.items() for name in pair if of in self.extents}
         blocks = tuple(each._replace(q=getattr(each, side), k=getattr(each, side)) for each in self.blocks)
         prefix = None if side == "q" else self.prefix  # which says nothing of queries
-        return self.derived(**both, prefix=prefix, blocks=blocks, of_keys=None, gates=(), known=known)
+        return self.derived(**both, prefix=prefix, blocks=blocks, of_keys=None, known=known)
 
     def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
@@ -638,7 +645,7 @@ class Positions(Visibility):
         def of_index(x: Tensor) -> Tensor:
             return select(x, index)
 
-        made = self.select(of_index, of_index, gates=())
+        made = self.select(of_index, of_index)
         if self.q_placed is not None and made.q_placed is not None and not torch.compiler.is_compiling():
             before = select(unplaced_index(self.q_placed, self.q_document), index)
             if not torch.equal(before, unplaced_index(made.q_placed, made.q_document)):
@@ -664,7 +671,7 @@ class Positions(Visibility):
             # one tensor stays one: by that others see that queries and keys are the same tokens
             return moved[id(x)] if id(x) in moved else moved.setdefault(id(x), x.to(device))
 
-        made = self.select(move, move, known=self.extents, gates=tuple(gate.to(device) for gate in self.gates))
+        made = self.select(move, move, known=self.extents)
         blocks = tuple(x if x.table is None else x._replace(table=x.table.to(device)) for x in made.blocks)
         of_keys = self.of_keys and self.of_keys._replace(full=self.of_keys.full.to(device))
         sharding = self.sharding and self.sharding._replace(full=self.sharding.full.to(device))
@@ -701,7 +708,7 @@ class Positions(Visibility):
         same = all(a is b for a, b in ((self.q, self.k), (self.q_order, self.k_order)))
         if not same and not torch.compiler.is_compiling():
             same = torch.equal(self.q, self.k) and torch.equal(self.q_order, self.k_order)
-        if not same or self.branch is not None or self.of_keys is not None:
+        if not same or self.of_keys is not None:
             raise InputError(
                 f"{self.num_queries} queries that are not the {self.num_keys} keys cannot {verb}: pass the positions "
                 "of a full sequence, without a cache or cross-attention"
@@ -751,20 +758,12 @@ class Positions(Visibility):
         return document_lengths(self.q_document, self.valid, self.q_order)
 
     def require_one_axis(self, user: str) -> None:
-        """Check that positions are one-dimensional, for an encoding that needs this.
-
-        Raises:
-            InputError: more than one coordinate per token.
-        """
+        """Check that positions are one-dimensional, for an encoding that needs this."""
         if self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
 
     def require_full_sequence(self, why: str, remedy: str = "pass the full sequence") -> None:
-        """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them.
-
-        Raises:
-            InputError: they are not as many as the keys.
-        """
+        """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them."""
         if self.num_queries != self.num_keys:
             raise InputError(
                 f"{why}, so it needs the full sequence: only {self.num_queries} of {self.num_keys} tokens are here; "

@@ -48,7 +48,7 @@ class Shard(NamedTuple):
         """The positions of this part, of those of the full sequence."""
         queries: Cut = slice(*self.runs[0]) if len(self.runs) == 1 else self.take
         keys = None if self.keys is None else slice(0, self.keys)
-        return full.select(queries, keys, sharding=self._replace(full=full), gates=())
+        return full.select(queries, keys, sharding=self._replace(full=full))
 
 
 def chunks_of(rank: int, world_size: int, layout: str) -> tuple[int, ...]:

@@ -272,15 +272,8 @@ class Visibility(Shared):
         return self._rows() if torch.compiler.is_compiling() else self.rows
 
     def _rows(self) -> int:
-        most = 1
-        for name in TENSORS:
-            x = getattr(self, name)
-            if x is not None and x.shape[0] > most:
-                most = x.shape[0]
-        for x in chain.from_iterable(self.blocks):
-            if x is not None and x.shape[0] > most:
-                most = x.shape[0]
-        return most
+        every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
+        return max([x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None])
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
@@ -420,11 +413,7 @@ class Visibility(Shared):
         return counts if self.q_valid is None else counts * self.q_valid
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens.
-
-        Raises:
-            InputError: what `require_among_keys` refuses.
-        """
+        """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens."""
         self.require_among_keys()
         if self.q_order is self.k_order:
             return x
@@ -438,11 +427,7 @@ class Visibility(Shared):
         return self.q_order - self.k_order[:, :1]
 
     def require_among_keys(self) -> None:
-        """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone.
-
-        Raises:
-            InputError: a query's place in the order is before the first key's or after the last one's.
-        """
+        """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone."""
         if self.q_order is self.k_order:
             return
         if self.diagonal is not None:

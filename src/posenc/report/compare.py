@@ -279,22 +279,14 @@ def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figu
         values = [m.value(e["mean"]) for e in of]
         ranges = [f"{v} ({m.value(e['low'])} to {m.value(e['high'])})" for v, e in zip(values, of, strict=True)]
         text = ", ".join(f"{words} at {s.spelled(at)}" for words, at in zip(ranges, conditions, strict=True))
-        name = variant["name"]
-        dots.append(dot(name, [scale * e["mean"] for e in of], edges, values, style[name], text))
+        at, name = [scale * e["mean"] for e in of], variant["name"]
+        inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
+        beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
+        far = ", ".join(value for value, side in zip(values, beyond, strict=True) if side)
+        arrow = {"beyond": beyond, "label": f"{name} {far}"} if far else {}
+        dots.append(point(name, *inside, style[name], texts=[text], **arrow))
     x_axis, y_axis = (axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in conditions)
     return lines(dots, x_axis, y_axis, height=460)
-
-
-def dot(
-    name: str, at: Sequence[float], edges: Sequence[tuple[float, float]], words: Sequence[str], style: Style, text: str
-) -> dict[str, Any]:
-    """A dot, or past the edges an arrow at them, beside which are the numbers, in `words`, that lie beyond."""
-    inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
-    beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
-    if not any(beyond):
-        return point(name, *inside, style, texts=[text])
-    far = ", ".join(word for word, side in zip(words, beyond, strict=True) if side)
-    return point(name, *inside, style, texts=[text], beyond=beyond, label=f"{name} {far}")
 
 
 def _edges(values: Sequence[float]) -> tuple[float, float]:
