@@ -100,7 +100,7 @@ class Comparison:
             scores.setdefault(each.encoding, {}).setdefault(self.at_rates[each.settings], []).append(
                 m.worse * fmean(values)
             )
-        best = {name: min((fmean(of), rate) for rate, of in by.items())[1] for name, by in scores.items()}
+        best = {name: min((fmean(values), rate) for rate, values in by.items())[1] for name, by in scores.items()}
         return {each: record for each, record in done.items() if self.at_rates[each.settings] == best[each.encoding]}
 
     def check(self, corpus: Dataset, finished: Collection[str] = ()) -> None:
