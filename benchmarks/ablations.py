@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from posenc.lab.archive import archived
+from posenc.lab.archive import read
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.experiment import TEN, Run
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.records import RunRecord, level
 from posenc.lab.results import collect
 from posenc.lab.statistics import Estimate, estimate
-from posenc.lab.store import Store, Stored
+from posenc.lab.store import Store, Stored, identity
 from posenc.lab.study import versions
 from posenc.lab.train import Training
 from posenc.report.terminal import Display
@@ -136,7 +136,7 @@ def planned(name: str, seeds: int | None) -> tuple[Comparison, Any]:
     """The comparison of some models, and its data."""
     models = MODELS[name]
     kind = experiment(models.task)
-    settings = kind.presets["standard"].settings.changed(**models.changes)
+    settings = kind.presets["leaderboard"].settings.changed(**models.changes)
     corpus, settings = settings.load(kind.data)
     return Comparison(encodings_of(name), seeds or models.seeds, settings), corpus
 
@@ -160,7 +160,7 @@ def finished(name: str, out: Path) -> dict[Run, Stored[RunRecord]]:
     """The models in the folder, and those of the leaderboard that are the same."""
     comparison, corpus = planned(name, MOST_SEEDS)
     runs = {run.id: run for run in comparison.runs(corpus)}
-    done = {runs[id]: stored for id, stored in archived(LEADERBOARD).items() if id in runs}
+    done = {runs[id]: stored for stored in read(LEADERBOARD) if (id := identity(stored.facts)) in runs}
     store = Store(folder(out, name))
     return done | {run: stored for id, run in runs.items() if (stored := store.load(id, RunRecord)) is not None}
 

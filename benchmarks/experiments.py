@@ -34,8 +34,8 @@ from posenc.lab.engines import InProcess, ProcessPool
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import check_present, describe
 from posenc.lab.records import RunRecord
-from posenc.lab.store import Store
-from posenc.lab.study import identity, run
+from posenc.lab.store import Store, identity
+from posenc.lab.study import run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.pretrained.stopping import terminable
@@ -262,7 +262,7 @@ def main() -> None:
     for key, (plan, *_) in planned.items():
         place = Path(experiment_of[key], plan.folder)
         if (COMMITTED / place).is_dir():
-            known |= {identity(part.facts(name)) for part in read(COMMITTED / place) for name in part.runs}
+            known |= {identity(cell.facts) for cell in read(COMMITTED / place)}
             if not (archives / place).exists():
                 shutil.copytree(COMMITTED / place, archives / place)
     study = Planned([(comparison, corpus) for _, comparison, corpus in planned.values()], experiment_of, known)

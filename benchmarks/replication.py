@@ -281,7 +281,7 @@ def _judge(
 
 WORDS = {
     "confirmed": "证实", "reversed": "相反", "changes with size, budget or text": "随大小、步数或文本而变", "not measurable": "测不出", "not measured": "未测",
-    "common": "常见说法", "perplexity": "困惑度", "accuracy": "准确率", "error": "错误率", "heads": "头数", "against": "对",
+    "perplexity": "困惑度", "accuracy": "准确率", "error": "错误率", "heads": "头数", "against": "对",
     "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",
     " in the mean of the tasks": "（各任务平均）", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
     "against the training length": "相对于训练长度", "steps": "步", "seeds": "个种子", "seed": "个种子",

@@ -28,7 +28,18 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 4.0, "original_max_position_embeddings": 64, "short_factor": [1.0] * 16,
                  "long_factor": [1 + 3 * (pair / 15) ** 0.5 for pair in range(16)]},
 }  # fmt: skip
-METHODS = ("none", "yarn", "ntk", "llama3", "mrrope", "linear", "yarn+replace", "ntk+replace", "llama3+replace", "linear+replace")
+METHODS = (
+    "none",
+    "yarn",
+    "ntk",
+    "llama3",
+    "mrrope",
+    "linear",
+    "yarn+replace",
+    "ntk+replace",
+    "llama3+replace",
+    "linear+replace",
+)
 
 
 def trained(scaling: str, seed: int, steps: int, data: torch.Tensor) -> Any:
@@ -62,6 +73,34 @@ def losses(model: Any, texts: torch.Tensor) -> dict[str, list[float]]:
         found[method] = [float(part.nanmean()) for part in (each[:, :TRAINED], each[:, TRAINED:])]
     posenc.restore(model)
     return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """Means over the seeds, within the context length / past it, each with its change over leaving the model alone."""
+    about, losses_of = results["about"], results["losses"]
+    rows = [
+        "| method | " + " | ".join(f"trained under {name}" for name in losses_of) + " |",
+        "|---|" + "---|" * len(losses_of),
+    ]
+    for method in METHODS:
+        cells = []
+        for seeds in losses_of.values():
+            means = [sum(seed[method][part] for seed in seeds) / len(seeds) for part in (0, 1)]
+            changes = [[seed[method][part] - seed["none"][part] for seed in seeds] for part in (0, 1)]
+            signs = (
+                ""
+                if method == "none"
+                else f" ({sum(changes[0]) / len(seeds):+.3f} / {sum(changes[1]) / len(seeds):+.3f}{worse(changes[1])})"
+            )
+            cells.append(f"{means[0]:.3f} / {means[1]:.3f}{signs}")
+        rows.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    note = f"Nats a byte on {about['texts']} held-out texts, tokens 1 to {about['trained']} / {about['trained'] + 1} to {about['length']}; means of {len(about['seeds'])} seeds, {about['steps']} steps each."
+    return "\n".join(rows) + f"\n\n{note}"
+
+
+def worse(changes: list[float]) -> str:
+    """In words where every seed is worse past the context length than the model left alone."""
+    return ", worse" if all(change > 0 for change in changes) else ""
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def accuracy(encoding: str, steps: int = 120, seed: int = 0) -> float:
     torch.manual_seed(seed)
     config = TransformerConfig(VOCAB + 1, dim=64, num_layers=2, num_heads=2, causal=False)
     model = Transformer(config, posenc.create(encoding, dim=64, num_heads=2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(posenc.parameter_groups(model, lr=3e-3))
     for _ in range(steps):
         full, masked = texts(32)
         hidden = masked == MASK

@@ -40,7 +40,7 @@ def train(name: str, steps: int = 140, side: int = SIDE) -> posenc.VisionTransfo
     torch.manual_seed(0)
     encoding = posenc.create(name, dim=64, num_heads=4, num_layers=2, grid=(side, side), causal=False)
     model = posenc.VisionTransformer(posenc.VisionConfig(4, patch_size=PATCH, dim=64, num_layers=2), encoding)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(posenc.parameter_groups(model, lr=3e-3))
     for _ in range(steps):
         images, kind = scenes(64)
         F.cross_entropy(model(F.interpolate(images, scale_factor=side / SIDE)), kind).backward()

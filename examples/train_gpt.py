@@ -39,7 +39,7 @@ def main(encoding: str = "rope", steps: int | str = 300, seed: int = 0) -> dict[
     shape = {"dim": 96, "num_heads": 4, "num_layers": 2}
     positions = posenc.create(encoding, **shape, max_positions=LENGTH, causal=True)
     model, found = posenc.Transformer(posenc.TransformerConfig(256, **shape), positions), {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(posenc.parameter_groups(model, lr=3e-3))
     for step in range(int(steps)):
         now = loss(model, passages(train, 32, LENGTH), LENGTH)
         optimizer.zero_grad()

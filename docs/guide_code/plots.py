@@ -20,6 +20,7 @@ from guide_code.subspaces import plot_read_back as read_back
 from guide_code.survival import plot_probe_transfer as probe_transfer
 from guide_code.survival import plot_survival as survival
 from guide_code.symmetry import plot_twins_apart as twins_apart
+from guide_code.weights import plot_softmax as softmax
 
 __all__ = [
     "cosine_histogram",
@@ -37,6 +38,7 @@ __all__ = [
     "random_dots",
     "read_back",
     "rope_bound",
+    "softmax",
     "squeeze",
     "survival",
     "term_shares",

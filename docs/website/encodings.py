@@ -120,13 +120,12 @@ def _methods(cls: type[Encoding]) -> list[str]:
     found = []
     for name, what in vars(cls).items():
         method = getattr(what, "__func__", what)
-        if name[0] != "_" and not hasattr(Encoding, name) and inspect.isfunction(method) and (said := method.__doc__):
-            call = inspect.signature(method)
-            call = call.replace(
-                parameters=[each for each in call.parameters.values() if each.name not in ("self", "cls")]
-            )
-            about = _linked(plain(" ".join(said.split())))
-            found += [f"### `{name}`", signature(name, call), about]
+        if name[0] == "_" or hasattr(Encoding, name) or not inspect.isfunction(method) or not method.__doc__:
+            continue
+        call = inspect.signature(method)
+        own = [each for each in call.parameters.values() if each.name not in ("self", "cls")]
+        about = _linked(plain(" ".join(inspect.cleandoc(method.__doc__).split())))
+        found += [f"### `{name}`", signature(name, call.replace(parameters=own)), about]
     return list(filter(None, found))
 
 

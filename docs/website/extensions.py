@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ SCHEDULE_PAGES: dict[str, tuple[str, str]] = {
     "ntk_fixed": ("NTK-RoPE-fixed", "Take it to repeat Su's comparison, or for vLLM's rope type \"ntk\". The fastest pair is slowed as well, which `ntk` avoids."),
     "ntk_mixed": ("NTK-RoPE-mixed", "Take it to repeat Su's comparison. It slows fast pairs more than `ntk_fixed`, and loses accuracy within the context length."),
     "abf": ("adjusted base frequency (ABF)", "Take it if you continue the training on long inputs: a larger base, as in Llama 2 Long and most models since. Without training, `yarn` is better."),
-    "yarn": ("YaRN", "Take it to extend a pretrained model that other programs will serve: transformers, vLLM and llama.cpp read it, and it works without fine-tuning."),
+    "yarn": ("YaRN", "Take it to extend a pretrained model that other programs will serve: transformers, vLLM and llama.cpp read it, and its authors use it without fine-tuning too."),
     "yarn_paper": ("YaRN as its paper states it", "Take it to repeat the paper. Programs that say YaRN compute `yarn`, whose ramp is linear in the pair's number."),
     "yarn_revised": ("revised YaRN", "Take it for models that PoSE fine-tuned. Others take `yarn`."),
     "mrrope": ("MrRoPE", "Take it in place of `yarn` where only posenc and transformers have to load the model; on small models the two do not differ."),
@@ -93,11 +93,30 @@ def position_map(name: str) -> str:
     return _section(name, MAP_PAGES[name], MAPS[name], MAP_FORMULAS[name], _map_parts(name))
 
 
+SECTIONS: dict[str, tuple[Iterable[str], Callable[[str], str], str]] = {
+    "schedules": (
+        SCHEDULES, schedule,
+        f"Drawn for a head of {HEAD_DIM} channels, base 10000, context length {TRAINED} and factor {FACTOR}. "
+        "[The letters](encodings.md#symbols) are those of the encodings.",
+    ),
+    "maps": (
+        MAPS, position_map,
+        f"Drawn for a context length of {SHORT} and a text of {LONG} tokens. A configuration of transformers, vLLM or llama.cpp "
+        "cannot express a map: [`posenc.to_hf`](export.md#what-a-configuration-can-express) writes the model as it was before, "
+        "with an entry that `posenc.load` reads.",
+    ),
+}  # fmt: skip
+"""What a page has where its comment stands: a section for each of these, and a sentence before them."""
+
+
 def filled(text: str) -> str:
-    """The page of all schedules or all maps, its table with a link to each, and their sections where its comment asks for them."""
-    for comment, names, made_of in (("schedules", SCHEDULES, schedule), ("maps", MAPS, position_map)):
+    """The page of all schedules or all maps, its table with a link to each, and their sections in place of the line of a comment."""
+    for comment, (names, made_of, about) in SECTIONS.items():
         if f"<!-- {comment} -->" in text:
-            text = linked(text).replace(f"<!-- {comment} -->", "\n\n".join(map(made_of, names)))
+            sections = "\n\n".join([about.replace("encodings.md", "encodings/index.md"), *map(made_of, names)])
+            text = re.sub(
+                rf"^.*<!-- {comment} -->$", lambda _, sections=sections: sections, linked(text), flags=re.MULTILINE
+            )
     return text
 
 

@@ -21,7 +21,6 @@ LONGER = {
     "stories15M": ROOT / "benchmarks" / "evaluations" / "longer_stories15M.json",
     "SmolLM2-135M": ROOT / "benchmarks" / "evaluations" / "longer_SmolLM2.json",
 }
-LONGER_TRAINING, BUDGETS = (ROOT / "benchmarks" / path for path in ("longer_training.json", "budgets.json"))
 DECODING = ROOT / "benchmarks" / "decoding_maps.json"
 CONFIGS = ROOT / "benchmarks" / "published_configs.json"
 MATRIX = ROOT / "benchmarks" / "encodings.md"
@@ -41,7 +40,7 @@ CHAPTERS = {
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design")
 """Pages that name every encoding, or say nothing of a single one."""
-MOST = 8
+MOST = 3
 """Pages that an encoding's page leads to."""
 
 
@@ -65,8 +64,7 @@ def speed(name: str) -> list[str]:
     if not ratios:
         return []
     return [
-        f"**Speed.** Attention with it takes {' and '.join(ratios)} the time of attention without position (2048 tokens, "
-        "float32, one thread of a CPU): [how it was measured, and other packages](../bench.md)."
+        f"**Speed.** {' and '.join(ratios)} the time of attention without position ([2048 tokens, one thread](../bench.md))."
     ]
 
 
@@ -86,10 +84,7 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
     found, where = results["tasks"]["text"], "[the leaderboard](../leaderboard.md)"
     means = {row["encoding"]: row for row in results["table"]}
     s, seeds = found["settings"], found["seeds"]
-    how = (
-        f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
-        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
-    )
+    how = f"{s['steps']} steps, {len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
     return {
         variant["name"]: variant | {"means": means.get(variant["name"])}
         for variant in found["variants"]
@@ -103,7 +98,6 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     results["table"] = [row | {"title": titled(row["encoding"])} for row in results["table"]]
     variants = [variant for of in results["tasks"].values() for variant in of["variants"] if variant["trained"]]
     whole = results | {
-        "budgets": _budgets(results),
         "complete": True,
         "created": "in several sessions",
         "seconds": len(results["seeds"]) * sum(variant["training_seconds"] for variant in variants),
@@ -115,28 +109,6 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     places = {report.file_of(task): f"of-tasks.task={at}" for at, task in enumerate(tasks)}
     page = re.sub(r'href="(\w+\.html)#', lambda found: f'href="#{places[found[1]]}&amp;', report.table_page(whole))
     return {"report.html": re.sub(r'href="(\w+\.html)"', lambda found: f'href="#{places[found[1]]}"', page)}
-
-
-def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The losses on text after each number of steps, on each text and of each size that was measured."""
-    text, longer = results["tasks"]["text"], _read(LONGER_TRAINING)
-    rows = {variant["name"]: variant for variant in text["variants"] if variant["trained"]}
-    first = {name: [variant["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, variant in rows.items()}
-    named = {name: [of[0], of[-1]] for name, of in longer["loss"].items() if name in rows}
-    size = rows["rope"]["parameters"]
-    usual = text["settings"]["length"]
-    made = [(size, "Python's reference", usual, text["settings"]["steps"], first)]
-    made.append((size, "Python's reference", usual, longer["steps"], named))
-    made += [(of["parameters"], of["text"], of["length"], of["steps"], of["losses"]) for of in _read(BUDGETS)["worlds"]]
-    return [
-        {
-            "title": f"{steps} steps on {name}"
-            + f" in {length} bytes" * (length != usual)
-            + f", {of / 1e6:.1f} M" * (of != size),
-            "losses": losses,
-        }
-        for of, name, length, steps, losses in made
-    ]
 
 
 def verdict(name: str) -> str:
@@ -178,9 +150,8 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
     ]
     return [
         table([*head, "time"], rows),
-        f"Loss in nats per byte of held-out text, lower is better ({how}); the mean score has guessing at 0 and the best possible "
-        "at 100. Time is that of attention over attention without "
-        "position, forward, 2048 tokens ([method](../bench.md)).",
+        f"Loss in nats per byte of held-out text ({how}); the score has guessing at 0 and the best possible at 100; "
+        "[time](../bench.md) is over attention without position.",
     ]
 
 
@@ -263,9 +234,7 @@ def parity(name: str) -> str:
     if row is None:
         return "Not measured yet."
     marks = [cell.strip() for cell in row.strip("| ").split("|")][1:]
-    verdicts = []
-    for mark, words in MARKS.items():
-        own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
-        if own:
-            verdicts.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../benchmarks/encodings.txt)"), verdicts)
+    of = {mark: [check for check, got in zip(checks, marks, strict=True) if got == mark] for mark in MARKS}
+    counted = f"✓ {len(of['✓'])} of {len(checks)} [checks](../benchmarks/encodings.txt) passed"
+    named = [f"{mark} {MARKS[mark]}: {', '.join(of[mark])}" for mark in ("✗", "–") if of[mark]]
+    return "; ".join([counted, *named]) + "."

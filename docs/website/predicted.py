@@ -24,12 +24,10 @@ SETTINGS = Settings(steps=480)
 """The model of `posenc compare`, trained four times as long."""
 LINKS = {
     "en": {
-        "About this page": "predict.html",
         "The explorer": "explorer.html",
-        "Past the training length": "position_from_scratch.html#12-past-the-training-length",
+        "Past the training length": "position-12-past-the-training-length.html",
     },
     "zh": {
-        "关于本页": "predict.zh.html",
         "交互演示": "explorer.html#lang=zh",
         "从零理解位置编码": "position_from_scratch.zh.html",
     },

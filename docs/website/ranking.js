@@ -8,8 +8,9 @@
   const KINDS = [[/^guides\//, 1.5], [/^(encodings\/(?!index)|frequencies|position_maps)/, 1.15], [/^reference\/commands/, 0.7], [/^(reference|project|examples)\//, 0.5], [/^index\.html/, 0.6], [/./, 1.35]];
   const FIELDS = { title: 3, keywords: 2.5, text: 1 };
   const SATURATED = 1.2, LENGTH = 0.5, SHOWN = 30, NAMED = 2.5;
-  const HAN = /\p{Script=Han}/u;
+  const HAN = /\p{Script=Han}/u, OTHER = 0.5; // of a page in the language that is not asked in
 
+  const page = (location) => location.replace(/#(?!lang=).*/, "");
   const plain = (html) => html.replace(/<[^>]*>/g, " ").replace(/&\w+;/g, " ");
   const stem = (word) => (HAN.test(word) || word.length < 5 ? word : word.replace(/(?<=\w{3})(?:ies|ing|ed|es|s|e|ation|ations|ion)$/, ""));
   const joined = (text) => text.toLowerCase().replace(/\b([123])-d\b/g, "$1d").replace(/fine-tun/g, "finetun");
@@ -62,17 +63,18 @@
         }
       const pages = new Map(); // address -> its sections and the words that any of them has
       for (const [item, score] of scores) {
-        const address = this.items[item].location.split("#")[0];
+        const address = page(this.items[item].location);
         if (!pages.has(address)) pages.set(address, []);
         pages.get(address).push([item, score * (covered.get(item) / all) ** 2]);
       }
       const asked = new Set(terms.map(({ word }) => word));
       const called = (address) => words(address.replace(/^.*[/#]|\.html$/g, "").replaceAll("_", " ")); // by the name of its file, or of a schedule's section
-      const name = (address, item) => (/^(frequencies|position_maps)\./.test(address) ? this.items[item].location : address);
+      const named = (address, sections) => (/^(frequencies|position_maps)\./.test(address) ? sections.map(([item]) => this.items[item].location) : []);
+      const language = (address) => (/\.zh\.|#lang=zh/.test(address) === HAN.test(input) ? 1 : HAN.test(input) && /^encodings\//.test(address) ? 1 : OTHER);
       const ranked = [...pages].map(([address, sections]) => {
         sections.sort(([, one], [, two]) => two - one);
         const rest = sections.slice(1, 4).reduce((sum, [, score]) => sum + score, 0);
-        return { sections: sections.slice(0, 3), score: (sections[0][1] + 0.15 * rest) * KINDS.find(([kind]) => kind.test(address))[1] * (called(name(address, sections[0][0])).every((word) => asked.has(word)) ? NAMED : 1) };
+        return { sections: sections.slice(0, 3), score: (sections[0][1] + 0.15 * rest) * KINDS.find(([kind]) => kind.test(address))[1] * ([address, ...named(address, sections)].some((each) => called(each).every((word) => asked.has(word))) ? NAMED : 1) * language(address) };
       });
       ranked.sort((one, two) => two.score - one.score);
       return { terms, ids: ranked.flatMap(({ sections }) => sections.map(([item]) => item)).slice(0, SHOWN) };

@@ -23,7 +23,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("attention", "Pass", "create", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
          "InputError"),
     ),
-    "posenc/positions": ("Positions", ("Positions",)),
+    "posenc/positions": ("Where tokens are", ("Positions",)),
     "posenc/positions-methods": (
         "Methods of positions",
         tuple(
@@ -70,19 +70,47 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.report.explorer": ("The explorer as a file or block", ("page", "block", "fields")),
     "posenc.report.predict": ("The page that predicts", ("Weights", "page", "passages", "trained")),
 }  # fmt: skip
-"""What has a page, a module or a part of one (after a slash): its title, and its names in their order, a method as
+"""What the API's pages are made of, a module or a part of one (after a slash): its title, and its names in their order, a method as
 Class.method, which is then not on its class's page; (): those of the module's `__all__` that no other page names. Encodings,
 schedules and position maps are on their own pages."""
 
+PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "posenc": ("The core", ("posenc",)),
+    "posenc-positions": ("Positions and KV caches", ("posenc/positions", "posenc/positions-methods", "posenc/cache")),
+    "posenc-extending": ("Extend and convert models", ("posenc/extending", "posenc.pretrained")),
+    "posenc.encoding": ("Write an encoding", ("posenc.encoding", "posenc.encodings", "posenc.bias")),
+    "posenc.functional": ("Formulas, schedules and maps", ("posenc.functional", "posenc.frequencies", "posenc.position_maps")),
+    "posenc.analysis": ("Analyse and check", ("posenc.analysis", "posenc.analysis.plots", "posenc.conformance")),
+    "posenc.lab": ("Compare and train", ("posenc/models", *(name for name in MODULES if name.startswith("posenc.lab")), "posenc.distributed")),
+    "posenc.tasks": ("Tasks and reports", ("posenc.tasks", *(name for name in MODULES if name.startswith("posenc.report")))),
+}  # fmt: skip
+"""The pages of the API by their addresses: title, and the parts that a page has."""
+
 
 def pages() -> list[Page]:
-    """An overview, the commands, and a page for each module."""
-    found = [_commands(), *map(_module, MODULES)]
-    lines = [f"- [{page.title}]({page.path.split('/')[1]})" for page in found]
+    """An overview, the commands, and the pages of modules."""
+    found = [_commands(), *map(_page, PAGES)]
+    lines = ["- [Commands](commands.md)"]
+    for where, (title, parts) in PAGES.items():
+        inner = ", ".join(f"[{MODULES[part][0].lower()}]({where}.md#{_anchor(part)})" for part in parts)
+        lines.append(f"- [{title}]({where}.md)" + f": {inner}" * (len(parts) > 1))
     text = (
-        "# Reference\n\nThe names on these pages are public; everything else may change.\n\n" + "\n".join(lines) + "\n"
+        "# Reference\n\nThe names on these pages are public; everything else may change. An encoding's class is on "
+        "[its page](../encodings/index.md), a [schedule](../frequencies.md) and a [position map](../position_maps.md) in its section.\n\n"
+        + "\n".join(lines)
+        + "\n"
     )
     return [Page("reference/index.md", "Reference", text), *found]
+
+
+def _page(where: str) -> Page:
+    title, parts = PAGES[where]
+    return Page(f"reference/{where}.md", title, f"# {title}\n\n" + "\n\n".join(map(_module, parts)) + "\n")
+
+
+def _anchor(name: str) -> str:
+    """Of a part in its page."""
+    return re.sub(r"[^a-z]+", "-", name)
 
 
 def public(name: str) -> dict[str, Any]:
@@ -96,13 +124,13 @@ def public(name: str) -> dict[str, Any]:
     return {each: what for each, what in found.items() if what not in elsewhere}
 
 
-def _module(name: str) -> Page:
+def _module(name: str) -> str:
     title, (module, _, part) = MODULES[name][0], name.partition("/")
     about = plain(inspect.getdoc(import_module(module)) or "")
     if part and "." in MODULES[name][1][0]:
-        about = "What is asked of an object of [`Positions`](posenc-positions.md), and what gives another one."
+        about = "What is asked of an object of `Positions`, and what gives another one."
     elif part:
-        about = f"These names are in `{module}`, as those of [{MODULES[module][0].lower()}]({module}.md) are."
+        about = f"These names are in `{module}`."
     entries = ""
     for each, what in public(name).items():
         path = (
@@ -111,9 +139,7 @@ def _module(name: str) -> Page:
             else f"{module}.{each}"
         )
         entries += f"::: {path}\n{_left_out(each)}\n" + (f"{created()}\n\n" if what is create else "")
-    return Page(
-        f"reference/{name.replace('/', '-')}.md", title, f"# {title}\n\n`{module}`\n\n{about}\n\n{entries.rstrip()}\n"
-    )
+    return f"## {title} {{#{_anchor(name)}}}\n\n`{module}`\n\n{about}\n\n{entries.rstrip()}"
 
 
 def _left_out(name: str) -> str:
@@ -129,7 +155,7 @@ def created() -> str:
     """The encodings that `posenc.create` makes, as a list: what each uses of the model's shape, and its options."""
     of_shape = {argument for arguments in SIZES.values() for argument in arguments}
     lines = [
-        "### Encodings that `create` makes {#created}",
+        "#### Encodings that `create` makes {#created}",
         "",
         "Each with what it uses of the model's shape and its options, with their defaults; its page says what they do.",
         "",

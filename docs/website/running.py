@@ -4,7 +4,7 @@
 import re
 from collections.abc import Mapping
 
-import markdown
+import markdown  # type: ignore[import-untyped]
 
 from website.markdown import RUNS, summary, title
 from website.page import DOCS
@@ -12,7 +12,7 @@ from website.page import DOCS
 PAGES = ("explorer.html", "predictor.html", "story-live.html")
 EXTENSIONS = ("attr_list", "fenced_code", "md_in_html", "tables", "toc")
 STYLE = """<style>.notes { max-width: 44rem; margin: 3rem auto 0; } .notes img { max-width: 100%; }
-.notes table { display: block; overflow-x: auto; } .notes pre { overflow-x: auto; }
+.notes :is(.wide, pre) { overflow-x: auto; }
 html:lang(zh) .notes:lang(en), html:not(:lang(zh)) .notes:lang(zh) { display: none; }
 body:has(.explorer.alone) .notes { display: none; }
 .notes img[src$="#only-dark"] { display: none; }
@@ -31,6 +31,8 @@ def noted(page: str, name: str, texts: Mapping[str, str]) -> str:
             html = markdown.markdown(re.sub(r"^(?=#)", "#", texts[source], flags=re.MULTILINE), extensions=EXTENSIONS)
             html = re.sub(r'(href="[^":]*)\.md(?=["#])', r"\1.html", html).replace("<pre>", '<pre tabindex="0">')
             html = re.sub("<th([^>]*)></th>", r"<td\1></td>", html)
+            box = '<div class="wide" tabindex="0" role="group" aria-label="Table"><table>'
+            html = html.replace("<table>", box).replace("</table>", "</table></div>")
             if chinese:  # an address of a heading is one of the page
                 html = re.sub(r'id="([^"]*)"', r'id="zh-\1"', html)
             found.append(f'<section class="notes" lang="{"zh-Hans" if chinese else "en"}">{html}</section>')

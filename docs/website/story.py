@@ -55,7 +55,7 @@ FILLING = (
 SCALED = ("yarn", "linear", "ntk", "self_extend")
 """Methods that have a factor."""
 LINKS = {
-    "About this page": "story.html", "Extend a model": "guides/extend.html", "The explorer": "explorer.html",
+    "Extend a model": "guides/extend.html", "The explorer": "explorer.html",
     "What each method did": "longer_context.html",
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from posenc_version import version as _version
 if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.encodings.catalogue import cite
+    from posenc.encodings.learning_rates import parameter_groups
     from posenc.lab.evals.choose import choose
     from posenc.lab.evals.study import evaluate
     from posenc.lab.transformer import Transformer, TransformerConfig
@@ -26,18 +27,19 @@ if _TYPE_CHECKING:
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
-    from posenc.pretrained.extend import extend, restore
+    from posenc.pretrained.extend import restore
     from posenc.pretrained.finetune import finetune
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
+    from posenc.pretrained.recipe import extend
 
     __version__: str
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "Pass", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "choose", "cite", "convert_layout", "doctor", "evaluate", "explain",
-    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "position_maps",
-    "re_rotate", "restore", "to_hf",
+    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "parameter_groups",
+    "position_maps", "re_rotate", "restore", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
 
@@ -51,10 +53,11 @@ _LAZY = {
     "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.lab.evals.study",
-    "extend": "posenc.pretrained.extend",
+    "extend": "posenc.pretrained.recipe",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
+    "parameter_groups": "posenc.encodings.learning_rates",
     "re_rotate": "posenc.pretrained.convert",
     "restore": "posenc.pretrained.extend",
     "to_hf": "posenc.pretrained.export",

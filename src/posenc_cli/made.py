@@ -21,7 +21,7 @@ from posenc_cli.arguments import Known
 from posenc_cli.called import ALIASES, CHINESE
 
 TUNING = {
-    "works without": "works without fine-tuning", "needs it": "needs fine-tuning", "comes with it": "comes with the model",
+    "works without": "published for use without fine-tuning", "needs it": "needs fine-tuning", "comes with it": "comes with the model",
 }  # fmt: skip
 
 

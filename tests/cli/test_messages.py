@@ -1,6 +1,7 @@
 """What commands say: remedies that can be typed, no argument named twice, one in the singular, pages where --out says."""
 
 import ast
+import io
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import posenc
 from posenc import cli
 from posenc.cli.command import with_flags
 from posenc.errors import InputError, counted
+from posenc_cli.answers import waiting
 from test_error_fields import raised_texts
 
 SOURCE = Path(posenc.__file__).parent
@@ -116,3 +118,16 @@ def test_a_page_is_written_where_out_says(out, file, tmp_path, monkeypatch, caps
     assert path.is_file()
     assert str(path) in capsys.readouterr().out
     assert [each for each in tmp_path.rglob("*") if each.is_file() and each.name != ".lock"] == [path]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_what_is_waited_for_until_it_is_done(terminal, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    monkeypatch.setattr("sys.stderr", stream := Stream())
+    with waiting("posenc check: importing PyTorch"):
+        shown = stream.getvalue()
+    assert shown == ("posenc check: importing PyTorch ...\r" if terminal else "")
+    assert stream.getvalue().removeprefix(shown).strip(" \r") == ""

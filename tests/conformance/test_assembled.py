@@ -49,18 +49,18 @@ def skew(scores):
 # -------------------------------------------------------------------- grids
 
 
-def swin(height, width, stride=None):
+def swin(height, width):
     cells = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")).flatten(1)
     relative = (cells[:, :, None] - cells[:, None]).permute(1, 2, 0)
     relative += torch.tensor([height - 1, width - 1])
-    return relative[..., 0] * (stride or 2 * width - 1) + relative[..., 1]
+    return relative[..., 0] * (2 * width - 1) + relative[..., 1]
 
 
-def beit(height, width, exchanged=False):
+def beit(height, width):
     rows = (2 * height - 1) * (2 * width - 1)
     index = torch.zeros(height * width + 1, height * width + 1, dtype=torch.long)
     index[1:, 1:] = swin(height, width)
-    index[0, 0:], index[0:, 0], index[0, 0] = rows + exchanged, rows + 1 - exchanged, rows + 2
+    index[0, 0:], index[0:, 0], index[0, 0] = rows, rows + 1, rows + 2
     return index
 
 
@@ -71,10 +71,8 @@ def moco(height, width, dim, base, order=("x", "y")):
     return torch.cat([f for a in angles for f in (a.sin(), a.cos())], -1)
 
 
-def flux(x, positions, base, widths, layout="interleaved", run_on=False):
+def flux(x, positions, base, widths, layout="interleaved"):
     ladders = [inv_freq(width, base) for width in widths]
-    if run_on:
-        ladders = inv_freq(sum(widths), base).split([width // 2 for width in widths])
     angles = torch.cat([p.double()[:, None] * f for p, f in zip(positions, ladders, strict=True)], -1)
     if layout == "half":
         a, b = x.double().chunk(2, -1)
@@ -88,10 +86,11 @@ def flux(x, positions, base, widths, layout="interleaved", run_on=False):
 # -------------------------------------------------------------------- biases of all pairs
 
 
-def alibi(num_heads, num_queries, num_keys, last=None, power=False):
-    ours = [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)] if power else biases.alibi(num_heads)
+def alibi(num_heads, num_queries, num_keys, last=None):
     first = num_keys - num_queries if last is None else last
-    return torch.tensor(ours)[:, None, None] * (torch.arange(num_keys) - torch.arange(num_queries)[:, None] - first)
+    return torch.tensor(biases.alibi(num_heads))[:, None, None] * (
+        torch.arange(num_keys) - torch.arange(num_queries)[:, None] - first
+    )
 
 
 def bloom(num_heads, num_queries, num_keys):
@@ -106,8 +105,8 @@ def t5(table, num_queries, num_keys, bidirectional, max_distance, first=None, di
     return table[bucket].permute(2, 0, 1)
 
 
-def window_bias(table, height, width, **options):
-    return table[swin(height, width, **options)].permute(2, 0, 1)
+def window_bias(table, height, width):
+    return table[swin(height, width)].permute(2, 0, 1)
 
 
 # -------------------------------------------------------------------- gates and masks
@@ -135,10 +134,10 @@ def documents(document_ids, causal=True):
     return same.tril() if causal else same
 
 
-def streaming(size, chunk, left_chunks, more=0):
+def streaming(size, chunk, left_chunks):
     mask = torch.zeros(size, size, dtype=torch.bool)
     for i in range(size):
-        begin = max((i // chunk - left_chunks - more) * chunk, 0)
+        begin = max((i // chunk - left_chunks) * chunk, 0)
         mask[i, begin : (i // chunk + 1) * chunk] = True
     return mask
 
@@ -173,25 +172,16 @@ def masked(scores):
 
 
 WRONG = [
+    ("relative_shift", lambda s: conformer_shift(s, s.shape[-1] // 2 + 1), "(columns + 1) / 2 keys come back"),
+    ("rotary_axial", lambda x, p, b, w: flux(x, p.flip(0), b, w), "axes come from the last to the first"),
+    ("alibi_bias", lambda *given: -alibi(*given), "the sign is wrong: far keys gain"),
     ("relative", lambda q, t, n: shaw(q, t, n, first=0), "fewer queries than keys count from the first key"),
     ("relative", lambda q, t, n: shaw(q, t, n, direction=-1), "direction reversed: the table is read by query minus key"),
-    ("relative", lambda q, t, n: shaw(q, t, n, first=n - q.shape[2] + 1), "off by one: distances are one too small"),
-    ("relative", lambda q, t, n: shaw(q, t, n).tril(n - q.shape[2]), "keys after the query are 0"),
-    ("relative", lambda q, t, n: -shaw(q, t, n, first=0), "fewer queries than keys; every value is multiplied by -1"),
-    ("relative_shift", lambda s: conformer_shift(s, s.shape[-1] // 2 + 1), "(columns + 1) / 2 keys come back"),
     ("relative_shift", lambda s: s[..., : s.shape[-1] - s.shape[-2] + 1], "nothing is shifted: column j is taken for key j"),
-    ("relative_shift", lambda s: s[..., s.shape[-2] - 1 :], "nothing is shifted: the last columns are taken"),
-    ("relative_shift", lambda s: zeroed(conformer_shift(s)), "keys after the query are 0, as in a decoder"),
     ("relative_shift_causal", lambda s: s, "nothing is shifted: column j is taken for key j"),
-    ("relative_index", lambda h, w: swin(h, w, 2 * h - 1), "rows of the table are 2 height - 1 apart"),
     ("relative_index", lambda h, w: swin(h, w).T, "direction reversed: key minus query"),
     ("sinusoidal_2d", lambda *given: moco(*given, order=("y", "x")), "rows come first: sin y, cos y, sin x, cos x"),
-    ("rotary_axial", lambda *given: flux(*given, run_on=True), "frequencies run on over the head, expected anew for each axis"),
     ("rotary_axial", lambda *given: flux(*given, layout="half"), "layout is half, expected interleaved"),
-    ("rotary_axial", lambda x, p, b, w: flux(x, p.flip(0), b, w), "axes come from the last to the first"),
-    ("rotary_axial_half", lambda *given: flux(*given, layout="half", run_on=True), "frequencies run on over the head"),
-    ("alibi_bias", lambda *given: -alibi(*given), "the sign is wrong: far keys gain"),
-    ("alibi_bias", lambda *given: alibi(*given, power=True), "slopes are 2^(-8(h+1)/heads)"),
     ("alibi_bias", lambda h, q, k: alibi(h, q, k, last=0).abs().neg(), "fewer queries than keys count from the first key"),
     ("t5_bias", lambda *given: t5(*given, first=0), "fewer queries than keys count from the first key"),
     ("t5_bias", lambda *given: t5(*given, direction=-1), "direction reversed: query minus key"),

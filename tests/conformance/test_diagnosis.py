@@ -13,7 +13,7 @@ from posenc import InputError, frequencies
 from posenc import functional as F
 from posenc.conformance import conform, golden
 from posenc.conformance.diagnosis import Explanation, explain
-from posenc.conformance.faults import FAULTS, ROUNDINGS, expected_values
+from posenc.conformance.faults import FAULTS, ROUNDINGS
 from posenc.conformance.golden import CaseResult
 from posenc.conformance.kinds import KINDS, no_tolerance
 from posenc.testing.oracles import schedules
@@ -73,7 +73,7 @@ def assert_named(kind, faults):
     found = explain(results, Explanation(kind))
     assert found, (kind, faults)
     assert all(each.fits(result) for each in found for result in results)
-    fewest = len(found[0].causes)
+    fewest = len(found[0].faults)
     assert fewest < len(faults) or any({*each.faults} == {*faults} for each in found), (kind, faults, found)
 
 
@@ -97,16 +97,6 @@ def test_all_roundings_to_a_dtype_are_named_together(kind):
         assert_named(kind, known)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.tolerance is not no_tolerance])
-def test_a_factor_of_all_values_is_named(kind):
-    verdict = conform(lambda **given: 3.5 * expected_values(kind, lists(given)), kind)
-    assert any("multiplied by 3.5" in finding for finding in verdict.findings), str(verdict)
-
-
-def lists(given):
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
-
-
 def test_a_function_that_raises_in_every_case_is_not_judged():
     def needs_clang(num_heads):
         raise FileNotFoundError("clang")
@@ -116,11 +106,6 @@ def test_a_function_that_raises_in_every_case_is_not_judged():
     assert "could not be run" in str(verdict)
     assert re.fullmatch(r"raises FileNotFoundError: clang \(.*test_diagnosis.py:\d+\)", verdict.findings[0])
     assert json.loads(json.dumps(verdict.to_dict()))["passed"] is None
-
-
-def test_the_line_of_the_tested_function_is_given_besides_that_of_a_library():
-    finding = conform(lambda num_heads: json.loads("{"), "alibi").findings[0]
-    assert re.search(r"\(json/decoder.py:\d+, called at .*test_diagnosis.py:\d+\)", finding)
 
 
 def test_a_function_that_answers_some_cases_is_judged():
@@ -146,19 +131,6 @@ def test_what_was_not_judged_is_reported():
     assert any("42 cases with beta_fast, beta_slow, truncate were left out" in note for note in verdict.notes)
     assert not conform(frequencies.yarn, "yarn").notes
     assert conform(frequencies.yarn, "yarn").cases == verdict.cases + 42
-
-
-def test_memory_is_filled_while_a_function_is_tested_only():
-    filled = []
-
-    def empties(num_heads):
-        filled.append(bool(torch.empty(num_heads).isnan().all()))
-        return F.alibi_slopes(num_heads)
-
-    assert conform(empties, "alibi").passed
-    assert filled
-    assert all(filled)
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_first_difference_is_shown():

@@ -65,5 +65,13 @@ def test_the_guide_to_extending(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, _ = posenc.load("demo", dtype="float32")
     printed = [posenc.doctor(model), posenc.extend(model, "yarn", factor=2), posenc.to_hf(model, "longer")]
-    for quoted, report in zip((blocks[0], blocks[1], blocks[3]), printed, strict=True):
+    for quoted, report in zip((blocks[0], blocks[1], blocks[4]), printed, strict=True):
         assert differing(quoted, str(report)) == []
+
+
+@pytest.mark.parametrize("name", ["extend.md", "extend.zh.md"])
+def test_what_a_configuration_is_told(name, capsys):
+    page = (ROOT / "docs/guides" / name).read_text(encoding="utf-8")
+    code, quoted = re.search(r"```python\n(fields = .*?)```\n\n```text\n(.*?)```", page, re.DOTALL).groups()
+    exec(code, {"posenc": posenc})
+    assert capsys.readouterr().out == quoted

@@ -30,6 +30,7 @@ def findings():
         "read_back": [guide_code.add_or_concat(model, dims=(8, 16), pairs=64)],
         "survival probe_transfer": [guide_code.survival(model, tokens)],
         "expansion_terms interaction_block interaction_decay": [guide_code.expansion(model, 2, length=8, columns=7)],
+        "softmax": [["a", "b"], torch.randn(2, 2), torch.rand(2, 2)],
         "twins_apart": [guide_code.twins()],
     }
     return {name: given for names, given in arguments.items() for name in names.split()}

@@ -22,8 +22,10 @@ from posenc.cli.command import parse
 from posenc.encodings import ENCODINGS, create
 from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
-from posenc.lab import archive
+from posenc.lab import archive, store
 from posenc.lab.compare import experiment
+from posenc.lab.records import RunRecord, VariantScores
+from posenc.lab.store import Stored, encoded
 from posenc.lab.user_code import load_object, names_code, source_of
 from posenc.spec import MOST_CHARACTERS, MOST_LAYERS, MOST_TERMS, read_json
 from references.small_models import small_model
@@ -40,7 +42,7 @@ LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal"
 
 OWN = {
     "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset",
-    "lab/bench.py:_code", "lab/machine.py:cpu",
+    "lab/study.py:code", "lab/machine.py:cpu",
     "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""
@@ -58,8 +60,8 @@ PLAIN = {
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
 PLANTED = {
-    "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
-    "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells",
+    "cli/command.py:_load": "settings", "lab/archive.py:_read": "archives", "lab/store.py:decoded": "archives",
+    "lab/store.py:_one": "cells", "lab/store.py:Store.merge": "cells",
     "pretrained/checked.py:weight_files": "checkpoints", "pretrained/checked.py:shapes_in": "checkpoints",
     "pretrained/gguf_reader.py:read_config": "checkpoints", "pretrained/gguf_reader.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints", "pretrained/load.py:_from_gguf": "checkpoints",
@@ -200,16 +202,11 @@ def test_a_file_of_settings_names_the_flag_and_the_flag_imports(evil, capsys):
     assert not (evil / "out").exists()
 
 
-def part(task="copy", encodings=("none",), **more):
-    run = {
-        "parameters": 1, "position_parameters": 0, "training_seconds": 1.0, "tokens_per_second": 1.0, "memory_bytes": 1,
-        "variants": {}, "steps": 1, "stride": 1, "losses": [1],
-    }  # fmt: skip
-    content = {
-        "schema": 2, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
-        "runs": dict.fromkeys(encodings, run),
-    }  # fmt: skip
-    return gzip.compress(json.dumps(content | more).encode())
+def part(task="copy", encodings=("none",)):
+    variant = VariantScores("none", True, {"1": [1.0]}, 1.0)
+    record = RunRecord([variant], [1.0], 1, 0, 1.0, 1.0, 1)
+    facts = {"task": task, "seed": 0, "settings": {}, "data": ""}
+    return gzip.compress(encoded(Stored(record, facts | {"encoding": name}) for name in encodings))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "/" not in form and "\\" not in form])
@@ -283,7 +280,7 @@ def test_the_bounds_that_security_states_are_those_of_the_code():
     from posenc.pretrained.checked import SPARE
 
     for bound in (
-        f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
+        f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{store.MOST_BYTES // 2**20} MiB",
         f"{MOST_BYTES // 2**30} GiB", f"{LARGEST_SHAPE['head_dim']:,}", f"{LARGEST_SHAPE['num_heads']:,} heads and layers", f"2 times the numbers in its files and {SPARE:,} more",
     ):  # fmt: skip
         assert bound in stated
@@ -345,7 +342,7 @@ def test_a_models_shape_in_a_text_is_bounded(key):
 
 def test_what_an_archive_unpacks_to_is_bounded(evil):
     with gzip.open(evil / "copy-0.json.gz", "wb") as file:
-        for _ in range(archive.MOST_BYTES // 2**20 + 1):
+        for _ in range(store.MOST_BYTES // 2**20 + 1):
             file.write(b" " * 2**20)
     with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
         archive.read(evil)
@@ -354,7 +351,7 @@ def test_what_an_archive_unpacks_to_is_bounded(evil):
 def test_nesting_is_bounded(evil, capsys):
     with pytest.raises(ValueError, match="nested too deep"):
         read_json("[" * 10**5)
-    (evil / "copy-0.json.gz").write_bytes(gzip.compress(b"[" * 10**5))
+    (evil / "copy-0.json.gz").write_bytes(gzip.compress(b'{"sha256":' + b"[" * 10**5))
     with pytest.raises(InputError, match="nested too deep"):
         archive.read(evil)
     for name, text in (("a.yaml", "seeds: " + "[" * 10**4 + "]" * 10**4), ("a.toml", "seeds = " + "[" * 10**4)):

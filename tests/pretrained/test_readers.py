@@ -860,7 +860,13 @@ def test_other_fields_of_a_length(name):
 
 def test_a_configuration_is_told_whether_its_base_is_large_enough():
     """At each bound the slowest pair does what is said of it, and the comparison prints them."""
-    shape = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "max_position_embeddings": 131072}
+    shape = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "max_position_embeddings": 131072,
+    }
     text = str(read(shape | {"rope_theta": 10000.0}))
     least, stable = (float(found) for found in re.findall(r"at least ([\d.e+]+), ", text))
     for base, turned in ((least, 2 * math.pi), (stable, math.acos(0.5 ** (1 / 32)))):

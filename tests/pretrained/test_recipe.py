@@ -12,8 +12,8 @@ from transformers import CONFIG_MAPPING
 import posenc
 from posenc import InputError
 from posenc.pretrained.config_file import ConfigFile
-from posenc.pretrained.export import recipe
 from posenc.pretrained.programs import LLAMA_CPP, TRANSFORMERS, TRANSFORMERS_4, VLLM, header_readings, programs_answer
+from posenc.pretrained.recipe import recipe
 from posenc.pretrained.rope_config import new_base
 from references.small_models import small_model
 
@@ -21,8 +21,20 @@ SHAPE = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 97,
     "intermediate_size": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0,
 }  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
-GEMMA = {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 32, **SHAPE, "layer_types": ["sliding_attention", "full_attention"]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+GEMMA = {
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "sliding_window": 32,
+    **SHAPE,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONFIGS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, **SHAPE},
@@ -77,10 +89,15 @@ def test_flags_and_keys_of_llama_cpp_are_the_extension() -> None:
         header |= {f"qwen3.{flags[key]}": value for key, value in zip(words[5::2], words[6::2], strict=True)}
         (reading,) = header_readings(header, 16, 4096)
         wanted = torch.tensor(made.extension.stretch, dtype=torch.float64)
-        torch.testing.assert_close(posenc.frequencies.default(16).inv_freq / reading.inv_freq, wanted, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            posenc.frequencies.default(16).inv_freq / reading.inv_freq, wanted, rtol=1e-6, atol=0
+        )
         assert f"qwen3.context_length = {words[4]}" in made.programs[LLAMA_CPP]
     composed = posenc.extend(CONFIGS["llama 3.1"], "yarn", factor=4)
-    assert "no flags express it: posenc extend FILE.gguf --method yarn --target-length 16384" in composed.programs[LLAMA_CPP]
+    assert (
+        "no flags express it: posenc extend FILE.gguf --method yarn --target-length 16384"
+        in composed.programs[LLAMA_CPP]
+    )
     assert "rope_freqs.weight: 8 divisors" in composed.programs[LLAMA_CPP]
     assert "scaled by llama3, which stays" in str(composed)
     assert made.extension.stretch != composed.extension.stretch
@@ -103,7 +120,9 @@ def test_every_kind_of_configuration_is_taken(tmp_path) -> None:
     fields = CONFIGS["qwen3"]
     (tmp_path / "config.json").write_text(json.dumps(fields))
     config = CONFIG_MAPPING["qwen3"](**{key: value for key, value in fields.items() if key != "model_type"})
-    first, *others = (recipe(each, "yarn", factor=4) for each in (fields, tmp_path, str(tmp_path / "config.json"), config))
+    first, *others = (
+        recipe(each, "yarn", factor=4) for each in (fields, tmp_path, str(tmp_path / "config.json"), config)
+    )
     assert all(each.config == first.config for each in others)
     assert new_base(16, posenc.frequencies.ntk(16, factor=4)) is not None
     assert posenc.extend(small_model("llama"), "yarn", factor=4).new_length == 256  # a model is still one

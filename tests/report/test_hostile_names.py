@@ -85,3 +85,12 @@ def test_figures_show_names_as_they_are():
         written = "".join(ElementTree.fromstring(saved(drawing)).itertext())
         parts = [part for name in NAMES for part in (*name.split("\n"), "$x$", "_y")]
         assert [part for part in parts if seen(part) not in written] == []
+
+
+def test_ticks_of_a_logarithmic_axis_are_numbers():
+    style = {"colour": "#123456", "dash": []}
+    for most in (3, 10**6):
+        drawing = drawn(lines([line("rope", [1, most], [1, most], style)], axis("x", log=True), axis("y", log=True)))
+        written = "".join(ElementTree.fromstring(saved(drawing)).itertext())
+        assert "$" not in written
+        assert "1" in written

@@ -56,10 +56,6 @@ class Kernel(Finding):
     """The first k at which the mean is at most half of its value at zero"""
     tail: float
     """Mean from half the length on"""
-    random: float
-    """Standard deviation of the dot product of two random unit vectors, dim^(-1/2)"""
-    like_random: int | None
-    """The first k at which the mean is within `random`"""
 
     @property
     def stationary(self) -> bool:
@@ -71,7 +67,7 @@ class Kernel(Finding):
         return self.first_rise is None
 
     def sentences(self) -> list[str]:
-        return [self._about_distance(), self._about_decay(), self._about_random()]
+        return [self._about_distance(), self._about_decay()]
 
     def _about_distance(self) -> str:
         if self.stationary:
@@ -101,14 +97,6 @@ class Kernel(Finding):
         tail = f"{self.tail:.3g} on average from distance {self.length // 2} on"
         return f"Its mean {shape}; it {half}, {zero}, and is {tail}."
 
-    def _about_random(self) -> str:
-        start = (
-            f"Two random vectors of {self.dim} channels have a dot product of {self.random:.3g} (standard deviation)"
-        )
-        if self.like_random is None:
-            return f"{start}: codes at all distances below {self.length} are further from zero on average."
-        return f"{start}: codes are as near zero on average from distance {self.like_random} on."
-
 
 def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """The dot product of codes by distance, over all pairs of the first `length` positions.
@@ -133,7 +121,6 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     mean, spread = torch.stack([k.mean() for k in dots]), torch.stack([k.std(correction=0) for k in dots])
     level = float(mean[0])
     rises = mean.diff() > RISE
-    random = values.shape[1] ** -0.5
     return Kernel(
         name=codes.name,
         dim=values.shape[1],
@@ -145,8 +132,6 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
         first_zero=_first(mean <= 0),
         half=_first(mean <= level / 2),
         tail=float(mean[length // 2 :].mean()),
-        random=random,
-        like_random=_first(mean.abs() <= random),
     )
 
 
@@ -161,11 +146,12 @@ def _first(holds: Tensor, offset: int = 0) -> int | None:
 def plot_kernel(ax: Axes, finding: Kernel) -> None:
     """The normalised dot product by distance, a standard deviation around it, and that of random vectors."""
     distances = torch.arange(finding.length)
-    ax.axhspan(-finding.random, finding.random, color=LINE, alpha=0.6, lw=0, label="two random vectors")
+    random = finding.dim**-0.5
+    ax.axhspan(-random, random, color=LINE, alpha=0.6, lw=0, label="two random vectors")
     ax.fill_between(
         distances, finding.mean - finding.spread, finding.mean + finding.spread, color=PALETTE[0], alpha=0.25, lw=0
     )
-    ax.plot(distances, finding.mean, color=PALETTE[0], label=finding.name)
+    ax.plot(distances, finding.mean, color=PALETTE[0], label="mean over all places")
     ax.axhline(0, color=SOFT, lw=0.8)
     ax.set(xlabel="distance", ylabel="dot product / mean squared norm", xlim=(0, finding.length - 1))
     ax.legend()
@@ -222,11 +208,6 @@ class Shift(Finding):
     """How many positions it was fitted to"""
     rank: int
     """In how many directions: as many as serve positions left out"""
-    composition: float
-    """How far M M p(t) is from p(t + 2 shift), over the same norm"""
-    orthogonality: float
-    """The largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the
-    largest)"""
 
     def sentences(self) -> list[str]:
         dim = len(self.matrix)
@@ -250,12 +231,6 @@ class Shift(Finding):
             sentences.append("It rotates each pair of channels by the shift times its frequency.")
         elif not self.holds and self.fitted <= dim:
             sentences.append(f"A fit to {self.fitted} positions in {dim} dimensions is tested on the others alone.")
-        if self.holds:
-            norms = "preserves norms" if self.orthogonality < 1e-3 else "changes norms"
-            sentences.append(
-                f"It {norms} (M^T M is within {self.orthogonality:.1g} of 1 where codes are); applied twice it "
-                f"shifts by {2 * self.shift:g} (within {self.composition:.1g})."
-            )
         return sentences
 
 
@@ -279,7 +254,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     at = positions_of(codes, length, 2 * steps + 4)
     at = at[: -2 * steps] if shift > 0 else at[2 * steps :]
     read = in_chunks(codes, length) if shift == int(shift) else codes
-    before, after, twice = read(at), read(_plus(at, shift)), read(_plus(at, 2 * shift))
+    before, after = read(at), read(at + int(shift) if shift == int(shift) else at.double() + shift)
     norm = float(after.square().sum(-1).mean().sqrt()) or 1.0
     known = codes.waves is not None and not fit
     rest = torch.arange(len(at)) % 2 == 1
@@ -305,13 +280,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         first=int(at[0]),
         fitted=0 if known else int((~rest).sum()),
         rank=rank,
-        composition=_mean((before @ (matrix @ matrix).T - twice).norm(dim=-1) / norm),
-        orthogonality=_orthogonality(matrix, before),
     )
-
-
-def _plus(at: Tensor, shift: float) -> Tensor:
-    return at + int(shift) if shift == int(shift) else at.double() + shift
 
 
 def _fitted(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
@@ -342,12 +311,6 @@ def _least_squares(before: Tensor, after: Tensor, rank: int) -> Tensor:
 
 def _mean(shares: Tensor) -> float:
     return float(shares.square().mean().sqrt())
-
-
-def _orthogonality(matrix: Tensor, codes: Tensor) -> float:
-    _, singular, directions = torch.linalg.svd(codes, full_matrices=False)
-    used = matrix @ directions[singular > 1e-4 * singular[0]].T
-    return float((used.T @ used - torch.eye(used.shape[1], dtype=used.dtype)).abs().max()) if used.numel() else 0.0
 
 
 @plot("Blocks of two by two on the diagonal, or two stripes: each pair of channels is turned by itself.", (5, 4.2))

@@ -114,7 +114,7 @@ def _given(call: Call) -> Call:
             raise InputError("a pass has its positions: leave them out", positions=call.positions)
         if encoding.versions:
             encoding.require_current()
-        call = call._replace(encoding=encoding.encoding, positions=encoding.positions)
+        call = call.changed(encoding=encoding.encoding, positions=encoding.positions)
     check_given(call.encoding, call.positions, q=call.q, k=call.k, v=call.v)
     if not torch.compiler.is_compiling():
         check_numbers(call)
@@ -135,7 +135,7 @@ def _cached(call: Call, cache: object, stores: bool = True) -> Call:
     elif call.q.dim() != 4 or call.q.shape[2] != positions.num_queries:
         require_fit(positions, q=call.q)
     k, v, gates, rotated = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates, stores)
-    return call._replace(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=rotated)
+    return call.changed(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=rotated)
 
 
 # -------------------------------------------------------------------- what the layers of a pass share
@@ -159,7 +159,7 @@ class _Kept:
     @classmethod
     def of(cls, call: Call, effects: Effects, rotation: Rotation | None, problem: Problem, plan: Plan) -> "_Kept":
         empty, constant = call.q.new_empty(0), problem.constant
-        plain = constant and effects.sites <= {"augment", "embed", "restrict", "rotate", "bias", "scale"}
+        plain = constant and set(effects.sites) <= {"augment", "embed", "restrict", "rotate", "bias", "scale"}
         plain = plain and ("rotate" not in effects.sites or rotation is not None) and not problem.branches
         plain = plain and problem.sink is None and not problem.modifiers
         made = problem.of_layer(empty, empty, empty)
@@ -171,7 +171,7 @@ class _Kept:
         """The output of a call."""
         call = visible_part(call)
         if self.plain:
-            q, k, v = call[:3]
+            q, k, v = call.q, call.k, call.v
             if self.rotation is not None:
                 q, k = self.rotation(q, None if call.keys_rotated else k)
             return self.plan.run(self.problem.of_layer(q, call.k if k is None else k, v))
@@ -196,8 +196,8 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
             memory = Memory.of_pass(lasts=False)  # for this call
             positions = positions.in_pass(memory)
         at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
-        call = call._replace(positions=positions, at=at, causal=None)
-    call = call._replace(acting=acting)
+        call = call.changed(positions=positions, at=at, causal=None)
+    call = call.changed(acting=acting)
     if memory is not None and memory.lasts:
         alike = _key(call, backend)
         here = None if alike is None else (alike, at, call.k.shape[2:3], call.v.shape[2:3])
@@ -291,7 +291,7 @@ def explain(
 def _of_shard(call: Call, gather: bool) -> list[Call]:
     """The calls that a shard takes among all keys, see `calls_of`. gather: keys from all processes; False: as many of this
     one's own."""
-    (q, k, v), positions = call[:3], call.positions
+    q, k, v, positions = call.q, call.k, call.v, call.positions
     assert positions is not None
     assert positions.sharding is not None
     check_dims(q=q, k=k)
@@ -314,5 +314,5 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
     parts = []
     for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : at.num_keys] for x in (k, v, *gates))
-        parts.append(call._replace(q=part, k=keys, v=values, positions=at, causal=None, gates=of_keys or None))
+        parts.append(call.changed(q=part, k=keys, v=values, positions=at, causal=None, gates=of_keys or None))
     return parts

@@ -53,6 +53,10 @@ class Call(NamedTuple):
     at: Positions | None = None
     """The positions as it restricts them"""
 
+    def changed(self, **changes: Any) -> "Call":
+        """`_replace`, which Dynamo does not trace before PyTorch 2.9."""
+        return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
+
 
 def prepare(call: Call) -> Problem:
     """Check a call and apply the encoding's hooks to it: the `Problem` that a backend solves.
@@ -62,22 +66,22 @@ def prepare(call: Call) -> Problem:
     """
     check_numbers(call)
     if call.encoding is not None:
-        call = call._replace(acting=call.encoding.acting_in(call.layer))
+        call = call.changed(acting=call.encoding.acting_in(call.layer))
     call = checked(call)
     return assembled(call, effects_of(call))
 
 
 def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
-    q, k, v, encoding = call[:4]
+    q, k, v, encoding = call.q, call.k, call.v, call.encoding
     positions = resolve_positions(q, k, v, encoding, call.positions, call.causal, call.keys_rotated)
-    call = visible_part(call._replace(positions=positions))
+    call = visible_part(call.changed(positions=positions))
     if encoding is not None:
         require_values(encoding, q)
         encoding._check_part(q, k)
         if call.keys_rotated:
             _check_keys_unread(call.acting.part)
-    return call if call.at is not None else call._replace(at=Effects(call.acting, positions).restricted())
+    return call if call.at is not None else call.changed(at=Effects(call.acting, positions).restricted())
 
 
 def visible_part(call: Call) -> Call:
@@ -88,9 +92,9 @@ def visible_part(call: Call) -> Call:
     if gates is not None or call.acting.gates:
         gates = checked_gates(call.encoding, gates, call.k, call.layer, of_keys)
     if of_queries is None and of_keys is None:
-        return call if gates is call.gates else call._replace(gates=gates)
+        return call if gates is call.gates else call.changed(gates=gates)
     k, v = left_out(of_keys, call.k), left_out(of_keys, call.v)
-    return call._replace(q=left_out(of_queries, call.q), k=k, v=v, gates=gates)
+    return call.changed(q=left_out(of_queries, call.q), k=k, v=v, gates=gates)
 
 
 def effects_of(call: Call) -> Effects:
@@ -103,7 +107,8 @@ def assembled(
     call: Call, effects: Effects, rotation: Rotation | None = None, terms: list[Score] | None = None
 ) -> Problem:
     """The problem that a call poses under its effects. rotation, terms: those of another layer of the pass, which are the same."""
-    (q, k, v), sites, positions, constant = call[:3], effects.sites, effects.positions, effects.acting.constant
+    q, k, v, sites, positions = call.q, call.k, call.v, effects.sites, effects.positions
+    constant = effects.acting.constant
     if terms is None and "bias" in sites:
         with apart(positions) if constant else nullcontext():
             terms = effects.terms(q, k)
@@ -114,7 +119,7 @@ def assembled(
     sink = effects.sink(projected) if "sink" in sites and call.sink is None else call.sink
     factor = effects.scale(q.shape[3]) if call.scale is None else call.scale
     modifiers = effects.modifiers() if "modify" in sites else []
-    reads_all = bool(terms) or values is not None or bool(call.gates)
+    reads_all = True if terms else values is not None or call.gates is not None
     q, k, branches = rotated(call, effects, rotation, reads_all)
     scale = factor
     if "scores" in sites:
@@ -125,7 +130,7 @@ def assembled(
         terms, constant = [], False
     problem = Problem(
         q, k, v, terms or [], values, positions.with_gates(()), scale, None if sink is None else _logits(sink, q),
-        call.dropout_p, branches, modifiers=modifiers, constant=constant, learned=bool(terms) and _learns(effects),
+        call.dropout_p, branches, modifiers=modifiers, constant=constant, learned=_learns(effects) if terms else False,
     )  # fmt: skip
     if problem.weighs:
         problem = _with_rest(problem, call.encoding, prefix is not None or sink is not None)
@@ -251,7 +256,8 @@ def rotated(
         return q, k, [] if alone and contains_all_visible(effects.positions, made[0].region) else made
     if "rotate" not in effects.sites:
         return q, k, []
-    rotation = rotation or effects.rotation(q, None if call.keys_rotated else k)
+    if rotation is None:
+        rotation = effects.rotation(q, None if call.keys_rotated else k)
     if call.keys_rotated:
         q = effects.queries_rotated(q) if rotation is None else rotation(q, None)[0]
         if q.shape[3] != k.shape[3]:
@@ -262,7 +268,7 @@ def rotated(
 
 
 def _in_branches(call: Call, effects: Effects, reads_all: bool) -> list[Rotated]:
-    (q, k), positions = call[:2], effects.positions
+    q, k, positions = call.q, call.k, effects.positions
     if call.keys_rotated:
         raise InputError(
             "a position map rotates a key differently for near and for far queries",
@@ -400,7 +406,7 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
 
 def check_numbers(call: Call) -> None:
     """Refuse numbers and flags of other types, and out of range."""
-    scale, softcap, sink, dropout_p, layer = call[6:11]
+    scale, softcap, sink, dropout_p, layer = call.scale, call.softcap, call.sink, call.dropout_p, call.layer
     if scale is not None:
         check_value("scale", scale, float)
         if 0 < abs(scale) < LEAST_DIVISOR:

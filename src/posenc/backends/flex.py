@@ -35,6 +35,8 @@ class Flex(Kernel):
 
     def _refusal(self, problem: Problem) -> str | None:
         q, v = problem.q, problem.v
+        if torch.torch_version.TorchVersion(torch.__version__) < (2, 11):  # 2.9 cannot call our score functions
+            return f"FlexAttention is used from PyTorch 2.11 on, and this is {torch.__version__}"
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
         if problem.weighs:

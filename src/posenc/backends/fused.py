@@ -67,7 +67,7 @@ def obstacle(problem: Problem) -> Refused | None:
         return Refused("positions are not contiguous", "contiguous positions")
     if any(modifier.reduced() is None for modifier in problem.modifiers):
         return Refused("a score modifier is known only as a function", "posenc.bias.SoftCap")
-    refused = next(filter(None, (term.obstacle(positions) for term in problem.bias)), None)
+    refused = next((why for why in [term.obstacle(positions) for term in problem.bias] if why is not None), None)
     if refused is None and problem.values is not None and (positions.span is None or not visible.regular):
         return Refused("positions are not contiguous", "contiguous positions")
     return refused

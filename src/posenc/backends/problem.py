@@ -156,7 +156,7 @@ class Problem:
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The terms that are products of queries' and keys' own vectors, see `Score.factors`."""
-        return list(filter(None, [term.factors() for term in self.bias]))
+        return [each for each in [term.factors() for term in self.bias] if each is not None]
 
     @property
     def others(self) -> list[Score]:
@@ -223,7 +223,7 @@ def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Pr
     gradient."""
 
     def of(problem: Problem) -> T:
-        if not constant:
+        if not constant or torch.compiler.is_compiling():  # a graph shares by itself
             return make(problem)
         made: dict[object, T] = problem.made
         if of not in made:

@@ -19,6 +19,7 @@ from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
+from posenc.positions import Positions
 from posenc.positions.segments import segments
 
 BLOCK_CELLS = 2**23
@@ -298,17 +299,18 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
     if positions.all_visible:
         return None, None
 
-    def make() -> tuple[Tensor, Tensor | None]:
-        visible = positions.mask(first, end)
-        if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
-            return visible, None  # each sees itself
-        blind = ~visible.any(-1, keepdim=True)
-        looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
-        if looks and not bool(blind.any()):
-            return visible, None
-        return visible | blind, blind
+    return of_pass(problem, first, end, "visible", partial(_shown, positions, first, end))
 
-    return of_pass(problem, first, end, "visible", make)
+
+def _shown(positions: Positions, first: int, end: int) -> tuple[Tensor, Tensor | None]:
+    visible = positions.mask(first, end)
+    if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
+        return visible, None  # each sees itself
+    blind = ~visible.any(-1, keepdim=True)
+    looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
+    if looks and not bool(blind.any()):
+        return visible, None
+    return visible | blind, blind
 
 
 def _masked(problem: Problem, refused: Refused) -> Plan:

@@ -76,6 +76,11 @@ class Compare(StudyCommand):
         How("leaderboard|DIR"),
     ] = None
     seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
+    rates: Annotated[
+        tuple[float, ...],
+        "train each encoding at so many times the learning rates, as in 0.5 1 2, and report it at its best",
+        How("FACTOR"),
+    ] = ()
     workers: Annotated[int | None, "models trained at a time (default: one per core)"] = None
     device: Annotated[Literal["cpu", "cuda"], "where models are trained and tested; on cuda one after the other"] = (
         "cpu"
@@ -172,12 +177,14 @@ class Compare(StudyCommand):
         if len(self.tasks) > 1:
             return super().config() | {"task": self.tasks}
         from posenc.lab.compare import experiment
+        from posenc.lab.experiment import Experiment
 
         kind = experiment(self.tasks[0], may_import=True)
         encodings, seeds, settings = self.planned(self.tasks[0])
         resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
         resolved["data"] = self.data or kind.data
-        return super().config() | settings.to_dict() | {**kind.data_options} | self._reading(kind) | resolved
+        every = {name: value for name, value in Experiment.to_dict(settings).items() if value != []}
+        return super().config() | every | {**kind.data_options} | self._reading(kind) | resolved
 
     def _reading(self, kind: type["Experiment"]) -> dict[str, Any]:
         return {name: value for name, value in self.given.items() if name in kind.data_options}
@@ -190,6 +197,7 @@ class Compare(StudyCommand):
         decided = {
             "preset": self.preset != "standard",
             "data": self.data,
+            "rates": self.rates,
             "data_sha256": self.data_sha256,
             "device": self.device != "cpu",
             "precision": self.precision != "float32",
@@ -229,7 +237,7 @@ class Compare(StudyCommand):
         check_affordable(settings, workers, self.device)
         check_unchanged("data", data, "data_sha256", self.data_sha256, corpus.digest)
         execution = Execution(self.device, self.precision, self.compiled)
-        return Comparison(encodings, seeds, settings, execution), corpus
+        return Comparison(encodings, seeds, settings, execution, tuple(self.rates)), corpus
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -241,7 +241,7 @@ class Extend(WithModel, WithOutput):
 
     def _print(self, options: dict[str, Any]) -> int:
         from posenc.errors import needs
-        from posenc.pretrained.export import recipe
+        from posenc.pretrained.recipe import recipe
 
         needs("transformers", "lab")
         for name in ("text", "verify_tokens", "finetune"):
@@ -341,7 +341,7 @@ class Extend(WithModel, WithOutput):
         return finetune(model, texts, tokenizer, **self.given, progress=progress)
 
 
-QUESTIONS = ("The capital of France is", "The opposite of hot is", "The first three letters of the alphabet are")
+QUESTIONS = ("The capital of France is", "The opposite of hot is", "The day after Monday is")
 ANSWER_TOKENS = 8
 SECONDS = 30.0
 """For which a passkey may be read."""
@@ -368,7 +368,7 @@ class Answers:
             seconds = length / speed
             if length <= trained or seconds > SECONDS:
                 self.about = f"no passkey past {trained} tokens was asked for" + (
-                    f": {length} take about {seconds:.0f} s; posenc eval MODEL --tasks passkey asks for it"
+                    f": {length} take about {seconds:.0f} s; posenc eval MODEL --tasks passkey asks for it, and --verify-tokens {longest} measures the loss there"
                     if length > trained
                     else ""
                 )
@@ -387,27 +387,16 @@ class Answers:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "about": self.about,
-            "key": self.key,
-            "passkey": self.passkey,
-            "questions": QUESTIONS,
-            "short": self.short,
-        }
+        return {name: getattr(self, name) for name in ("about", "key", "passkey", "short")} | {"questions": QUESTIONS}
 
     def __str__(self) -> str:
         lines = [self.about]
-        for state, said in self.passkey.items():
-            lines.append(f"  {state}: {'found' if self.key in said else 'not found'}, {said!r}")
-        first = next(iter(self.short))
-        for at, question in enumerate(QUESTIONS):
-            said = {state: answers[at] for state, answers in self.short.items()}
-            others = [
-                f"{state} {'the same' if each == said[first] else repr(each)}"
-                for state, each in said.items()
-                if state != first
-            ]
-            lines.append(f"{question!r}: {first} {said[first]!r}{''.join(f'; {each}' for each in others)}")
+        for state, answer in self.passkey.items():
+            lines.append(f"  {state}: {'found' if self.key in answer else 'not found'}, {answer!r}")
+        for question, *answers in zip(QUESTIONS, *self.short.values(), strict=True):
+            said = [f"{state} {answer!r}" for state, answer in zip(self.short, answers, strict=True)]
+            same = len({*answers}) == 1
+            lines.append(f"{question!r}: {f'{said[0]}, and the same after it' if same else '; '.join(said)}")
         return "\n".join(lines)
 
 

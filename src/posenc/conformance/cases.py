@@ -42,19 +42,6 @@ def _rotary_cases(*shapes: tuple[Any, ...], more: str = "") -> list[dict[str, An
     return cases
 
 
-def _begun_cases(*shapes: tuple[Any, ...]) -> list[dict[str, Any]]:
-    return [
-        {"x": content(len(offsets), heads, rows, dim), "offsets": offsets, "base": base}
-        for heads, rows, dim, base, offsets in shapes
-    ]
-
-
-def _packed_cases(*shapes: tuple[Any, ...]) -> list[dict[str, Any]]:
-    return [
-        {"x": content(1, heads, ends[-1], dim), "cu_seqlens": ends, "base": base} for heads, dim, base, ends in shapes
-    ]
-
-
 def _fope_cases(*shapes: tuple[Any, ...]) -> list[dict[str, Any]]:
     cases = _rotary_cases(*(shape[:4] for shape in shapes))
     for case, ((_, heads), _, _, _, frequencies, pairs) in zip(cases, shapes, strict=True):
@@ -143,13 +130,21 @@ AXES = _rotary_cases(
     ((2, 1), 24, 1e4, [[1000], [900], [950]], [4, 4, 4]), ((1, 1), 128, 1e6, [row[3:] for row in FILM], [24, 20, 20]),
     more="sections",
 )  # fmt: skip
-RAGGED = _begun_cases(
-    (2, 1, 8, 1e4, [7, 7, 7]), (2, 1, 8, 1e4, [0, 300, 5, 40000]), (2, 4, 8, 1e4, [-2, 0]), (1, 5, 16, 1e4, [1000, -3, 2]),
-    (1, 3, 16, 1e6, [20, 20]), (2, 6, 8, 1e4, [-5, -1, 0, 3]), (1, 2, 64, 5e5, [511, 4096]), (1, 1, 128, 1e6, [17, 0]),
-)  # fmt: skip
-PACKS = _packed_cases(
-    (2, 8, 1e4, [0, 4, 8]), (2, 8, 1e4, [0, 1, 7, 10]), (1, 16, 1e6, [0, 9]), (1, 64, 1e4, [0, 2, 3, 6]), (1, 8, 5e5, [0, 5, 6]),
-)  # fmt: skip
+RAGGED = [
+    {"x": content(len(offsets), heads, rows, dim), "offsets": offsets, "base": base}
+    for heads, rows, dim, base, offsets in [
+        (2, 1, 8, 1e4, [7, 7, 7]), (2, 1, 8, 1e4, [0, 300, 5, 40000]), (2, 4, 8, 1e4, [-2, 0]),
+        (1, 5, 16, 1e4, [1000, -3, 2]), (1, 3, 16, 1e6, [20, 20]), (2, 6, 8, 1e4, [-5, -1, 0, 3]),
+        (1, 2, 64, 5e5, [511, 4096]), (1, 1, 128, 1e6, [17, 0]),
+    ]
+]  # fmt: skip
+PACKS = [
+    {"x": content(1, heads, ends[-1], dim), "cu_seqlens": ends, "base": base}
+    for heads, dim, base, ends in [
+        (2, 8, 1e4, [0, 4, 8]), (2, 8, 1e4, [0, 1, 7, 10]), (1, 16, 1e6, [0, 9]), (1, 64, 1e4, [0, 2, 3, 6]),
+        (1, 8, 5e5, [0, 5, 6]),
+    ]
+]  # fmt: skip
 ELSEWHERE = {"starts": [3, 1000]}
 """Documents that go on from an earlier row."""
 SHARDS: list[dict[str, Any]] = [
@@ -171,9 +166,11 @@ AXIAL = _rotary_cases(
 )  # fmt: skip
 SIZES = [(1, 1), (2, 2), (2, 3), (4, 2), (1, 5)]
 """Height and width of grids."""
+WINDOWS = [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]]
 
 
-def _scores_cases(columns: Callable[[int, int], int], *shapes: tuple[int, int, int, int]) -> list[dict[str, Any]]:
+def _scores_cases(columns: Callable[[int, int], int]) -> list[dict[str, Any]]:
+    shapes = [(2, 2, 5, 5), (1, 1, 1, 1), (1, 3, 4, 4), (2, 1, 2, 7), (1, 2, 3, 5), (1, 1, 1, 6)]
     return [{"scores": content(b, h, queries, columns(queries, keys))} for b, h, queries, keys in shapes]
 
 
@@ -240,11 +237,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "rotary_axial": AXIAL,
     "rotary_axial_half": AXIAL,
     "softmax_scale": _grid(
-        ("head_dim", "factor", "mscale", "mscale_all_dim"),
-        (64, 192),
-        (0.5, 1.0, 4.0, 40.0),
-        (1.0, 0.707),
-        (0.0, 0.707, 1.0),
+        ("head_dim", "factor", "mscale", "mscale_all_dim"), (64, 192), (0.5, 1.0, 4.0, 40.0), (1.0, 0.707), (0.0, 0.707, 1.0),
     ),
     "sinusoidal": SINUSOIDAL,
     "sinusoidal_concat": SINUSOIDAL,
@@ -254,46 +247,22 @@ CASES: dict[str, list[dict[str, Any]]] = {
         for (h, w), dim, base in [*product(SIZES, (8, 16), (1e4,)), ((3, 2), 64, 1e4), ((3, 4), 24, 100.0)]
     ],
     "relative": _relative_cases(
-        (2, 5, 5, 4, 4),
-        (1, 4, 4, 6, 2),
-        (3, 6, 6, 4, 8),
-        (2, 1, 6, 4, 5),
-        (2, 3, 7, 4, 6),
-        (1, 3, 7, 8, 2),
-        (1, 1, 1, 4, 0),
-        (2, 2, 9, 4, 3),
+        (2, 5, 5, 4, 4), (1, 4, 4, 6, 2), (3, 6, 6, 4, 8), (2, 1, 6, 4, 5), (2, 3, 7, 4, 6), (1, 3, 7, 8, 2),
+        (1, 1, 1, 4, 0), (2, 2, 9, 4, 3),
     ),
-    "relative_shift": _scores_cases(
-        lambda queries, keys: queries + keys - 1,
-        (2, 2, 5, 5),
-        (1, 1, 1, 1),
-        (1, 3, 4, 4),
-        (2, 1, 2, 7),
-        (1, 2, 3, 5),
-        (1, 1, 1, 6),
-    ),
-    "relative_shift_causal": _scores_cases(
-        lambda queries, keys: keys, (2, 2, 5, 5), (1, 1, 1, 1), (1, 3, 4, 4), (2, 1, 2, 7), (1, 2, 3, 5), (1, 1, 1, 6)
-    ),
-    "relative_index": [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]],
-    "relative_index_class": [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]],
+    "relative_shift": _scores_cases(lambda queries, keys: queries + keys - 1),
+    "relative_shift_causal": _scores_cases(lambda queries, keys: keys),
+    "relative_index": WINDOWS,
+    "relative_index_class": WINDOWS,
     "alibi_bias": [
         {"num_heads": heads, "num_queries": q, "num_keys": k}
         for heads, (q, k) in [*product((4, 6), MASKS), (1, (5, 5)), (12, (3, 7)), (2, (2, 40))]
     ],
     "t5_bias": [
-        {
-            "table": content(1, 1, buckets, heads)[0][0],
-            "num_queries": q,
-            "num_keys": k,
-            "bidirectional": both,
-            "max_distance": most,
-        }
-        for (q, k), both, (heads, buckets, most) in [
-            *product(((4, 4), (3, 7), (1, 9)), (True, False), ((2, 8, 16),)),
-            ((2, 150), True, (1, 32, 128)),
-            ((2, 150), False, (3, 32, 64)),
-            ((20, 20), True, (2, 8, 12)),
+        {"table": content(1, 1, buckets, heads)[0][0], "num_queries": q, "num_keys": k, "bidirectional": both, "max_distance": far}
+        for (q, k), both, (heads, buckets, far) in [
+            *product(((4, 4), (3, 7), (1, 9)), (True, False), ((2, 8, 16),)), ((2, 150), True, (1, 32, 128)),
+            ((2, 150), False, (3, 32, 64)), ((20, 20), True, (2, 8, 12)),
         ]
     ],
     "swin_bias": [
@@ -301,11 +270,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         for (h, w), heads in product(SIZES, (1, 3))
     ],
     "forget_gates": [
-        {
-            "log_gates": [
-                [[-abs(g) / 4 - 1 / 16 for g in row] for row in rows[0]] for rows in content(batch, 1, heads, seq)
-            ]
-        }
+        {"log_gates": [[[-abs(g) / 4 - 1 / 16 for g in row] for row in rows[0]] for rows in content(batch, 1, heads, seq)]}
         for batch, heads, seq in [(1, 1, 1), (1, 2, 4), (2, 3, 9), (1, 1, 16)]
     ],
     "mask_document": [
@@ -325,19 +290,15 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "dynamic": _grid(
         ("head_dim", "base", "factor", "original_max_positions", "length"),
-        *((20, 64), (1e4, 5e5), (1.0, 2.0, 4.0), (2048, 2200), (1900, 2048, 2201, 10000)),
+        (20, 64), (1e4, 5e5), (1.0, 2.0, 4.0), (2048, 2200), (1900, 2048, 2201, 10000),
     ),
     "longrope": list(_longrope_cases()),
     "yarn": [
-        *SCALED,
-        *({**case, **TURNS} for case in SOME),
-        *({**case, "truncate": False} for case in SOME),
+        *SCALED, *({**case, **TURNS} for case in SOME), *({**case, "truncate": False} for case in SOME),
         *({**case, **TURNS, "truncate": False} for case in SOME[::3]),
     ],
     "yarn_revised": [
-        *SOME,
-        *({**case, **TURNS} for case in SOME[::3]),
-        *({**case, "truncate": False} for case in SOME[::3]),
+        *SOME, *({**case, **TURNS} for case in SOME[::3]), *({**case, "truncate": False} for case in SOME[::3]),
     ],
     "yarn_paper": [*SCALED, *({**case, **TURNS} for case in SOME)],
     "llama3": [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SOME)],
@@ -352,4 +313,4 @@ CASES: dict[str, list[dict[str, Any]]] = {
         for buckets, far in [(256, 512), (32, 128), (8, 32), (10, 100)]
     ],
     "xpos": _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64, 128), (512, 100)),
-}
+}  # fmt: skip

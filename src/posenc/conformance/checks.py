@@ -297,7 +297,7 @@ def packed_images_are_separate(tested: EncodingUnderTest) -> None:
     except InputError as refusal:
         raise NotApplicable(str(refusal)) from None
     except Exception as error:
-        error.add_note(f"one of text refuses images with positions.require_one_axis({tested.name!r})")
+        error.add_note(f"one of text refuses images with positions.require_one_axis({tested.encoding.known_as!r})")
         raise
     equal(model(torch.cat((one, two), 1), Positions.grids(sizes)), torch.cat(alone, 1), "packed images")
     rows = torch.cat((one, torch.cat((two, two), 1)))
@@ -431,12 +431,8 @@ def bfloat16_logits_stay_near(tested: EncodingUnderTest) -> None:
     """In bfloat16 no logit is off by more than 0.25; where the encoding's parameters are float32, and as they start,
     by no more than 0.06 at positions that bfloat16 cannot represent (logits have a standard deviation near 1)."""
     x, here = tokens(2, LENGTH), tested.document(LENGTH)
-    equal(
-        tested.model(DECODER, torch.bfloat16)(x, here).double(),
-        tested.model(DECODER)(x, here),
-        "bfloat16",
-        BFLOAT16_BOUND,
-    )
+    short = tested.model(DECODER, torch.bfloat16)(x, here).double()
+    equal(short, tested.model(DECODER)(x, here), "bfloat16", BFLOAT16_BOUND)
     if tested.encoding.needs_length or not tested.is_text:
         return
     late = Positions.from_ids(torch.arange(LENGTH) + tested.largest_shift(LATE))
@@ -497,16 +493,11 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
             equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
             calls = calls_of(local, config.causal)
             parts = shard(q, local, 2).split([call.num_queries for call in calls], 2)
-            problems = [
-                _problem(
-                    [part, *(each[:, :, : call.num_keys] for each in (k, v))],
-                    encoding,
-                    call,
-                    [gate[:, :, : call.num_keys] for gate in gates],
-                )
-                for part, call in zip(parts, calls, strict=True)
-            ]
-            outs = [problem.finished(Reference().attend(problem)) for problem in problems]
+            outs = []
+            for part, call in zip(parts, calls, strict=True):
+                keys, values, *gating = (each[:, :, : call.num_keys] for each in (k, v, *gates))
+                problem = _problem([part, keys, values], encoding, call, gating)
+                outs.append(problem.finished(Reference().attend(problem)))
             equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 
 

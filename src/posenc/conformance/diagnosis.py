@@ -2,8 +2,8 @@
 """Compare a function with the golden vectors and the invariants, and report in words what is wrong."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -13,38 +13,21 @@ from torch import Tensor
 
 from posenc.conformance import golden
 from posenc.conformance.cases import content
-from posenc.conformance.faults import (
-    ATTENTION_FACTORS,
-    FAULTS,
-    ROUNDINGS,
-    Arguments,
-    effective,
-    expected_values,
-)
+from posenc.conformance.faults import ATTENTION_FACTORS, FAULTS, ROUNDINGS, Arguments, expected_values
 from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, TENSORS, Convention, get_kind, no_tolerance
 from posenc.testing.oracles.rotations import positions_of
 
 UNKNOWN = "in a way that is not known here"
-UNWRITTEN = (
-    "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
-)
 CAST = "float32 comes out for half precision: cast a module with x (module.to(x.dtype)), to test what a half-precision model has"
 IMPOSSIBLE = ArithmeticError, ValueError, TypeError, LookupError, RuntimeError
 """What faults raise that exclude one another."""
-FEW = 11
-"""Faults of a kind of which more than two are tried together."""
 VERDICTS = {True: "conforms", False: "does not conform", None: "could not be run"}
-
-
 SHOWN = 3
 """Explanations that fit equally well, and exceptions, of which so many are shown."""
-NUDGE = 2.0**-20
-"""The relative error of float32's frequencies and angles, by which a value halfway between two of a short dtype goes either
-way."""
-MOST_HALFWAY = 0.1
-"""The share of the values of which that is tried."""
+HALFWAY = 0.02
+"""The share of the values that may lie halfway between two of a short dtype, where they are rounded either way."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +69,10 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     wrapped = from_angles(function, convention)
     # a default device would move the inputs; the mode itself takes as long as a small operation, at each of them
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-    with on_cpu, unwritten_is_nan():
+    with on_cpu:
         verdict = _verdict(Caller(wrapped or function, convention), kind)
     given = "cos and sin were given to it, (1, seq, channels) in x's dtype, so how it makes angles was not judged"
     return replace(verdict, notes=(given, *verdict.notes)) if wrapped else verdict
-
-
-@contextmanager
-def unwritten_is_nan() -> Iterator[None]:
-    """Memory of `torch.empty` has NaN in it, so that rows that are never written show."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _verdict(caller: Caller, kind: str) -> Verdict:
@@ -141,117 +113,40 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """faults: of a kind's formula, by the names in `FAULTS`; none: it is the right one. times: what every value is multiplied
-    by besides."""
+    """faults: of a kind's formula, by the names in `FAULTS`; none: it is the right one."""
 
     kind: str
     faults: tuple[str, ...] = ()
-    times: float = 1.0
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The faults, and the factor in words."""
-        factor = "every value is 0" if self.times == 0 else f"every value is multiplied by {self.times:.6g}"
-        return self.faults if self.times == 1 else (*self.faults, factor)
-
-    def values(self, arguments: Arguments, nudge: float = 0.0) -> Tensor:
+    def values(self, arguments: Arguments) -> Tensor:
         """What a function with these faults returns, float64."""
-        return expected_values(self.kind, arguments, self.faults, nudge=nudge) * self.times
+        return expected_values(self.kind, arguments, self.faults)
 
     def fits(self, result: CaseResult) -> bool:
         """Whether it is right: up to either side of what was rounded, and anything where a short dtype overflows."""
         rounds = any(fault in names for names in ROUNDINGS.values() for fault in self.faults)
         try:
             expected = self.values(result.case.arguments)
-            wrong, overflows = result.wrong(expected), expected.isnan()
-            if wrong is None or (bool(overflows.any()) and not rounds) or bool(overflows.all()):
-                return False
-            wrong &= ~overflows
-            if rounds and 0 < wrong.double().mean() < MOST_HALFWAY:
-                for nudge in (NUDGE, -NUDGE):
-                    still = result.wrong(self.values(result.case.arguments, nudge))
-                    if still is None:
-                        return False
-                    wrong &= still
-            return not bool(wrong.any())
         except IMPOSSIBLE:
             return False
+        wrong, overflows = result.wrong(expected), expected.isnan()
+        if wrong is None or (bool(overflows.any()) and not rounds) or bool(overflows.all()):
+            return False
+        return float((wrong & ~overflows).double().mean()) <= (HALFWAY if rounds else 0)
 
 
 def explain(results: Sequence[CaseResult], known: Explanation) -> list[Explanation]:
     """The fewest known faults, besides those given, that explain every result; several explanations where they fit equally
-    well, none if there is none. Tried are two of them, all roundings to a dtype, and of a kind with few up to four, each also
-    with a factor of all values."""
+    well, none if there is none. Tried are one, two of them, and all roundings to a dtype."""
     candidates = [name for name in FAULTS[known.kind] if name not in known.faults]
     roundings = [tuple(n for n in names if n in candidates) for names in ROUNDINGS.values()]
     # wrong and short ones reject a fault soonest
-    results = [
-        replace(r, case=_with_tensor(r.case)) for r in sorted(results, key=lambda r: (r.right, r.expected.numel()))
-    ]
-
-    def groups(size: int) -> Iterator[tuple[str, ...]]:
-        if size < 3 or len(candidates) <= FEW:
-            yield from combinations(candidates, size)
-        elif size == 3:
-            yield from (names for names in roundings if len(names) == size)
-
-    fitting: dict[tuple[int, tuple[str, ...], float], bool] = {}
-
-    def fits(explanation: Explanation) -> bool:
-        """Whether it fits all results; faults that change nothing in a case need not be tried again there."""
-        for number, result in enumerate(results):
-            try:
-                faults = effective(known.kind, result.case.arguments, explanation.faults)
-            except IMPOSSIBLE:
-                return False
-            key = number, faults, explanation.times
-            if key not in fitting:
-                fitting[key] = replace(explanation, faults=faults).fits(result)
-            if not fitting[key]:
-                return False
-        return True
-
-    for size in range(1, 5):
-        for of_size, scaled in ((size, False), (size - 1, True)):
-            found = []
-            for group in groups(of_size):
-                explanation: Explanation | None = replace(known, faults=known.faults + group)
-                if scaled and explanation is not None:
-                    explanation = _scaled(explanation, results)
-                if explanation is not None and fits(explanation):
-                    found.append(explanation)
-            if found:
-                return found
+    results = sorted(results, key=lambda r: (r.right, r.expected.numel()))
+    for groups in (combinations(candidates, 1), combinations(candidates, 2), roundings):
+        explanations = (replace(known, faults=known.faults + group) for group in groups if group)
+        if found := [each for each in explanations if all(map(each.fits, results))]:
+            return found
     return []
-
-
-def _with_tensor(case: GoldenCase) -> GoldenCase:
-    """The case with x as a tensor, which need not be made for every fault."""
-    if "x" not in case.arguments:
-        return case
-    return replace(case, arguments={**case.arguments, "x": torch.as_tensor(case.arguments["x"], dtype=torch.float64)})
-
-
-def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanation | None:
-    """The same with a factor of all values, as the smallest result and the largest have it."""
-    if results[0].convention.tolerance is no_tolerance or explanation.times != 1:
-        return None
-    factors = []
-    for result in (results[0], max(results, key=lambda r: r.expected.numel())):
-        assert result.values is not None
-        try:
-            expected = explanation.values(result.case.arguments)
-        except IMPOSSIBLE:
-            return None
-        size = float(expected.square().sum())
-        if expected.numel() != result.values.numel() or not size > 0:
-            return None
-        factors.append(float(result.values.flatten() @ expected.flatten()) / size)
-        if not math.isfinite(factors[-1]) or factors[0] == 1 or not result.matches(factors[-1] * expected):
-            return None
-    if not math.isclose(*factors, rel_tol=1e-4, abs_tol=1e-12):
-        return None
-    return replace(explanation, times=factors[1] if abs(factors[1]) > 1e-12 else 0.0)
 
 
 # -------------------------------------------------------------------- findings
@@ -291,8 +186,7 @@ def _wrong_values(
     listed = {name: ", ".join(str(r.case.arguments.get(name)) for r in wrong) for name in convention.arguments}
     where = convention.failing.format(**{**listed, "count": len(wrong), "cases": cases})
     if not found:
-        empty = any(result.values is not None and bool(result.values.isnan().any()) for result in wrong)
-        return [f"{where} {UNWRITTEN}" if empty else f"{where}, {UNKNOWN}"]
+        return [f"{where}, {UNKNOWN}"]
 
     def worded(fault: str) -> str:
         name, ignored, rest = fault.partition(" is ignored")
@@ -300,8 +194,8 @@ def _wrong_values(
         return f"{name} was not passed, as the function has no parameter for it{rest}" if not_passed else fault
 
     if len(found) == 1 and convention.failing == Convention.failing:
-        return [worded(cause) for cause in found[0].causes]
-    causes = _either([[worded(cause) for cause in each.causes] for each in found])
+        return [worded(cause) for cause in found[0].faults]
+    causes = _either([[worded(cause) for cause in each.faults] for each in found])
     return [causes if convention.failing == Convention.failing else f"{where}: {causes}"]
 
 
@@ -381,7 +275,7 @@ def _compared(where: str, results: Sequence[CaseResult], known: Explanation | No
         return []
     if not diagnose:
         return [f"{where}, {_extent(wrong[0])}"]
-    found = [each.causes[len(known.causes) :] for each in explain(offered, known)]
+    found = [each.faults[len(known.faults) :] for each in explain(offered, known)]
     return [f"{where}, {_extent(wrong[0])}" + (f": {_either(found)}" if found else f", {UNKNOWN}")]
 
 

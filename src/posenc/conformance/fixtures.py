@@ -127,10 +127,6 @@ class EncodingUnderTest:
         """The decoder's, to read its traits."""
         return self.make_encoding(DECODER)
 
-    @property
-    def name(self) -> str:
-        return self.encoding.known_as
-
     def configs(self) -> Iterator[TransformerConfig]:
         """The models that the encoding is for; one for decoders only has to refuse an encoder."""
         yield DECODER

@@ -5,9 +5,6 @@ called with a case, and how its result compares."""
 import copy
 import inspect
 import math
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -22,6 +19,7 @@ from posenc.conformance.cases import CASES, content
 from posenc.conformance.faults import expected_values
 from posenc.conformance.kinds import FLAGS, FLOAT32, FREQUENCIES, KINDS, TENSORS, Convention
 from posenc.errors import InputError
+from posenc.lab.messages import first_line, users_line
 from posenc.testing.oracles import rotations
 
 TABLES = "rotary", "rotary_interleaved", "rotary_partial"
@@ -222,28 +220,10 @@ def declines(error: BaseException) -> bool:
 
 
 def format_exception(error: BaseException) -> str:
-    """An exception's type and first line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}{_raised_at(error)}"
-
-
-def _raised_at(error: BaseException) -> str:
-    """The file and the line that raised, and those of the tested function where they are elsewhere."""
-    here = str(Path(__file__).parent)
-    lines = traceback.extract_tb(error.__traceback__)
-    frames = [(f.filename, f.lineno) for f in lines if not f.filename.startswith(here)]
-    frames = [frame for frame in frames if not frame[0].startswith("<")]
-    if not frames:
-        return ""
-    called = f", called at {_short(*frames[0])}" if frames[0][0] != frames[-1][0] else ""
-    return f" ({_short(*frames[-1])}{called})"
-
-
-def _short(file: str, line: int | None) -> str:
-    """A line of a file, which is named from the folder on that it is imported from."""
-    roots = (os.path.abspath(root) + os.sep for root in sys.path)
-    names = [file.removeprefix(root) for root in roots if file.startswith(root)]
-    return f"{min(names, key=len, default=os.path.basename(file))}:{line}"
+    """An exception's type and first line, and the line of the caller's own code that it came through."""
+    line = users_line(error)
+    text = f"{type(error).__name__}{': ' + first_line(error)[:160] if str(error).strip() else ''}"
+    return text if line is None else f"{text} ({Path(line).name})"
 
 
 # -------------------------------------------------------------------- results

@@ -261,15 +261,8 @@ KINDS: dict[str, Convention] = {
 
 
 NICKNAMES = {
-    "rope": "rotary", "neox": "rotary", "half": "rotary", "gptj": "rotary_interleaved", "interleaved": "rotary_interleaved",
-    "sincos": "sinusoidal", "sin": "sinusoidal", "concat": "sinusoidal_concat", "pi": "linear", "slopes": "alibi",
-    "llama": "llama3", "llama31": "llama3", "prope": "proportional", "p-rope": "proportional", "inv_freq": "default",
-    "axial": "rotary_axial", "flux": "rotary_axial", "sincos2d": "sinusoidal_2d", "shaw": "relative", "skew": "relative_shift_causal",
-    "rel_shift": "relative_shift", "swin": "relative_index", "matrix": "alibi_bias", "bias": "t5_bias", "beit": "relative_index_class", "fox": "forget_gates",
-    "window": "mask_window", "document": "mask_document", "chunk": "mask_chunk", "partial": "rotary_partial", "trailing": "rotary_trailing", "mrope": "m_rope", "packed": "rotary_packed",
-    "thd": "rotary_packed", "ragged": "rotary_ragged", "mscale": "softmax_scale",
+    "rope": "rotary", "neox": "rotary", "gptj": "rotary_interleaved", "mrope": "m_rope", "sincos": "sinusoidal", "slopes": "alibi",
 }  # fmt: skip
-"""Other words for some kinds; they are only suggested, as several kinds could be meant."""
 
 
 def get_kind(name: str) -> Convention:

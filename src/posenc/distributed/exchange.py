@@ -42,7 +42,7 @@ def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     chunks: dict[int, Tensor] = {}
     for rank, local in enumerate(parts):
         numbers = chunks_of(rank, part.world_size, part.layout)
-        chunks |= zip(numbers, local.chunk(len(numbers), dim), strict=True)
+        chunks.update(zip(numbers, local.chunk(len(numbers), dim), strict=True))
     return torch.cat([chunks[number] for number in sorted(chunks)], dim)
 
 

@@ -216,7 +216,7 @@ class Sum(Composite):
         if found is None:
             parts = [part.acting_in(layer) for part in self]
             leaves, gates = tuple(leaf for part in parts for leaf in part.leaves), sum(part.gates for part in parts)
-            sites = frozenset(site for part in parts for site in part.sites)
+            sites = tuple([site for site in SITES if any(site in part.sites for part in parts)])
             constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
             found = leaves, sites, gates, constant, maps
             if not traced:

@@ -87,7 +87,7 @@ class Acting(NamedTuple):
     part: Hooked
     number: int
     leaves: tuple[Leaf, ...]
-    sites: frozenset[str]
+    sites: tuple[str, ...]
     gates: int
     constant: bool
     maps: bool
@@ -211,7 +211,7 @@ def checked_gates(
     return tuple(checked)
 
 
-NOTHING: Any = Acting(None, 0, (), frozenset(), 0, True, False)
+NOTHING: Any = Acting(None, 0, (), (), 0, True, False)
 """Where no encoding acts."""
 
 

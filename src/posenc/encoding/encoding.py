@@ -63,7 +63,6 @@ class Encoding(Sliced):
     """`Sum`, which is an encoding"""
     own_sites: ClassVar[tuple[str, ...]] = ()
     """Where the hooks of the class act"""
-    site_set: ClassVar[frozenset[str]] = frozenset()
     num_gates: ClassVar[int] = 0
     is_map: ClassVar[bool] = False
     title: ClassVar[str] = ""
@@ -138,7 +137,7 @@ class Encoding(Sliced):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = {site for hook, site in HOOKS.items() if getattr(cls, hook) is not getattr(Encoding, hook)}
-        cls.own_sites, cls.site_set = tuple(site for site in SITES if site in own), frozenset(own)
+        cls.own_sites = tuple(site for site in SITES if site in own)
         cls.num_gates, cls.is_map = int("gates" in own), cls.branches is not Encoding.branches
         if not is_torchs(cls):
             for trait, default in {"name": "", "title": "", "bibtex": "", "constant": False}.items():
@@ -291,7 +290,7 @@ class Encoding(Sliced):
         check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         sites, gates = self.own_sites, self.num_gates
         constant = "bias" not in sites or (self.constant and self.num_layers == 1)
-        return Acting(self, layer, (Leaf(self, layer, sites, gates),), self.site_set, gates, constant, self.is_map)
+        return Acting(self, layer, (Leaf(self, layer, sites, gates),), self.own_sites, gates, constant, self.is_map)
 
     def effects(self, positions: Positions, layer: int = 0) -> Effects:
         """What the encoding does to a call at these positions, in a layer."""

@@ -5,11 +5,8 @@ One call is softmax(q . k / sqrt(64) + bias) v of a causal sequence, q, k and v 
 memory, are in benchmarks/bench.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -23,7 +20,7 @@ from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.lab.engines import Tick
 from posenc.lab.machine import check_present, cores, cpu, describe
-from posenc.lab.study import Study, versions
+from posenc.lab.study import Study, code, versions
 from posenc.lab.table import Cell, Table
 from posenc.lab.timing import CLOCKS, Effort, interleaved, ratios, spread
 from posenc.positions import Positions
@@ -121,7 +118,7 @@ class BenchStudy(Study[Trial, Times]):
             "settings": asdict(self.settings),
             "cpu": cpu(),
             "torch": versions()["torch"],
-            "code": _code(),
+            "code": code(),
         }
 
     def measure(self, job: Sequence[Trial], tick: Tick) -> dict[Trial, Times]:
@@ -188,15 +185,6 @@ class BenchStudy(Study[Trial, Times]):
             "machine": describe(torch.device(self.settings.device)) | versions(),
             "rows": rows,
         }
-
-
-@cache
-def _code() -> str:
-    """A digest of posenc's source: a changed program takes another time."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _same(ours: Callable[[], Tensor], dense: Callable[[], Tensor], tolerance: float) -> bool:

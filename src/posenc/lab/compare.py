@@ -3,20 +3,21 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from posenc.encoding import PerLayer
-from posenc.errors import InputError, unknown
-from posenc.lab.archive import archived
+from posenc.errors import InputError, listed, unknown
 from posenc.lab.engines import Engine, ProcessPool, Tick
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
-from posenc.lab.measure import behaviour, measure, work
+from posenc.lab.measure import behaviour, check_record, measure, work
 from posenc.lab.messages import located, users_line
-from posenc.lab.records import RunRecord
+from posenc.lab.records import BUDGET, RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import Stored
 from posenc.lab.study import Pages, Progress, Study, run
@@ -28,6 +29,8 @@ from posenc.spec import split_list
 __all__ = ["Comparison", "ComparisonStudy", "Progress", "compare"]
 
 MOST_SEEDS = 1000
+MOST_RATE = 100
+RATES = ("learning_rate", "adamw_learning_rate", "position_learning_rate")
 
 EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, **TASKS}
 """The kinds of comparison by name."""
@@ -49,7 +52,7 @@ def experiment(task: str, *, may_import: bool = False) -> type[Experiment]:
 @dataclass(frozen=True)
 class Comparison:
     """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings, and how
-    models are computed.
+    models are computed. rates: of learning, over those of the settings; of several, each encoding is reported at its best.
 
     The variant without positions is always among the encodings.
     """
@@ -58,18 +61,47 @@ class Comparison:
     seeds: int
     settings: Experiment
     execution: Execution = field(default_factory=Execution)
+    rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.rates and (len(set(self.rates)) < 2 or not all(0 < rate <= MOST_RATE for rate in self.rates)):
+            raise InputError(
+                f"a sweep has at least two different values above 0 and up to {MOST_RATE}", "write three, as in 0.5 1 2",
+                rates=self.rates,
+            )  # fmt: skip
         if self.encodings and "none" not in self.encodings:
             object.__setattr__(self, "encodings", ("none", *self.encodings))
 
     def runs(self, corpus: Dataset) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has complete seeds first."""
         return [
-            Run.of(e, seed, self.settings, corpus.digest, self.execution)
+            Run.of(e, seed, settings, corpus.digest, self.execution)
             for seed in range(self.seeds)
             for e in self.encodings
+            for settings in self.at_rates
         ]
+
+    @cached_property
+    def at_rates(self) -> dict[Experiment, float]:
+        """The settings at each of the rates."""
+        s = self.settings
+        return {
+            s.changed(**{name: rate * getattr(s, name) for name in RATES}) if rate != 1 else s: rate
+            for rate in self.rates or (1.0,)
+        }
+
+    def at_best_rate(self, done: Mapping[Run, RunRecord]) -> dict[Run, RunRecord]:
+        """Of the finished runs, those of each encoding at its best rate, by the mean at the condition of training over its seeds."""
+        m, at = self.settings.criterion, str(self.settings.trained_at)
+        scores: dict[str, dict[float, list[float]]] = {}
+        for each, record in done.items():
+            variant = record.variants[0]
+            values = variant.extra[m.key][at] if m.higher_is_better else variant.paired[at]
+            scores.setdefault(each.encoding, {}).setdefault(self.at_rates[each.settings], []).append(
+                m.worse * fmean(values)
+            )
+        best = {name: min(by, key=lambda rate, by=by: fmean(by[rate])) for name, by in scores.items()}
+        return {each: record for each, record in done.items() if self.at_rates[each.settings] == best[each.encoding]}
 
     def check(self, corpus: Dataset, finished: Collection[str] = ()) -> None:
         """Refuse, before any training, what could not be run to its end. finished: encodings that are not tried, since nothing
@@ -129,7 +161,9 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def __init__(self, comparisons: Sequence[tuple[Comparison, Dataset]], table: Table | None = None) -> None:
         self.comparisons = comparisons
-        self.corpora: dict[tuple[Experiment, str], Dataset] = {(c.settings, d.digest): d for c, d in comparisons}
+        self.corpora: dict[tuple[Experiment, str], Dataset] = {
+            (settings, d.digest): d for c, d in comparisons for settings in c.at_rates
+        }
         self.table: Table = table or Table()
 
     def remote(self) -> "ComparisonStudy":
@@ -139,11 +173,8 @@ class ComparisonStudy(Study[Run, RunRecord]):
         tasks = [comparison.settings.name for comparison, _ in self.comparisons]
         return {run: stored for task in tasks for run, stored in self.table.runs.items() if run.settings.name == task}
 
-    def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
-        return archived(
-            directory,
-            {(c.settings.name, e, seed) for c, _ in self.comparisons for e in c.encodings for seed in range(c.seeds)},
-        )
+    def check_record(self, cell: Run, record: RunRecord) -> None:
+        check_record(cell.encoding, cell.settings, record)
 
     @property
     def in_table(self) -> set[str]:
@@ -157,7 +188,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
     def cells(self) -> list[Run]:
         runs = [run for comparison, corpus in self.comparisons for run in comparison.runs(corpus)]
         without = {comparison.settings: self._left_out(comparison) for comparison, _ in self.comparisons}
-        planned = [run for run in runs if (run.encoding, run.seed) not in without[run.settings]]
+        planned = [run for run in runs if (run.encoding, run.seed) not in without.get(run.settings, ())]
         return sorted(planned, key=lambda run: run.seed)
 
     def _left_out(self, comparison: Comparison) -> set[tuple[str, int]]:
@@ -183,7 +214,16 @@ class ComparisonStudy(Study[Run, RunRecord]):
         return sum(map(work, job))
 
     def describe(self, job: Sequence[Run]) -> str:
-        return f"{job[0].encoding}, seed {job[0].seed}"
+        run = job[0]
+        rate = next(
+            (c.at_rates[run.settings] for c, _ in self.comparisons if c.rates and run.settings in c.at_rates), None
+        )
+        return f"{run.encoding}, seed {run.seed}{'' if rate is None else f', rate {rate:g}'}"
+
+    def found(self, cell: Run, record: RunRecord) -> str:
+        of = record.variants[0].extra.get(BUDGET, {})
+        losses = ", ".join(f"{fmean(values):.3f} after {budget}" for budget, values in of.items())
+        return f"{self.describe([cell]):<20} loss {losses} steps" if of else ""
 
     def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
         with flushed_denormals():
@@ -194,14 +234,17 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def of_comparison(self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         """The results of one of the comparisons, from its runs."""
-        settings, ranking = plan.settings, Ranking(collect(done), plan.settings, corpus)
+        settings, done = plan.settings, plan.at_best_rate(done) if plan.rates else done
+        ranking = Ranking(collect(done), settings, corpus, swept=bool(plan.rates))
+        best = {run.encoding: plan.at_rates[run.settings] for run in done} if plan.rates else {}
         return {
+            **({"rates": {"tried": sorted(plan.rates), "best": best}} if best else {}),
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
             "seeds": list(range(plan.seeds)),
             "data": corpus.facts(),
             "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
-            "answer": [*self._places(ranking), *ranking.answer()],
+            "answer": [*self._places(ranking), *ranking.answer(), *_of_rates(sorted(plan.rates), best)],
             **ranking.numbers(),
             "limits": [*ranking.limits(), *(note for task, note in self.table.notes.items() if task == settings.name)],
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
@@ -224,6 +267,19 @@ class ComparisonStudy(Study[Run, RunRecord]):
                 )
             lines.append(f"{variant.name}: {'; '.join(places)}.")
         return lines
+
+
+def _of_rates(tried: Sequence[float], best: Mapping[str, float]) -> list[str]:
+    """What the sweep of learning rates found."""
+    if not best:
+        return []
+    edges = [f"{name} ({rate:g})" for name, rate in best.items() if rate in (tried[0], tried[-1])]
+    within = (
+        "none is at an edge" if not edges else f"at an edge of the sweep, so perhaps better beyond it: {listed(edges)}"
+    )
+    return [
+        f"Each encoding is at the best of {listed([f'{rate:g}' for rate in tried])} times the learning rates; {within}."
+    ]
 
 
 def compare(

@@ -21,7 +21,7 @@ from posenc.errors import InputError, check_fields, check_value
 from posenc.lab.machine import check_present
 from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
-from posenc.lab.study import identity
+from posenc.lab.store import identity
 from posenc.lab.transformer import Transformer, TransformerBase, TransformerConfig
 from posenc.lab.user_code import load_object, source_of
 from posenc.spec import Spec
@@ -297,6 +297,20 @@ class Experiment(ABC):
     def variants(self, name: str, encoding: Encoding) -> list[Variant]:
         """The model as trained, and further ways to use the same weights."""
         return [Variant(name, lambda condition: encoding)]
+
+    @property
+    def budgets(self) -> Sequence[int]:
+        """Steps at which a branch of the training is tested, see `posenc.lab.budgets`; none: it is one training."""
+        return ()
+
+    def at_training(self) -> Self:
+        """The settings with the condition of training alone."""
+        return self.changed(factors=(1,))
+
+    @property
+    def measured(self) -> Mapping[str, Sequence[int]]:
+        """What `Scores.extra` has at least: each measure and its conditions."""
+        return {self.criterion.key: self.conditions} if self.criterion.higher_is_better else {}
 
     # ---------------------------------------------------------------- what is particular in the results
 

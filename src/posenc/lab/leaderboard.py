@@ -11,16 +11,17 @@ from typing import Any, Literal
 import torch
 
 from posenc.errors import InputError, listed
-from posenc.lab.archive import Part, read, write
+from posenc.lab.archive import conditions, file_of, read, write
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, ProcessPool
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import describe
+from posenc.lab.measure import check_record
 from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
-from posenc.lab.study import difference, in_words, run
+from posenc.lab.study import difference, run
 
 TASKS = (
     "text", "copy", "addition", "recall", "sort", "dyck", "induction", "reverse", "parity", "flip_flop", "n_back_1", "n_back_2",
@@ -52,7 +53,8 @@ class Leaderboard(ComparisonStudy):
             name = comparison.settings.name
             if part := {run: record for run, record in done.items() if run.settings.name == name}:
                 tasks[name] = self.of_comparison(comparison, corpus, part)
-                rankings[name] = Ranking(collect(part), comparison.settings, corpus)
+                best = comparison.at_best_rate(part) if comparison.rates else part
+                rankings[name] = Ranking(collect(best), comparison.settings, corpus)
         if not tasks:
             raise InputError("no run is finished: run the same command again, or a share with runs in it")
         one, rows = next(iter(tasks.values())), table(rankings)
@@ -162,40 +164,45 @@ def against(
     Raises:
         InputError: encodings, tasks or seeds that do not fit the table; no such table; no task whose data are the same here.
     """
-    parts: dict[str, list[Part]] = {}
-    for part in read(_found(directory), tasks):
-        parts.setdefault(part.task, []).append(part)
-    order = [*filter(parts.__contains__, TASKS), *(task for task in parts if task not in TASKS)]
-    parts = {task: parts[task] for task in order}
-    names = _in_every_task(parts.values())
+    cells: dict[str, list[Stored[RunRecord]]] = {}
+    for cell in read(_found(directory), tasks):
+        cells.setdefault(cell.facts["task"], []).append(cell)
+    order = [*filter(cells.__contains__, TASKS), *(task for task in cells if task not in TASKS)]
+    cells = {task: cells[task] for task in order}
+    names = _in_every_task(cells.values())
     if taken := [name for name in encodings if name in names]:
         raise InputError("is in the table", "name encodings that are not", encodings=taken[0])
-    most = min(map(_seeds_of, parts.values()))
+    most = min(map(_seeds_of, cells.values()))
     if seeds is not None and not 1 <= seeds <= most:
         raise InputError(f"the table has {most}", "ask for at most so many", seeds=seeds)
     comparisons: list[tuple[Comparison, Dataset]] = []
     runs: dict[Run, Stored[RunRecord]] = {}
     notes: dict[str, str] = {}
-    for task, of_task in parts.items():
+    for task, of_task in cells.items():
         first = of_task[0]
-        settings, used, execution = _settings(first), of_task[: seeds or most], Execution(**first.execution)
+        settings, execution = _settings(first)
+        used = [cell for cell in of_task if cell.facts["seed"] < (seeds or most) and cell.facts["encoding"] in names]
+        for cell in used:
+            try:
+                if conditions(cell) != conditions(first):
+                    raise InputError(f"has {difference(conditions(cell), [conditions(first)])}, as the others have")
+                check_record(cell.facts["encoding"], settings, cell.record)
+            except ValueError as error:
+                raise InputError(f"{file_of(cell.facts)} {error}", against=str(directory)) from None
         corpus, settings = settings.load(data or settings.data)
-        if corpus.digest != first.data:
+        if corpus.digest != first.facts["data"]:
             why = f"the data of {task} are others here than those of the table"
             if task in tasks:
                 raise InputError(why, task=task)
             warnings.warn(f"posenc: {task} is left out: {why}", stacklevel=2)
             continue
-        for part in used:
-            if part.conditions | {"seed": first.seed} != first.conditions:
-                changed = difference(part.conditions | {"seed": first.seed}, [first.conditions])
-                raise InputError(f"{part.name} has {changed}, as the others have", against=str(directory))
-            for name in filter(part.runs.__contains__, names):
-                runs[Run.of(name, part.seed, settings, corpus.digest, execution)] = part.stored(name)
-        processors = dict.fromkeys(name for part in used for name in part.processors)
-        where = f"{listed([*processors])} by {in_words(first.versions)}"
+        for cell in used:
+            runs[Run.of(cell.facts["encoding"], cell.facts["seed"], settings, corpus.digest, execution)] = cell
+        processors = dict.fromkeys(str(cell.machine.get("gpu", cell.machine.get("cpu"))) for cell in used)
+        where = f"{listed([*processors])} by {first.program}"
         notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."
-        comparisons.append((Comparison((*encodings, *names), len(used), settings, execution), corpus))
+        count = len({cell.facts["seed"] for cell in used})
+        comparisons.append((Comparison((*encodings, *names), count, settings, execution), corpus))
     if len({comparison.execution for comparison, _ in comparisons}) > 1:
         raise InputError(
             "its tasks are of a GPU and of a CPU, or in two precisions", "take a folder each", against=str(directory)
@@ -205,24 +212,26 @@ def against(
     return comparisons, Table(runs, notes)
 
 
-def _in_every_task(parts: Collection[Sequence[Part]]) -> list[str]:
+def _in_every_task(cells: Collection[Sequence[Stored[RunRecord]]]) -> list[str]:
     """The encodings that have a run in every task, in the order of the archives."""
-    of_tasks = [dict.fromkeys(name for part in of_task for name in part.runs) for of_task in parts]
+    of_tasks = [dict.fromkeys(cell.facts["encoding"] for cell in of_task) for of_task in cells]
     return [name for name in of_tasks[0] if all(name in each for each in of_tasks)]
 
 
-def _seeds_of(parts: Sequence[Part]) -> int:
+def _seeds_of(cells: Sequence[Stored[RunRecord]]) -> int:
     """How many seeds, from 0 on, there are; not each encoding needs to have them all."""
-    there = {part.seed for part in parts}
-    return len(list(takewhile(there.__contains__, range(len(parts)))))
+    there = {cell.facts["seed"] for cell in cells}
+    return len(list(takewhile(there.__contains__, range(len(there)))))
 
 
-def _settings(part: Part) -> Experiment:
+def _settings(cell: Stored[RunRecord]) -> tuple[Experiment, Execution]:
+    facts = cell.facts
     try:
-        return experiment(part.task)().changed(**part.settings)
-    except TypeError as error:
+        execution = {name: facts[name] for name in ("device", "precision", "compiled") if name in facts}
+        return experiment(facts["task"])().changed(**facts["settings"]), Execution(**execution)
+    except (TypeError, ValueError) as error:
         raise InputError(
-            f"{part.name} is by {in_words(part.versions)} and has other settings: {error}", argument="against"
+            f"{file_of(facts)} is by {cell.program} and has other settings: {error}", argument="against"
         ) from None
 
 

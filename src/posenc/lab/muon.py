@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon (Jordan et al. 2024) as the lab trains with it: `torch.optim.Muon`, the same on every processor."""
+"""Muon (Jordan et al. 2024) as the lab trains with it: the same on every processor."""
 
 from typing import Any
 
@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 
 
-class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` whose Newton-Schulz products are in float32 on a CPU.
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon`, which PyTorch has from 2.9 on, with Newton-Schulz products in float32 on a CPU.
 
     torch multiplies in bfloat16. A CPU without instructions for it emulates them, which takes 16 times as long as float32
     and three quarters of a training; one that has them gains a tenth. In float32 all train alike. A GPU stays with bfloat16.
     """
+
+    def __init__(self, params: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
+        newton = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5, "eps": 1e-7}
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": True, **newton}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

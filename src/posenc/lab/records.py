@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of finished runs, and the same variant over all seeds, with intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,10 @@ LOSS = "loss"
 """The measure that every task has: nats per target."""
 CONTEXT = "context"
 """The same by how many tokens a target sees, in place of conditions."""
+BUDGET = "budget"
+"""The same at the condition of training, by the steps of a branch, of trained variants, see `posenc.lab.budgets`."""
+MOST = 1e15
+"""What no number of a record is above: sums of squares stay finite."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,12 @@ class VariantScores:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One finished run."""
+    """One finished run.
 
-    run: dict[str, Any]
+    Raises:
+        ValueError: no record that a training could have; msgspec makes its own error of it.
+    """
+
     variants: list[VariantScores]
     losses: list[float]
     """training loss of each step"""
@@ -44,6 +50,37 @@ class RunRecord:
     tokens_per_second: float
     memory_bytes: int
     """what one training batch stores for its backward pass"""
+
+    def __post_init__(self) -> None:
+        scores = [of for variant in self.variants for of in (variant.paired, *variant.extra.values())]
+        values = [value for of in scores for each in of.values() for value in each]
+        counts = [self.parameters, self.position_parameters, self.memory_bytes]
+        rates = [
+            self.training_seconds,
+            self.tokens_per_second,
+            *(variant.tokens_per_second for variant in self.variants),
+        ]
+        if not all(0 <= value <= MOST for value in (*counts, *rates)) or not all(abs(v) <= MOST for v in values):
+            raise ValueError(f"a number of it is not between 0 and {MOST:.0e}")
+        if not all(abs(loss) <= MOST for loss in self.losses):
+            raise ValueError(f"a loss of it is beyond {MOST:.0e}")
+
+    def check(self, measured: Mapping[str, Collection[int]], examples: int, steps: int) -> None:
+        """measured: what it has at least, by measure the conditions.
+
+        Raises:
+            ValueError: it is of other measures, conditions, examples or steps.
+        """
+        if len(self.losses) != steps:
+            raise ValueError(f"has {len(self.losses)} training losses for {steps} steps")
+        for variant in self.variants:
+            there = {LOSS: variant.paired, **variant.extra}
+            for measure, conditions in measured.items():
+                expected = set(map(str, conditions if measure != BUDGET or variant.trained else ()))
+                if there.get(measure, {}).keys() != expected:
+                    raise ValueError(f"has not the {measure} of {variant.name} under every condition, and no other")
+            if any(len(values) != examples for of in there.values() for values in of.values()):
+                raise ValueError(f"has other numbers of examples than {examples}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError, counted, listed
+from posenc.lab import budgets
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.records import LOSS, Aggregate, RunRecord, change, difference, level, share
 from posenc.lab.statistics import Estimate, chances, estimate, found, near_best, wilson
@@ -32,10 +34,14 @@ def collect(cells: Mapping[Run, RunRecord]) -> list[Aggregate]:
 
 
 class Ranking:
-    """The variants of an experiment, the best at the last condition first, and what follows from their numbers."""
+    """The variants of an experiment, the best at the last condition first, and what follows from their numbers. swept: each has a
+    learning rate of its own."""
 
-    def __init__(self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any) -> None:
+    def __init__(
+        self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any, *, swept: bool = False
+    ) -> None:
         self.settings = settings
+        self.swept = swept
         self.corpus = corpus
         self.criterion = settings.criterion
         self.chance = {condition: settings.chance(corpus, condition) for condition in settings.conditions}
@@ -157,7 +163,13 @@ class Ranking:
         best = {condition: self.best(condition, self.variants) for condition in conditions}
         of = {condition: self.near_best(condition) for condition in conditions}
         rows = [self._row(variant, best, of) for variant in self.variants]
-        return {"variants": rows, "extensions": self._extensions()}
+        made = {"variants": rows, "extensions": self._extensions()}
+        return {**made, "curve": self.curve} if self.curve else made
+
+    @cached_property
+    def curve(self) -> dict[str, Any] | None:
+        """The losses by budget and the order that they predict; None: they are not measured."""
+        return budgets.numbers(self.trained, self.settings.steps) if self.settings.budgets and self.trained else None
 
     def _row(
         self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, float]]
@@ -235,6 +247,8 @@ class Ranking:
         lines = [self._first(s.trained_at, trained, f"At the training {self.criterion.size} of")] if trained else []
         ends = (s.conditions[0], s.conditions[-1]) if learned else ()
         lines += [self._first(at, learned, "At") for at in ends if at != s.trained_at]
+        if self.curve:
+            lines.append(budgets.sentence(self.curve))
         if guessing:
             lines.append(
                 f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "
@@ -268,10 +282,16 @@ class Ranking:
             )
         notes += s.limits(self.trained, self.corpus)
         notes.append(
-            f"One small model ({counted(s.num_layers, 'layer')}, width {s.dim}), one data set, {counted(s.steps, 'step')}, the same learning rates "
-            "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
+            f"One small model ({counted(s.num_layers, 'layer')}, width {s.dim}), one data set, {counted(s.steps, 'step')}, "
+            f"{'learning rates from a small sweep' if self.swept else 'the same learning rates for all'}. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )
+        if self.curve:
+            at = self.curve["at"]
+            notes.append(
+                f"The order at {at} steps is that of straight lines over the logarithm of the steps, whose differences are right to about "
+                f"±{budgets.spread(s.steps)} nats; the losses at {at} steps are not predicted, nor is anything beyond."
+            )
         if len({seed for variant in self.variants for seed in variant.scores}) == 1:
             notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")
         return notes

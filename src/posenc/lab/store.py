@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a study: every file is written completely or not at all, and by one run at a time.
+"""Finished cells in files, and the folder of a study, whose files are written completely or not at all and by one run at a time.
 
 DIR/cells/<id>.json     what one cell measured, and of what: see `Stored`
 DIR/results.json        every number of the report
 DIR/report.html         the report
+
+A file of cells has one a line, {"sha256": ..., "cell": ...}; it may be packed by gzip, as the archives of many cells are.
 """
 
 import contextlib
+import gzip
 import hashlib
+import io
 import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,17 +29,72 @@ from posenc.pretrained.scratch import sweep
 
 T = TypeVar("T")
 LOCK, OWNER = ".lock", ".running"
+ARCHIVE = ".json.gz"
+"""How the names of archives end."""
+MOST_BYTES = 2**26
+"""Of a file of cells, unpacked."""
 
 
 @dataclass(frozen=True)
 class Stored(Generic[T]):
     """A measurement, and of what it is one. facts: settings and data, whose hash names the file. behaviour: what the program
-    computed that measured it, see `posenc.lab.study.Study.behaviour`. program: its version and that of torch, in words."""
+    computed that measured it, see `posenc.lab.study.Study.behaviour`. program: its version and that of torch, in words. machine:
+    as `posenc.lab.machine.describe` has it, in an archive."""
 
     record: T
     facts: dict[str, Any] = field(default_factory=dict)
     behaviour: dict[str, float] = field(default_factory=dict)
     program: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+
+
+def identity(facts: Mapping[str, Any]) -> str:
+    """A hash of settings and data."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def encoded(cells: Iterable[Stored[Any]]) -> bytes:
+    """A file of cells; equal cells give equal bytes."""
+    import msgspec
+
+    contents = (msgspec.json.encode(cell, order="sorted") for cell in cells)
+    return b"\n".join(b'{"sha256":"%s","cell":%s}' % (_digest(content), content) for content in contents)
+
+
+def decoded(data: bytes, kind: type[T]) -> list[Stored[T]]:
+    """The cells of a file. kind: of their records.
+
+    Raises:
+        msgspec.DecodeError: not such a file, or a damaged one; a `msgspec.ValidationError` if records are of another kind.
+    """
+    import msgspec
+
+    try:
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise msgspec.DecodeError(f"it unpacks to more than {MOST_BYTES:,} bytes")
+        return [_opened(line, kind) for line in data.split(b"\n")]
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deep") from None
+    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def _opened(line: bytes, kind: type[T]) -> Stored[T]:
+    import msgspec
+
+    sealed = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    if sealed.keys() != {"sha256", "cell"}:
+        raise msgspec.DecodeError("is of an earlier version of posenc, or no cell")
+    if bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["cell"]):
+        raise msgspec.DecodeError("its checksum is wrong")
+    return msgspec.json.decode(sealed["cell"], type=Stored[kind])  # type: ignore[valid-type]
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 class Store(Folder):
@@ -61,7 +121,7 @@ class Store(Folder):
             raise InputError(
                 "a number in it is not finite; store None there, or refuse the cell", argument=name
             ) from None
-        self.write(f"cells/{cell}.json", _sealed(stored))
+        self.write(f"cells/{cell}.json", encoded([stored]))
 
     def load(self, cell: str, kind: type[T]) -> Stored[T] | None:
         """What a cell measured; None where it has not been measured, or where the file is damaged or does not fit the class:
@@ -70,7 +130,7 @@ class Store(Folder):
 
         path = self._path(cell)
         try:
-            return _read(path, kind)
+            return _one(path, kind)
         except FileNotFoundError:
             return None
         except msgspec.ValidationError as error:
@@ -86,50 +146,54 @@ class Store(Folder):
         for path in sorted((self.directory / "cells").glob("*.json")):
             if path.stem not in planned:
                 with contextlib.suppress(OSError, msgspec.DecodeError):
-                    yield _read(path, dict)
+                    yield _one(path, dict)
 
     def set_aside(self, cell: str, why: str) -> None:
         """Rename the file of a cell that is to be measured again."""
         self._rename(self._path(cell), "outdated", why)
 
     def merge(
-        self,
-        directories: Sequence[str | Path],
-        kind: type[T],
-        check: Callable[[str, Stored[T]], object],
-        archived: Callable[[str | Path], Mapping[str, Stored[T]]] = lambda directory: {},
-    ) -> int:
-        """Copy the cells of other folders, which stay as they are, into this one: how many are new here.
+        self, directories: Sequence[str | Path], kind: type[T], check: Callable[[str, Stored[T]], object],
+        planned: Collection[str] = (),
+    ) -> int:  # fmt: skip
+        """Copy the cells of other folders, which stay as they are, into this one: how many are new here. Of archives, those that are
+        planned, if there are any.
 
         kind: of the records. check: is called with the name and the content of each, and raises InputError for one that does not
-        belong here; then nothing is copied. archived: the cells in a folder of another form, by name.
+        belong here; then nothing is copied.
 
         Raises:
-            InputError: a folder without cells, a damaged cell, or what `check` refuses.
+            InputError: a folder without cells, a damaged file, or what `check` refuses.
         """
         import msgspec
 
-        new: dict[str, bytes] = {}
+        new: dict[str, Stored[T]] = {}
         for directory in directories:
-            paths = sorted((Path(directory) / "cells").glob("*.json"))
-            cells = archived(directory)
-            for name, stored in cells.items():
+            paths = [*sorted(Path(directory).glob("cells/*.json")), *sorted(Path(directory).glob(f"*{ARCHIVE}"))]
+            archived: dict[str, Stored[T]] = {}
+            for path in paths:
+                try:
+                    cells = {identity(each.facts): each for each in decoded(path.read_bytes(), kind)}
+                    if path.suffix == ".gz":
+                        archived |= cells
+                        continue
+                    for name, stored in cells.items():
+                        check(name, stored)
+                    new |= cells
+                except (ValueError, OSError, msgspec.DecodeError) as error:
+                    raise InputError(f"{path.name}: {error}; nothing was merged", merge=str(directory)) from None
+            archived = {name: stored for name, stored in archived.items() if name in planned} or archived
+            for name, stored in archived.items():
                 try:
                     check(name, stored)
                 except ValueError as error:
                     raise InputError(f"{error}; nothing was merged", merge=str(directory)) from None
-                new[f"{name}.json"] = _sealed(stored)
-            if not paths and not cells:
+            new |= archived
+            if not paths:
                 raise InputError("has no cells", "name the folder of a run, its --out", merge=str(directory))
-            for path in paths:
-                try:
-                    check(path.stem, _read(path, kind))
-                except (ValueError, OSError, msgspec.DecodeError) as error:
-                    raise InputError(f"{path.name}: {error}; nothing was merged", merge=str(directory)) from None
-                new[path.name] = path.read_bytes()
-        new = {name: content for name, content in new.items() if not (self.directory / "cells" / name).exists()}
-        for name, content in new.items():
-            self.write(f"cells/{name}", content)
+        new = {name: stored for name, stored in new.items() if not self._path(name).exists()}
+        for name, stored in new.items():
+            self.save(name, stored)
         return len(new)
 
     def _path(self, cell: str) -> Path:
@@ -175,25 +239,11 @@ class Store(Folder):
             ) from None
 
 
-def _read(path: Path, kind: type[T]) -> Stored[T]:
+def _one(path: Path, kind: type[T]) -> Stored[T]:
     """The content of a cell's file. Raises FileNotFoundError, and msgspec.DecodeError for another content."""
     import msgspec
 
-    sealed = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    if sealed.keys() != {"sha256", "cell"}:
-        raise msgspec.DecodeError("is of an earlier version of posenc, or no cell")
-    if bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["cell"]):
-        raise msgspec.DecodeError("its checksum is wrong")
-    return msgspec.json.decode(sealed["cell"], type=Stored[kind])  # type: ignore[valid-type]
-
-
-def _sealed(stored: Stored[Any]) -> bytes:
-    """The file of a cell."""
-    import msgspec
-
-    content = msgspec.json.encode(stored)
-    return b'{"sha256":"%s","cell":%s}' % (_digest(content), content)
-
-
-def _digest(content: bytes | memoryview) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
+    cells = decoded(path.read_bytes(), kind)
+    if len(cells) != 1:
+        raise msgspec.DecodeError("has several cells")
+    return cells[0]

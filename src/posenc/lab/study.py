@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,7 +23,7 @@ import torch
 from posenc.errors import InputError, listed
 from posenc.lab.behaviour import disagreement
 from posenc.lab.engines import Engine, InProcess, Tick
-from posenc.lab.store import Store, Stored
+from posenc.lab.store import Store, Stored, identity
 from posenc.pretrained.scratch import scratch
 from posenc_version import version
 
@@ -109,6 +110,10 @@ class Study(ABC, Generic[C, M]):
         """A job in a few words, for a line of progress."""
         return str(job[0])
 
+    def found(self, cell: C, record: M) -> str:
+        """What a cell has measured in a line, which is said at once; "": nothing is."""
+        return ""
+
     def work(self, job: Sequence[C]) -> float:
         """The size of a job, in the unit of its ticks."""
         return len(job)
@@ -126,23 +131,28 @@ class Study(ABC, Generic[C, M]):
         None: the first cells tell."""
         return None
 
-    def archived(self, directory: str | Path) -> Mapping[str, Stored[M]]:
-        """Cells in a folder of another form than that of a study, by the hash of their facts."""
-        return {}
+    def check_record(self, cell: C, record: M) -> None:
+        """Raises:
+        ValueError: a stored record is not one that the cell could have.
+        """
 
     def sentences(self, results: Results) -> dict[str, Any]:
         """What follows from the results so far, such as the answer in words."""
         return {}
 
 
-def identity(facts: Mapping[str, Any]) -> str:
-    """A hash of settings and data."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def versions() -> dict[str, str]:
     """Of the libraries that measure here."""
     return {"posenc": version(), "torch": str(torch.__version__)}
+
+
+@cache
+def code() -> str:
+    """A digest of posenc's source, for the facts of cells that a changed program measures anew."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def in_words(versions: Mapping[str, str]) -> str:
@@ -163,6 +173,8 @@ def difference(facts: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) ->
 
     nearest = min((_flat(_plain(other)) for other in others), key=lambda other: len(changed(other)))
     pairs = [(name, str(cell.get(name)), str(nearest.get(name))) for name in changed(nearest)]
+    if not pairs:
+        return "values of another form"
     return listed(
         [f"{name}={a}, not {b}" if max(len(a), len(b)) <= LONGEST_VALUE else f"other {name}" for name, a, b in pairs]
     )
@@ -273,14 +285,16 @@ def run(
         with store.lock(command or f"posenc.{study.name}, from Python"):
             facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}
             ids = _identities(facts)
-            planned = set(ids.values())
+            cells = {id: cell for cell, id in ids.items()}
+            planned = set(cells)
 
             def check(id: str, stored: Stored[M]) -> None:
-                if id not in planned:
+                if id not in cells:
                     raise InputError(f"has {difference(stored.facts, facts.values())}")
+                study.check_record(cells[id], stored.record)
 
             if merge:
-                store.merge(merge, study.record(next(iter(ids))), check, study.archived)
+                store.merge(merge, study.record(next(iter(ids))), check, planned)
             begin()
             others = Counter(difference(stored.facts, facts.values()) for stored in store.others(planned))
             for why, count in others.items():
@@ -310,7 +324,11 @@ def _run(
     def read() -> None:
         for cell, id in ids.items():
             if cell not in here and (stored := store.load(id, study.record(cell))) is not None:
-                here[cell] = stored
+                try:
+                    study.check_record(cell, stored.record)
+                    here[cell] = stored
+                except ValueError as error:
+                    store.set_aside(id, str(error))
 
     def accept() -> None:
         done.update({cell: stored.record for cell, stored in {**here, **known}.items() if cell not in done})
@@ -385,6 +403,8 @@ def _run(
                     store.save(ids[cell], here[cell])
                 accept()
                 progress.finished(study.describe(job), measured, len(done))
+                for line in filter(None, (study.found(cell, measured[cell]) for cell in job)):
+                    progress.say(line)
     except KeyboardInterrupt:
         read()  # it may have come between storing a cell and counting it
         accept()

@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from torch import Tensor
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.errors import InputError, check_value
+from posenc.lab import budgets
 from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, load, window_ends
 from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import CORE, LEADERBOARD, TEN, Criterion, Experiment, Preset, Scores, Variant
-from posenc.lab.records import CONTEXT, Aggregate, level
+from posenc.lab.records import BUDGET, CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.transformer import TransformerBase
 
@@ -70,6 +71,9 @@ class Settings(Experiment):
     contexts: Annotated[
         tuple[int, ...], "also test the same targets with at most so many tokens before them, to see which are of use"
     ] = ()
+    curve: Annotated[
+        bool, "measure the loss at a quarter, half and all of the steps, and predict the order at four times the steps"
+    ] = False
 
     name = "text"
     data = "pydoc"
@@ -90,18 +94,25 @@ class Settings(Experiment):
             raise InputError(
                 f"must grow from 1 or more to at most {self.longest}, the longest test", contexts=self.contexts
             )
+        if self.curve:
+            budgets.check(self.steps)
         bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
         if self.tokenizer == "bytes" and self.vocab_size != 256:
             raise InputError("bytes have 256 values", vocab_size=self.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON's types; runs without contexts are those that they were before there were any."""
-        return {name: value for name, value in super().to_dict().items() if name != "contexts" or value}
+        """The settings as JSON's types; runs without contexts or curve are those that they were before there were any."""
+        return {name: value for name, value in super().to_dict().items() if name not in ("contexts", "curve") or value}
 
     @property
     def unit(self) -> str:
         """What a token is called."""
         return "byte" if self.tokenizer == "bytes" else "token"
+
+    @property
+    def tested_contexts(self) -> tuple[int, ...]:
+        """The contexts asked for; with a curve and without any, a quarter of the training length and all of it."""
+        return self.contexts or ((max(1, self.length // 4), self.length) if self.curve else ())
 
     @property
     def longest(self) -> int:
@@ -196,10 +207,22 @@ class Settings(Experiment):
             losses, _ = score(model, variant, factor, self, read, on_batch)
             paired[factor] = losses[:, -self.targets :].mean(1)
         by_context = {
-            context: self._seeing(context, model, variant, tokens, ends, on_batch) for context in self.contexts
+            context: self._seeing(context, model, variant, tokens, ends, on_batch) for context in self.tested_contexts
         }
         extra = {CONTEXT: by_context} if by_context else {}
         return Scores(paired, extra)
+
+    @property
+    def measured(self) -> Mapping[str, Sequence[int]]:
+        contexts = {CONTEXT: self.tested_contexts} if self.tested_contexts else {}
+        return {**contexts, BUDGET: self.budgets} if self.curve else contexts
+
+    @property
+    def budgets(self) -> Sequence[int]:
+        return budgets.budgets(self.steps) if self.curve else ()
+
+    def at_training(self) -> Self:
+        return self.changed(factors=(1,), contexts=(), curve=False)
 
     def scored_at_once(self, context: int) -> int:
         """How many of the targets are scored in one pass: each sees at most `context` tokens, and at least 7/8 of them, or, where the
@@ -229,7 +252,7 @@ class Settings(Experiment):
 
     @property
     def tested_tokens(self) -> int:
-        passes = {context: self.targets // self.scored_at_once(context) for context in self.contexts}
+        passes = {context: self.targets // self.scored_at_once(context) for context in self.tested_contexts}
         return super().tested_tokens + self.windows * sum(context * count for context, count in passes.items())
 
     # ---------------------------------------------------------------- results
@@ -244,16 +267,21 @@ class Settings(Experiment):
 
     def gain(self, variant: Aggregate) -> Estimate | None:
         """By how much the loss falls from the context of training to the longest one, on the same targets; None: not measured."""
-        ends = self.length, self.contexts[-1] if self.contexts else 0
-        if ends[0] not in self.contexts or ends[0] == ends[1]:
+        ends = self.length, self.tested_contexts[-1] if self.tested_contexts else 0
+        if ends[0] not in self.tested_contexts or ends[0] == ends[1]:
             return None
         near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
         return estimate(near - far)
 
     def row(self, variant: Aggregate) -> dict[str, Any]:
-        contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]
+        contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.tested_contexts]
         gain = self.gain(variant)
         seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
+        if self.tested_contexts[:1] < (self.length,) and self.length in self.tested_contexts:
+            near, far = (
+                variant.values(at, sorted(variant.scores), CONTEXT) for at in (self.tested_contexts[0], self.length)
+            )
+            seen["gain_within"] = {"from": self.tested_contexts[0], "to": self.length, **asdict(estimate(near - far))}
         seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
         return seen
 
@@ -263,6 +291,12 @@ class Settings(Experiment):
             notes.append(
                 f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
                 "documents, which the training sequences never do."
+            )
+        epochs = budgets.BEYOND * self.steps * self.batch_size * self.length / len(corpus.train)
+        if self.curve and epochs > 1:
+            notes.append(
+                f"{budgets.BEYOND * self.steps} steps would read the text {epochs:.1f} times; the prediction was tested on a text that was "
+                "read once or less in that time."
             )
         if (different := self.different_passages(corpus)) < self.windows:
             notes.append(
@@ -276,7 +310,7 @@ NAIVE = ("normalized", "integer", "binary")
 
 PRESETS = Settings.presets = {
     "quick": Preset(Settings(steps=60), ("none", "sinusoidal", "rope", "alibi"), 2),
-    "standard": Preset(Settings(), CORE, 4),
+    "standard": Preset(Settings(steps=200, curve=True), CORE, 1),
     "thorough": Preset(Settings(steps=500, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
     "leaderboard": Preset(Settings(), LEADERBOARD, 4),
     "gpu": Preset(

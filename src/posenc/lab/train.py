@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from posenc.encoding import gates_of
 from posenc.encodings.shared import Affine
 from posenc.errors import InputError
+from posenc.lab import budgets
 from posenc.lab.experiment import Execution, Experiment, Run, current_execution
 from posenc.lab.muon import Muon
 from posenc.lab.transformer import Attention, TransformerBase
@@ -77,14 +78,15 @@ class Training:
         self._losses += [0.0] * (step - self.steps)
 
     def advance(self, rate: float | None = None) -> None:
-        """One step. rate: of learning, as a share of its peak; None: that of `schedule`.
+        """One step. rate: of learning, as a share of its peak; None: that of `schedule`, or of `posenc.lab.budgets.rate`.
 
         Raises:
             InputError: the loss is no longer finite; on a GPU it is looked at once in `READ_EVERY` steps.
         """
         s, step = self.run.settings, self.steps
+        usual = budgets.rate if s.budgets else schedule
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = group["initial_lr"] * (schedule(step, s.steps) if rate is None else rate)
+            group["lr"] = group["initial_lr"] * (usual(step, s.steps) if rate is None else rate)
         batch = s.draw(self.part, self.order)
         with self.drawing():
             logits, targets = self.passes.forward(self.forward, batch)

@@ -106,7 +106,7 @@ class Positions(Visibility):
             q, k = getattr(self, names[0]), getattr(self, names[1])
             of_q = known[names[0]] if names[0] in known else Extent.of(q)
             of_k = known[names[1]] if names[1] in known else of_q if k is q else Extent.of(k)
-            extents |= zip(names, (of_q, of_k), strict=True)
+            extents[names[0]], extents[names[1]] = of_q, of_k
         q, k, q_order, k_order = extents.values()
         start = diagonal = span = None
         if q_order is not None and k_order is not None and q_order.runs and k_order.runs:

@@ -20,7 +20,6 @@ from torch.utils.hooks import RemovableHandle
 
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
-from posenc.encodings.visible import Window
 from posenc.errors import InputError
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
@@ -195,10 +194,10 @@ class Running:
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """What an attention layer does. encoding: None: nothing positional. windowed: with the layer's sliding window."""
+    """What an attention layer does. encoding: None: nothing positional. window: keys that a query sees, None: all."""
 
     encoding: Encoding | None
-    windowed: Encoding | None
+    window: int | None
     running: Running
 
 
@@ -216,14 +215,14 @@ def attend(call: AttentionCall) -> Tensor:
     here = plan.running.here  # none where a checkpoint computes the layer again
     if here is None or torch.compiler.is_compiling():
         here = HostPass()
-    return attended(call, here, plan.encoding, plan.windowed, call.mask)
+    return attended(call, here, plan.encoding, plan.window, call.mask)
 
 
 def attended(
-    call: AttentionCall, here: HostPass, encoding: Encoding | None, windowed: Encoding | None, mask: Tensor | None,
+    call: AttentionCall, here: HostPass, encoding: Encoding | None, window: int | None, mask: Tensor | None,
     **options: Any,
 ) -> Tensor:  # fmt: skip
-    """The attention of a call in a pass. mask, encoding, windowed: as in `HostPass.at`. options: of `attention`.
+    """The attention of a call in a pass. encoding, window, mask: as in `HostPass.at`. options: of `attention`.
 
     Raises:
         InputError: attention weights asked for.
@@ -235,7 +234,7 @@ def attended(
             output_attentions=True,
         )
     q, k, v = call.query, call.key, call.value
-    made = here.at(encoding, windowed, mask, call.position_ids, q.shape[2], k.shape[2], q.device)
+    made = here.at(encoding, window, mask, call.position_ids, q.shape[2], k.shape[2], q.device)
     options = {"scale": call.scale, "softcap": call.softcap} | options
     return made.attention(q, k, v, sink=call.sink, dropout_p=call.dropout, **options)
 
@@ -243,11 +242,6 @@ def attended(
 def combined(*parts: Encoding) -> Encoding | None:
     """The sum of encodings; None without any."""
     return reduce(add, parts) if parts else None
-
-
-def with_window(encoding: Encoding | None, window: int | None) -> Encoding | None:
-    """An encoding, None: nothing, and a sliding window of so many keys, None: all."""
-    return combined(*([] if encoding is None else [encoding]), *([] if window is None else [Window(window - 1)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,12 +285,9 @@ class Attachment(ModelChange):
         if structure.family.latent and "rope_parameters" in design.config:
             scale = softmax_scale(structure, design.config["rope_parameters"])
             self.changes += [Change(layer.module, "scaling", scale) for layer in structure.layers]
-        made: dict[tuple[Encoding | None, int | None], Encoding | None] = {}
         for layer, encoding in zip(structure.layers, design.encodings, strict=False):
-            key = encoding, layer.window
-            if key not in made:
-                made[key] = with_window(*key)
-            self.changes.append(Change(layer.module, "_posenc_plan", LayerPlan(encoding, made[key], self.running)))
+            plan = LayerPlan(encoding, layer.window, self.running)
+            self.changes.append(Change(layer.module, "_posenc_plan", plan))
         if design.encodings:
             self.changes.append(_ImplementationChange(structure.model, "", NAME))
         self.changes += config_changes(decoder.config, deepcopy(dict(design.config)))

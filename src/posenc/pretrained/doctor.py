@@ -46,45 +46,42 @@ def doctor(model: Any) -> Diagnosis:
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
-    examined = Examined(Probe(model))
-    probe = examined.probe
+    probe, found = Examined(model), list[tuple[str, str, float | None]]()
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():
         for check in CHECKS:
             if check.extended or probe.attachment is None:
-                found = list(check.run(examined))
-                examined.found += found
-                if examined.over or (found and check.ends):
+                new = list(check.run(probe))
+                found += new
+                if probe.over or (new and check.ends):
                     break
-    return diagnosis(probe.description(examined.comparison.summary()), iter(examined.found))
+    return diagnosis(probe.description(probe.comparison.summary()), iter(found))
 
 
-class Examined:
-    """A model, what is stated in its file (`probe.file`), and what was found so far."""
+class Examined(Probe):
+    """A model while it is examined. comparison: of its attention. differences: its frequencies are not those of the configuration.
+    over: no pass can be made."""
 
-    def __init__(self, probe: Probe) -> None:
-        self.probe, self.comparison = probe, Comparison(probe)
-        self.found: list[tuple[str, str, float | None]] = []
-        self.differences = self.over = False
-        """Whether the frequencies are not those of the configuration, and whether no pass can be made"""
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.comparison, self.differences, self.over = Comparison(self), False, False
 
 
 # ------------------------------------------------------------------------------------------ the table and the configuration
 
 
-def _incomplete(examined: Examined) -> Evidence:
-    later = [("config_not_applied", text, None) for text in set_after_loading(examined.probe.config.rope_parameters)]
-    yield from later or impossible_numbers(examined.probe.config)
+def _incomplete(probe: Examined) -> Evidence:
+    later = [("config_not_applied", text, None) for text in set_after_loading(probe.config.rope_parameters)]
+    yield from later or impossible_numbers(probe.config)
 
 
-def _configuration(examined: Examined) -> Evidence:
-    probe = examined.probe
+def _configuration(probe: Examined) -> Evidence:
     if probe.attachment is None or not probe.attachment.design.rotations:
-        found = list(configuration(probe))
-        examined.differences = bool(found)
-        yield from found
+        for found in _differences(probe):
+            probe.differences = True
+            yield found
 
 
-def configuration(probe: Probe) -> Evidence:
+def _differences(probe: Probe) -> Evidence:
     """The frequencies in the model against those that its configuration gives."""
     try:
         rebuilt = probe.rebuilt_rotary()
@@ -202,9 +199,13 @@ def _bypassed(probe: Probe) -> Evidence:
         yield "length_not_declared", text, length / probe.length
 
 
-def _file(examined: Examined) -> Evidence:
+def _adapters(probe: Examined) -> Evidence:
+    yield from (("adapter_extension_differs", text, None) for text in apart(probe.model))
+
+
+def _file(probe: Examined) -> Evidence:
     """What the file states, against itself and against the configuration."""
-    probe, file = examined.probe, examined.probe.file
+    file = probe.file
     if file is not None:
         yield from (("fields_contradict", text, None) for text in file.contradictions())
         yield from (("scaling_beside_the_model", text, None) for text in file.beside())
@@ -217,13 +218,12 @@ def _file(examined: Examined) -> Evidence:
 # ------------------------------------------------------------------------------------------ probes of the logits
 
 
-def _runs(examined: Examined) -> Evidence:
-    probe = examined.probe
+def _runs(probe: Examined) -> Evidence:
     try:
         logits = probe.logits(probe.ids())
     except Exception as error:  # whatever the model's code raises
-        examined.over = True
-        if not examined.differences:  # of which it may be a consequence
+        probe.over = True
+        if not probe.differences:  # of which it may be a consequence
             yield "does_not_run", f"{PROBE} random tokens: {described(error)}", None
         return
     if not torch.isfinite(logits).all():
@@ -235,9 +235,9 @@ def _runs(examined: Examined) -> Evidence:
     yield from differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], logits[:, :-1])
 
 
-def _attention(examined: Examined) -> Evidence:
-    examined.comparison.run(far=not examined.differences)
-    yield from examined.comparison.evidence()
+def _attention(probe: Examined) -> Evidence:
+    probe.comparison.run(far=not probe.differences)
+    yield from probe.comparison.evidence()
 
 
 def _cache(probe: Probe) -> Evidence:
@@ -291,15 +291,11 @@ def _packing(probe: Probe) -> Evidence:
     yield from differ(probe, "packing_leaks", text, packed, probe.logits(ids[:, first:]))
 
 
-def _implementation(examined: Examined) -> Evidence:
+def _implementation(probe: Examined) -> Evidence:
     """Of layers that were not compared."""
-    probe = examined.probe
     name = probe.config._attn_implementation
-    if (
-        not examined.comparison.unchecked
-        or name == "eager"
-        or (probe.attachment is not None and probe.attachment.design.encodings)
-    ):
+    of_posenc = probe.attachment is not None and probe.attachment.design.encodings
+    if not probe.comparison.unchecked or name == "eager" or of_posenc:
         return
     ours = probe.logits(probe.ids())
     try:
@@ -322,21 +318,16 @@ class Check(NamedTuple):
     extended: bool = True
 
 
-def _of_probe(check: Callable[[Probe], Evidence], **how: bool) -> Check:
-    return Check(lambda examined: check(examined.probe), **how)
-
-
 CHECKS = (
     Check(_incomplete, ends=True, extended=False),
     Check(_configuration),
-    Check(lambda examined: (("adapter_extension_differs", text, None) for text in apart(examined.probe.model))),
+    Check(_adapters),
     Check(_file, extended=False),
-    _of_probe(not_restored, extended=False),
-    _of_probe(impossible_sections, ends=True),
-    _of_probe(_bypassed, ends=True),
+    Check(not_restored, extended=False),
+    Check(impossible_sections, ends=True),
+    Check(_bypassed, ends=True),
     Check(_runs, ends=True),
     Check(_attention, ends=True),
-    *map(_of_probe, (positions_of_text, _cache, _padding, _packing, multimodal, compiled)),
-    Check(_implementation),
+    *map(Check, (positions_of_text, _cache, _padding, _packing, multimodal, compiled, _implementation)),
 )
 """In this order: first the configuration, then what the model does; a cause, and not what follows from it."""

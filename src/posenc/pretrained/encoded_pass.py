@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, attended, with_window
+from posenc.pretrained.attach import AttentionCall, attended
 from posenc.pretrained.masks import FAR, HostPass, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
 
@@ -31,26 +31,12 @@ class Plan:
     gates: tuple[tuple[int, int, torch.dtype], ...] = ()
 
 
-class Windows:
-    """An encoding, None: nothing, and its sum with each window of a model's layers, made once."""
-
-    def __init__(self, encoding: Encoding) -> None:
-        self.encoding = encoding
-        self.made: dict[tuple[bool, int | None], Encoding | None] = {}
-
-    def of(self, layer: Layer) -> tuple[Encoding | None, Encoding | None]:
-        encoding, key = self.encoding if layer.rotates else None, (layer.rotates, layer.window)
-        if key not in self.made:
-            self.made[key] = with_window(encoding, layer.window)
-        return encoding, self.made[key]
-
-
 class EncodedPass(HostPass):
-    """The tokens of a forward pass, as all layers see them that have all keys. input: the encoding there, for the layers' inputs."""
+    """The tokens of a forward pass. input: the encoding where all keys are, for the layers' inputs."""
 
-    def __init__(self, windows: Windows, of_all: Visibility, position_ids: Tensor) -> None:
+    def __init__(self, encoding: Encoding, of_all: Visibility, position_ids: Tensor) -> None:
         super().__init__(partial(_among, of_all, position_ids))
-        self.windows, self.input = windows, windows.encoding.at(of_all.positions)
+        self.encoding, self.input = encoding, encoding.at(of_all.positions)
 
 
 def _among(
@@ -68,7 +54,7 @@ def _among(
     return replace(visible, positions=cut.derived(q=positions.q, k=k))
 
 
-def begun(decoder: Any, windows: Windows, inputs: dict[str, Any]) -> EncodedPass:
+def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> EncodedPass:
     """Where the tokens of a forward pass are.
 
     inputs: the decoder's, by name. Positions are position_ids; where none are given, tokens count from the first that is no
@@ -76,7 +62,6 @@ def begun(decoder: Any, windows: Windows, inputs: dict[str, Any]) -> EncodedPass
     """
     from transformers.masking_utils import create_causal_mask
 
-    encoding = windows.encoding
     x = inputs.get("inputs_embeds") if inputs.get("input_ids") is None else inputs["input_ids"]
     assert x is not None
     rows, count = x.shape[:2]
@@ -109,7 +94,7 @@ def begun(decoder: Any, windows: Windows, inputs: dict[str, Any]) -> EncodedPass
     positions = visible.positions
     if not encoding.shift_invariant:
         positions = _moved(positions, ids)
-    return EncodedPass(windows, replace(visible, positions=augmented_by(encoding, positions, rows)), ids)
+    return EncodedPass(encoding, replace(visible, positions=augmented_by(encoding, positions, rows)), ids)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:
@@ -140,7 +125,7 @@ def attend(call: AttentionCall) -> Tensor:
         )
     here, mask = given
     gates, value = _unpacked(call.value, plan.gates)
-    encoding, windowed = here.windows.of(plan.layer)
+    encoding = here.encoding if plan.layer.rotates else None
     options: dict[str, Any] = {}
     if encoding is not None:
         usual = float(call.query.shape[3] ** -0.5)
@@ -149,7 +134,7 @@ def attend(call: AttentionCall) -> Tensor:
         if scale != usual and call.scale is not None:
             # it is in place of 1 / sqrt(d), which the model's may not be
             options["scale"] = call.scale * scale / usual
-    return attended(replace(call, value=value), here, encoding, windowed, mask, **options)
+    return attended(replace(call, value=value), here, encoding, plan.layer.window, mask, **options)
 
 
 class GatedCache:

@@ -4,7 +4,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -15,7 +14,7 @@ from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import Lengths, Plan, from_plain_rope, plan, reach, written_factor
+from posenc.pretrained.methods import Lengths, Plan, check_lengths, from_plain_rope, plan, reach, written_factor
 from posenc.pretrained.models import (
     Layer,
     ModelStructure,
@@ -32,7 +31,7 @@ CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_positi
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
 
 TUNING = {
-    "works without": "published for use without fine-tuning, which posenc.choose measures on this model",
+    "works without": "whether it is better than leaving the model alone, posenc.choose measures",
     "needs it": "needs fine-tuning",
     "comes with it": "for models that were fine-tuned for these numbers",
 }
@@ -125,11 +124,11 @@ class Extension(ChangeReport):
 
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> Any:
+) -> Extension | TableExtension:
     """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
 
-    Returns an `Extension`, or for a learned table a `TableExtension`. Of a configuration alone (a config.json, a folder with one, its
-    fields or a PretrainedConfig), what to write or type in each program, a `posenc.pretrained.export.Recipe`.
+    `posenc.extend` of a configuration alone (a config.json, a folder with one, its fields or a PretrainedConfig) gives what to write or
+    type in each program, a `posenc.pretrained.recipe.Recipe`.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n"; `posenc.choose` measures which.
@@ -155,10 +154,6 @@ def extend(
     """
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
-    if isinstance(model, str | Path | Mapping) or (hasattr(model, "to_dict") and hasattr(model, "model_type")):
-        from posenc.pretrained.export import recipe  # which imports this module
-
-        return recipe(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
@@ -204,8 +199,8 @@ def plan_rotary(
     counted = _before_scaling(structure) if from_plain_rope(method) else structure.loaded_length
     target = target_of(structure, factor, target_length, counted)
     cut = factor is not None and target is not None and factor * counted != target
-    lengths = (Lengths(trained, target) for trained in (_before_scaling(structure), structure.loaded_length))
-    chosen = plan(method, options, *lengths, factor if cut else None)
+    original, loaded = (Lengths(trained, target) for trained in (_before_scaling(structure), structure.loaded_length))
+    chosen = plan(method, options, original, loaded, factor if cut else None)
     design = _design(structure, chosen, target)
     return Attachment(structure, design, _report(structure, chosen, design, target))
 
@@ -227,11 +222,8 @@ def target_of(
     """
     loaded = structure.loaded_length
     counted = counted or loaded
-    if factor is not None and target_length is not None:
-        raise InputError("give one of them", factor=factor, target_length=target_length)
+    check_lengths(factor, target_length)
     if factor is not None:
-        if not 1 <= factor < math.inf:
-            raise InputError("the new length over the context length, at least 1", factor=factor)
         target_length = round(factor * counted)
     if target_length is not None and target_length < loaded:
         raise InputError(

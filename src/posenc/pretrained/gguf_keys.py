@@ -37,7 +37,7 @@ def llama_cpp_keys(
     made the wanted ones, in which those of yarn are looked up; its betas are 32 and 1, since llama.cpp takes others from
     the files of few architectures.
     """
-    plain, factor = Frequencies(wanted.inv_freq), stretch(wanted, rotary_dim, base=rope_theta).max().item()
+    plain, factor = Frequencies(wanted.inv_freq), float(f"{stretch(wanted, rotary_dim, base=rope_theta).max():.12g}")
     usual, keys = 1.0, _keys_of(plain, factor, rotary_dim, loaded)
     if keys is None and 1 < factor < MAX_STRETCH:
         first: dict[str, Any] = {"factor": factor, "original_max_positions": original}

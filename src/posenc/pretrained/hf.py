@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create
 from posenc.encodings.create_encoding import lookup
@@ -28,9 +27,9 @@ from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.pretrained.attach import register_attention, unrotated
-from posenc.pretrained.encoded_pass import NAME, EncodedPass, GatedCache, Plan, Windows, attend, begun
+from posenc.pretrained.encoded_pass import NAME, EncodedPass, GatedCache, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
-from posenc.pretrained.masks import token_index
+from posenc.pretrained.masks import HostPass, token_index
 from posenc.pretrained.models import CACHES, ModelStructure, model_structure
 from posenc.pretrained.parameters import head_dim_of
 from posenc.spec import Spec
@@ -261,7 +260,6 @@ class _Encoded:
     encoding: Any
     _arguments: tuple[str, ...]
     _plans: tuple[Plan, ...]
-    _windows: Windows
 
     def __init__(self, config: Any, *given: Any, encoding: str | None = None, **named: Any) -> None:
         if encoding is not None:
@@ -305,7 +303,7 @@ class _Encoded:
             if "gates" in encoding.sites():
                 attends.register_forward_pre_hook(partial(self._gate, plan), with_kwargs=True)
         decoder.register_forward_pre_hook(self._begin, with_kwargs=True)
-        self.encoding, self._windows = encoding, Windows(encoding)
+        self.encoding = encoding
         encoding.register_state_dict_post_hook(_drop_repeats)  # type: ignore[no-untyped-call]
         encoding.register_load_state_dict_pre_hook(_add_repeats)  # type: ignore[no-untyped-call]
         if not next(structure.model.parameters()).is_meta:
@@ -326,7 +324,8 @@ class _Encoded:
                 continue
             tried.append(kind)
             gates, sink = gates_of(encoding, x, plan.number), getattr(plan.layer.module, "sinks", None)
-            attention(q, k, k, self._windows.of(plan.layer)[1], positions, layer=plan.number, gates=gates, sink=sink)
+            here = HostPass().at(encoding, plan.layer.window, None, None, 3, 3, x.device)
+            here.attention(q, k, k, layer=plan.number, gates=gates, sink=sink)
 
     def _share(self, encoding: Encoding) -> None:
         if _shares(encoding):
@@ -358,9 +357,7 @@ class _Encoded:
             )
         inputs = dict(zip(self._arguments, given, strict=False)) | named
         self._share(encoding)
-        if self._windows.encoding is not encoding:
-            self._windows = Windows(encoding)
-        return given, named | {"posenc_pass": begun(decoder, self._windows, inputs)}
+        return given, named | {"posenc_pass": begun(decoder, encoding, inputs)}
 
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""

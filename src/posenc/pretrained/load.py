@@ -79,8 +79,8 @@ def load(
 
     Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
-    with transformers' code and a warning. A GGUF file is unpacked. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
-    method.
+    with transformers' code and a warning. A GGUF file is unpacked. A model that `to_hf` wrote with a method beyond
+    transformers' configurations is extended again by that method.
 
     Raises:
         InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, or a package
@@ -117,7 +117,7 @@ def _finished(name: str | Path, model: Any, device: torch.device | str | None) -
     model = model.to(device).eval()
     if model.dtype in HALF and slower_than_float32(model.dtype, model.device):
         short = str(model.dtype).removeprefix("torch.")
-        warnings.warn(f"posenc: this machine is slower in {short} than in float32, which is exact", stacklevel=4)
+        warnings.warn(f"posenc: this machine is slower in {short} than in float32: give dtype float32", stacklevel=3)
     entry = getattr(model.config, "posenc", None)  # of `to_hf`, where no configuration expresses the method
     if entry is not None:
         method, length = check_entry(entry)

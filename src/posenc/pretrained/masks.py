@@ -160,26 +160,30 @@ class HostPass:
         self.visible: list[tuple[tuple[object, ...], Visibility]] = []
         self.passes: list[tuple[tuple[object, ...], Pass]] = []
 
-    def at(self, encoding: Encoding | None, windowed: Encoding | None, mask: Tensor | None, ids: Tensor | None,
+    def at(self, encoding: Encoding | None, window: int | None, mask: Tensor | None, ids: Tensor | None,
            queries: int, keys: int, device: torch.device) -> Pass:  # fmt: skip
-        """The pass of a layer. windowed: the encoding with the layer's sliding window, which a 4-D mask has by itself.
+        """The pass of a layer. encoding: None: nothing. window: how many keys a query sees at most, which a 4-D mask says by itself.
         mask, ids, queries, keys, device: as in `visibility`."""
         given = mask, ids, queries, keys
         visible = _found(self.visible, given, lambda: self.see(*given, device))
 
         def make() -> Pass:
-            if visible.allowed is None:
-                return Pass(windowed, visible.positions)
-            only = BoolMask(visible.allowed)
-            return Pass(only if encoding is None else encoding + only, visible.positions)
+            if visible.allowed is not None:
+                only = BoolMask(visible.allowed)
+                return Pass(only if encoding is None else encoding + only, visible.positions)
+            positions = visible.positions
+            return Pass(encoding, positions if window is None else positions.with_window(window - 1, window - 1))
 
-        return _found(self.passes, (windowed, visible), make)
+        return _found(self.passes, (encoding, window, visible), make)
 
 
 def _found(made: list[tuple[tuple[object, ...], T]], of: tuple[object, ...], make: Callable[[], T]) -> T:
     """What was made of the same objects before."""
     for others, value in made:
-        if all(one is other or (type(one) is int and one == other) for one, other in zip(of, others, strict=True)):
+        if all(
+            one is other or (type(one) is type(other) is int and one == other)
+            for one, other in zip(of, others, strict=True)
+        ):
             return value
     made.append((of, make()))
     return made[-1][1]

@@ -218,7 +218,7 @@ def scaling_parameters(
     where "yarn" has its temperature in the scores. layout: vLLM and SGLang have longrope for "half" alone. schedule: what made
     the frequencies, where that is known."""
     divisors, made = stretch(frequencies, rotary_dim, base=rope_theta), schedule or {}
-    factor = divisors.max().item()
+    factor = float(f"{divisors.max().item():.12g}")  # 3.2, not 3.2000000000000006
 
     def candidates() -> Iterator[tuple[float, str, dict[str, Any]]]:
         """A base, a rope_type and its keys, first what most programs compute."""

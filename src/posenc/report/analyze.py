@@ -113,7 +113,7 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     for colour, variable in COLOURS.items():
         svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
-    svg = re.sub(r"<[^>]*>", lambda tag: _smaller(tag.group()), svg)  # not the words of labels
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(?<=\.\d)\d+", "", tag.group()), svg)  # tenths of a pixel; not labels
     svg = re.sub(r">\s*\n\s*<", "><", svg).replace("<g></g>", "")
     head, rest = svg.split(">", 1)
     width = float(head.split('viewBox="0 0 ')[1].split()[0]) * SCALE
@@ -121,18 +121,3 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     return Markup(
         f'{head} role="img" aria-label="{Markup.escape(picture.see)}" style="max-width: {width:.0f}px">{rest}'
     )
-
-
-def _smaller(tag: str) -> str:
-    """A tag that looks the same, to a tenth of a pixel."""
-    for what, instead in (
-        (r"font-family: [^;\"]*;? ?", ""),  # the page's
-        (r' transform="rotate\(-0 [^"]*"', ""),
-        (r'<g id="[^"]*"', "<g"),  # only what defs hold is referred to
-        (r"(\d\.\d)\d\d+", r"\1"),
-        (r"(\d)\.0(?!\d)", r"\1"),
-        (r"\s*\n\s*", " "),
-        (r" L ", " "),  # the next point of a path
-    ):
-        tag = re.sub(what, instead, tag)
-    return tag

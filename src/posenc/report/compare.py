@@ -48,6 +48,7 @@ def page(results: Results, *, may_import: bool = False) -> str:
         panels=shown,
         styles=style,
         ranked=columns(results, s),
+        budgets=by_budget(results, s) if results.get("curve") else None,
     )
 
 
@@ -60,7 +61,8 @@ def files(results: Results, *, may_import: bool = False) -> dict[str, str | byte
 
 
 def tables(results: Results, *, may_import: bool = False) -> list[Table]:
-    """The ranked table with what each variant costs. may_import: as in `page`."""
+    """The ranked table with what each variant costs; where it was measured, after the table of losses by budget. may_import: as in
+    `page`."""
     s = settings_of(results, may_import)
     shown = columns(results, s) if results["variants"] else []
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -76,7 +78,32 @@ def tables(results: Results, *, may_import: bool = False) -> list[Table]:
         rows.append([variant["name"], *cells, variant["verdict"], *of_cost])
     unit = "points of a hundred" if s.criterion.higher_is_better else f"nats per {s.unit}"
     head = ["encoding", *(column.title for column in shown), "verdict", *costs]
-    return [Table("Which positional encoding?", unit, head, rows)]
+    ranked = Table("Which positional encoding?", unit, head, rows)
+    return [by_budget(results, s), ranked] if results.get("curve") else [ranked]
+
+
+def by_budget(results: Results, s: Experiment) -> Table:
+    """The loss of each encoding at each budget, and where it is predicted to be at four times the last one."""
+    curve, m = results["curve"], s.criterion
+    of = {variant["name"]: variant for variant in results["variants"]}
+    gains = [of[row["name"]].get("gain_within") for row in curve["rows"]]
+    rows: list[list[Cell]] = []
+    for row, gain in zip(curve["rows"], gains, strict=True):
+        cells: list[Cell] = [m.value(point["mean"]) for point in row["losses"]]
+        behind = row["behind"]
+        verdict = "first" if behind is None else "behind" if behind["decided"] else "not decided at this budget"
+        between = "–" if behind is None else _parted(m, {k: v for k, v in behind.items() if k != "decided"})
+        gained = [_parted(m, {k: v for k, v in gain.items() if k not in ("from", "to")})] if gain else []
+        rows.append([row["name"], *cells, verdict, between, *gained])
+    head = ["encoding", *(f"loss at {budget} steps" for budget in curve["budgets"])]
+    head += [f"predicted at {curve['at']}", "behind the first"]
+    head += [f"gain from {gains[0]['from']} to {gains[0]['to']} {s.unit}s"] if gains[0] else []
+    return Table("Loss by budget", f"nats per {s.unit} at the training {m.size}", head, rows)
+
+
+def _parted(m: Criterion, e: Mapping[str, Any]) -> tuple[str, str]:
+    mean, half = m.difference(Estimate(**e)).split(" ", 1)
+    return mean, half
 
 
 def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[str, Panel]:
@@ -91,7 +118,20 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         choice = Choice("measure", "Shown:", kinds)
         draw = plot("change", [choice], lambda kind: by_condition(variants, s, style, kinds[kind]))
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
+    if curve := results.get("curve"):
+        draw = plot("budget", [], lambda: _curves(curve, s, style))
+        shown["budget"] = Panel("by-budget", "Loss by budget", [draw])
     return shown
+
+
+def _curves(curve: Mapping[str, Any], s: Experiment, style: Mapping[str, Style]) -> Figure:
+    """The measured losses over the steps; what is beyond them is predicted as an order, and not as losses."""
+    series = []
+    for row in curve["rows"]:
+        losses = [point["mean"] for point in row["losses"]]
+        series.append(line(row["name"], curve["budgets"], losses, style[row["name"]], dots=True, label=True))
+    steps = axis("training steps", log=True, ticks=[[budget, str(budget)] for budget in curve["budgets"]])
+    return lines(series, steps, axis(f"loss at {s.spelled(s.trained_at)}, nats per {s.unit}"))
 
 
 def show(results: Results, directory: str, *, may_import: bool = False) -> None:
@@ -99,7 +139,10 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     out, s = stdout(), settings_of(results, may_import)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    (table,) = tables(results, may_import=may_import)
+    *first, table = tables(results, may_import=may_import)
+    for each in first:
+        out.print()
+        print_cells(out, each)
     verdict = table.head.index("verdict")
     rows = [row[: verdict + 1] for row in table.rows]  # what it costs is on the page
     out.print()
@@ -236,22 +279,14 @@ def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figu
         values = [m.value(e["mean"]) for e in of]
         ranges = [f"{v} ({m.value(e['low'])} to {m.value(e['high'])})" for v, e in zip(values, of, strict=True)]
         text = ", ".join(f"{words} at {s.spelled(at)}" for words, at in zip(ranges, conditions, strict=True))
-        name = variant["name"]
-        dots.append(dot(name, [scale * e["mean"] for e in of], edges, values, style[name], text))
+        at, name = [scale * e["mean"] for e in of], variant["name"]
+        inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
+        beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
+        far = ", ".join(value for value, side in zip(values, beyond, strict=True) if side)
+        arrow = {"beyond": beyond, "label": f"{name} {far}"} if far else {}
+        dots.append(point(name, *inside, style[name], texts=[text], **arrow))
     x_axis, y_axis = (axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in conditions)
     return lines(dots, x_axis, y_axis, height=460)
-
-
-def dot(
-    name: str, at: Sequence[float], edges: Sequence[tuple[float, float]], words: Sequence[str], style: Style, text: str
-) -> dict[str, Any]:
-    """A dot, or past the edges an arrow at them, beside which are the numbers, in `words`, that lie beyond."""
-    inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
-    beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
-    if not any(beyond):
-        return point(name, *inside, style, texts=[text])
-    far = ", ".join(word for word, side in zip(words, beyond, strict=True) if side)
-    return point(name, *inside, style, texts=[text], beyond=beyond, label=f"{name} {far}")
 
 
 def _edges(values: Sequence[float]) -> tuple[float, float]:

@@ -129,8 +129,8 @@ def _lines(figure: Figure, ax: "Axes") -> None:
     if len(named) > 1:
         places: list[str] = [*map(str, range(len(named)))]  # a legend leaves out names that begin with "_"
         key = ax.legend(named.values(), places, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        for text, name in zip(key.get_texts(), named, strict=True):
-            text.set_text(name)
+        for shown, name in zip(key.get_texts(), named, strict=True):
+            shown.set_text(name)
     ax.spines[["top", "right"]].set_visible(False)
 
 
@@ -140,7 +140,12 @@ def _set_axis(ax: "Axes", side: str, axis: Mapping[str, Any]) -> None:
 
     set_("label", axis["label"])
     if axis.get("log"):
+        from matplotlib.ticker import LogFormatter  # those of pyplot's scale write powers as mathematics
+
         set_("scale", "log")
+        of: Any = getattr(ax, f"{side}axis")
+        of.set_major_formatter(LogFormatter())
+        of.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     if "ticks" in axis:
         places, texts = zip(*axis["ticks"], strict=True)
         set_("ticks", places, labels=texts)

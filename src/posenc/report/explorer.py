@@ -101,10 +101,7 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
             terms = parse_sum(str(value))
             if len(terms) > 1:
                 raise InputError(
-                    "the explorer shows one encoding",
-                    "leave out what follows the plus sign",
-                    argument=name,
-                    value=value,
+                    "the page shows one encoding", "leave out what follows the plus", argument=name, value=value
                 )
             for reason, undrawn in settings()["undrawn"].items():
                 if name == "encoding" and terms[0].name in undrawn:

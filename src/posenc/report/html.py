@@ -58,14 +58,12 @@ def anchored(page: str) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """Radio buttons. words: before the buttons. texts: on the buttons. chosen: the number of the one that is selected at
-    first. ordered: they are points of a scale, which a slider selects."""
+    """Radio buttons. words: before the buttons. texts: on the buttons. chosen: the number of the one that is selected at first."""
 
     name: str
     words: str
     texts: Sequence[str]
     chosen: int = 0
-    ordered: bool = False
 
 
 @dataclass(frozen=True)

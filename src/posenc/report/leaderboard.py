@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
-from posenc.report.compare import dot, page, settings_of, styles, trade_off
+from posenc.report.compare import page, settings_of, styles, trade_off
 from posenc.report.drawn import beside, first_of
-from posenc.report.figures import PALETTE, Figure, Style, axis, lines
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
 OF_ALL = ("complete", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
 """What the page of a task takes from the results of all."""
-
-
-SPAN = 2.0
-"""Nats per byte of the axes after several numbers of steps; of what is farther away there is an arrow."""
 
 
 def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
@@ -63,7 +58,6 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
         r=results,
         file_of=file_of,
         panel=drawn["dots"],
-        budgets=drawn.get("budgets"),
         gains=gains,
         measured=tasks,
         sizes=sizes,
@@ -85,9 +79,7 @@ def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel
     variants = [of["variants"] for of in tasks.values()]
     style = styles([variant for of in variants for variant in of])
     dots = plot("dots", [Choice("task", "Task:", [*tasks])], lambda at: trade_off(variants[at], settings[at], style))
-    panels = {"dots": Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)}
-    budgets = _budgets(results.get("budgets", ()), style)
-    return panels | ({"budgets": budgets} if budgets else {})
+    return {"dots": Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)}
 
 
 def tables(results: Results) -> list[Table]:
@@ -102,32 +94,6 @@ def tables(results: Results) -> list[Table]:
         rows.append([row["encoding"], *near, *((mean, half) if half else mean for mean, _, half in scores)])
     unit = "probability in percent to be within the tolerance of the best; mean of the scores in points of a hundred"
     return [Table("Positional encodings by task", unit, [*head, "mean score", "mean score, longest length"], rows)]
-
-
-def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) -> Panel | None:
-    """What encodings score on text after several numbers of steps, one of which a slider selects; None: there is one number alone.
-    worlds: each {"title", "losses": {encoding: [at the training length, at the longest]}}."""
-    if len(worlds) < 2:
-        return None
-    steps = Choice("steps", "Trained for:", [world["title"] for world in worlds], ordered=True)
-    losses = [loss for world in worlds for loss in world["losses"].values()]
-    least = [min(ends) for ends in zip(*losses, strict=True)]
-    near = [loss for loss in losses if loss[1] <= least[1] + SPAN]
-    edges = [*zip(least, [max(ends) for ends in zip(*near, strict=True)], strict=True)]
-    axes = [
-        axis(f"loss at the {of} length, nats per byte", low=low, high=high)
-        for of, (low, high) in zip(("training", "longest"), edges, strict=True)
-    ]
-
-    def dots(at: int) -> Figure:
-        plain = {"colour": PALETTE[0], "dash": []}
-        points = []
-        for name, loss in worlds[at]["losses"].items():
-            words = [f"{value:.3f}" for value in loss]
-            points.append(dot(name, loss, edges, words, style.get(name, plain), ", ".join(words)))
-        return lines(points, *axes, height=460)
-
-    return Panel("of-steps", "Text by training budget, text and size", [plot("budgets", [steps], dots)], key=False)
 
 
 def _ends(variant: Mapping[str, Any], s: Experiment) -> dict[str, Any]:

@@ -12,12 +12,8 @@ posenc.report = (() => {
   function chosen(element) {  // the figure for the numbers of the buttons that are selected
     const own = figures[name(element)];
     if (own.kind) return own;
-    const number = of => element.closest(".panel").querySelector(`select[data-choice="${of}"], input[type="range"][data-choice="${of}"], input[data-choice="${of}"]:checked`)?.value ?? 0;
+    const number = of => element.closest(".panel").querySelector(`select[data-choice="${of}"], input[data-choice="${of}"]:checked`)?.value ?? 0;
     return own[element.dataset.by.split(" ").filter(Boolean).map(number).join(" ")];
-  }
-
-  function slid(range) {  // the words of a slider's position
-    range.ariaValueText = range.nextElementSibling.value = range.dataset.texts.split("|")[range.value];
   }
 
   function show(element) {
@@ -92,11 +88,6 @@ posenc.report = (() => {
     plot.readable(one, () => probes[name(one)], (row, column) => words(one, row, column));
     one.querySelector("details").addEventListener("toggle", () => show(one));
   }
-  document.addEventListener("input", ({ target }) => {
-    if (!target.dataset.texts) return;
-    slid(target);
-    target.closest(".panel").querySelectorAll(".plot").forEach(show);
-  });
   document.addEventListener("change", ({ target }) => {
     if (target.dataset.choice) target.closest(".panel").querySelectorAll(".plot").forEach(show);
     if (target.dataset.method) {
@@ -135,7 +126,7 @@ posenc.report = (() => {
 
   // ------------------------------------------------------------------ what was chosen, in the address
 
-  const choices = () => [...document.querySelectorAll(".panel select[data-choice], .panel input[type=range][data-choice], .panel input[data-choice]:checked")];
+  const choices = () => [...document.querySelectorAll(".panel select[data-choice], .panel input[data-choice]:checked")];
   const usual = new Map(choices().map(choice => [choiceName(choice), choice.value]));
 
   function choiceName(choice) {
@@ -158,7 +149,6 @@ posenc.report = (() => {
       const [id, name] = key.split(".");
       for (const choice of document.getElementById(id)?.querySelectorAll(`[data-choice="${CSS.escape(name ?? "")}"]`) ?? []) {
         if (choice.tagName === "SELECT" && [...choice.options].some(option => option.value === value)) choice.value = value;
-        else if (choice.type === "range") { choice.value = value; slid(choice); }
         else if (choice.value === value) choice.checked = true;
       }
     }

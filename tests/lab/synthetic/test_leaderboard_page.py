@@ -278,7 +278,7 @@ def test_ablations_are_of_encodings_that_can_be_made(ablations, at_root):
     for ablation in ablations.ABLATIONS.values():
         for models in ablation.models:
             task = ablations.MODELS[models].task
-            settings = experiment(task).presets["standard"].settings
+            settings = experiment(task).presets["leaderboard"].settings
             assert all(settings.make_encoding(text) for text in ablation.encodings.values())
             assert len(set(ablation.encodings.values())) == len(ablation.encodings)
     assert len(ablations.ABLATIONS["terms"].encodings) == 2**4
@@ -287,7 +287,7 @@ def test_ablations_are_of_encodings_that_can_be_made(ablations, at_root):
 def attended(text, like=None):
     """Of random queries, keys and values; with the parameters of another encoding."""
     torch.manual_seed(0)
-    encoding = experiment("text").presets["standard"].settings.make_encoding(text)
+    encoding = experiment("text").presets["leaderboard"].settings.make_encoding(text)
     if like is not None:
         encoding.load_state_dict(like.state_dict(), strict=False)
     q, k, v = torch.randn(3, 1, 4, 9, 48, generator=torch.Generator().manual_seed(1))
@@ -331,7 +331,7 @@ def test_parts_can_be_left_out(ablations, at_root):
 def test_recurrent_codes_follow_the_cell(ablations, at_root):
     encoding = (
         experiment("text")
-        .presets["standard"]
+        .presets["leaderboard"]
         .settings.make_encoding(ablations.ABLATIONS["recurrent"].encodings["recurrent"])
     )
     cell = torch.nn.GRUCell(1, encoding.dim)

@@ -10,15 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import chain, product
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from posenc.backends.precision import HALF
 from posenc.errors import InputError
 from posenc.lab.engines import Tick
 from posenc.lab.evals.comparison import comparison, question_in_front
@@ -35,7 +32,7 @@ from posenc.lab.evals.config import (
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers
 from posenc.lab.machine import describe, free_bytes, measurable, peak
-from posenc.lab.study import Pages, Progress, Results, Study, run, versions
+from posenc.lab.study import Pages, Progress, Results, Study, code, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
@@ -48,12 +45,6 @@ FORECAST_TOKENS = 256
 """That are read to see how long a run will take."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
-SHORT_LENGTHS = (64, 128, 256, 512)
-"""Tokens of the text by which the behaviour of a task is computed: the shortest that it fits into."""
-SPREAD = 16
-"""Tokens at the start of a text, over it and at its end, at whose places a model is asked for its behaviour."""
-HALF_TOLERANCE = 0.05
-"""Of a behaviour in bfloat16 or float16, see `posenc.lab.behaviour.TOLERANCE`."""
 
 
 @dataclass(eq=False)
@@ -168,55 +159,6 @@ class Evaluation(Study[Cell, Measured]):
     def facts(self, cell: Cell) -> Mapping[str, Any]:
         shared = self.shared | {"material": self.shared["material"][cell.task], "texts": self.texts(cell)}
         return {**asdict(cell), **shared, "target_length": self.target(cell.length)}
-
-    def kind(self, cell: Cell) -> Cell:
-        """The cells of a task and a method, and where methods are set up for each length of a length."""
-        return Cell(cell.task, cell.method, self.target(cell.length), None, 0)
-
-    def behaviour(self, cell: Cell) -> Mapping[str, float]:
-        """The loss of a few tokens that lie far apart, by part of the text; the loss of a short text of the task, and the scores
-        of its answer and of half of it.
-
-        Tokens at the places of a long text show a change of what a method does to long distances, at the price of a short text.
-        How many keys a token sees is not what it is in a long text: a change of log-n scaling alone is not noticed.
-        """
-        half = unwrap(self.model).dtype in HALF
-        numbers: dict[str, float] = {"tolerance": HALF_TOLERANCE} if half else {}
-        with self.under(cell.method, cell.length), evaluating(self.model), torch.no_grad():
-            sample = self._short(cell.task)
-            numbers |= self._far_apart(cell.length)
-            task = self.tasks[cell.task]
-            window = self.trained_length if cell.method == TRUNCATION else None
-            (outcome,) = Reader(self.model, self.tokenizer, False).read(task, [sample], len(sample.ids), window=window)
-            numbers[f"loss of {cell.task}"] = outcome.loss
-            if task.new_tokens and self.settings.generate:
-                for part, answer in (("the", sample.answer), ("half the", sample.answer[: len(sample.answer) // 2])):
-                    numbers[f"score of {part} answer of {cell.task}"] = task.score(answer, sample)
-        return {name: round(value, 6) for name, value in numbers.items() if isfinite(value)}
-
-    def _short(self, task: str) -> Sample:
-        """A short text of a task."""
-        for length in (*(n for n in SHORT_LENGTHS if n < self.settings.lengths[0]), self.settings.lengths[0]):
-            with suppress(InputError):
-                return self.tasks[task].sample(self.tokenizer, length, seed=0, index=0)
-        return self.sample(Cell(task, NONE, self.settings.lengths[0], None, 0), 0)
-
-    def _far_apart(self, length: int) -> dict[str, float]:
-        """The mean loss of tokens at the start of a text of a length, over it, and at its end."""
-        most = min(SPREAD, length)
-        parts = torch.arange(most), torch.linspace(0, length - 1, most).long(), torch.arange(length - most, length)
-        places = torch.cat(parts).unique()
-        rows = unwrap(self.model).get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(1, len(places) + 1) * 7919 % rows)[None].to(self.device)
-        logits = self.model(
-            input_ids=ids,
-            position_ids=places[None].to(self.device),
-            attention_mask=torch.ones_like(ids),
-            use_cache=False,
-        ).logits[0, :-1]
-        losses = F.cross_entropy(logits.float(), ids[0, 1:], reduction="none").cpu()
-        groups = losses.tensor_split(3)
-        return {f"loss at places of part {part} of a text": float(each.mean()) for part, each in enumerate(groups, 1)}
 
     def texts(self, cell: Cell) -> str:
         """The hash of a cell's first text, which stands for all."""
@@ -337,6 +279,7 @@ class Evaluation(Study[Cell, Measured]):
             "files": digests(self.tasks),
             "material": {text: material(task) for text, task in self.tasks.items()},
             "device": self.device.type,
+            "code": code(),
         }
 
     @cached_property

@@ -3,7 +3,7 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import getdoc
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -171,6 +171,10 @@ class Synthetic(Experiment):
     @property
     def examples(self) -> int:
         return self.sequences
+
+    @property
+    def measured(self) -> Mapping[str, Sequence[int]]:
+        return {ACCURACY: self.conditions, EXACT: self.conditions}
 
     @property
     def unit(self) -> str:

@@ -134,20 +134,18 @@ def key_minus_query(i: int, j: int, queries: int, keys: int) -> int:
 
 
 def relative_index(
-    height: int, width: int, *, stride: Callable[[int, int], int] = lambda h, w: 2 * w - 1, sign: int = 1,
-    down: bool = False, first: tuple[int, int] | None = None,
-) -> list[list[int]]:  # fmt: skip
+    height: int, width: int, *, sign: int = 1, down: bool = False, first: tuple[int, int] | None = None
+) -> list[list[int]]:
     """Rows of a table for the patches of a window, (height * width, height * width): (y_i - y_j + height - 1) * (2 width - 1) + x_i
     - x_j + width - 1 (relative_position_index in microsoft/Swin-Transformer, models/swin_transformer.py).
 
-    Faults: stride is how far apart rows are; sign -1 takes key minus query; down numbers the patches down the columns; first is
+    Faults: sign -1 takes key minus query; down numbers the patches down the columns; first is
     (height - 1, width - 1), what makes distances positive.
     """
     cells = [(n % height, n // height) if down else divmod(n, width) for n in range(height * width)]
     up, left = first or (height - 1, width - 1)
     return [
-        [(sign * (yi - yj) + up) * stride(height, width) + sign * (xi - xj) + left for yj, xj in cells]
-        for yi, xi in cells
+        [(sign * (yi - yj) + up) * (2 * width - 1) + sign * (xi - xj) + left for yj, xj in cells] for yi, xi in cells
     ]
 
 

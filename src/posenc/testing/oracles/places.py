@@ -11,15 +11,11 @@ def cell(n: int, t: int, h: int, w: int) -> tuple[int, int, int]:
     return n // (h * w), n // w % h, n % w
 
 
-def frame_time(frame: int, begin: int, interval: float) -> int:
-    return begin + int(frame * interval)
-
-
 def m_rope_ids(
     token_types: Sequence[Sequence[int]], image_grids: Sequence[Sequence[int]], video_grids: Sequence[Sequence[int]],
     attention_mask: Sequence[Sequence[int]], merge: int, seconds_per_grid: Sequence[float] = (),
     tokens_per_second: float = 1.0, *, frames: bool = False, cell: Callable[..., tuple[int, int, int]] = cell,
-    time: Callable[[int, int, float], int] = frame_time, last: Callable[..., int] = max, spaced: Sequence[int] = (2,),
+    last: Callable[..., int] = max, spaced: Sequence[int] = (2,),
 ) -> list[list[list[int]]]:  # fmt: skip
     """Positions of text (0), image (1) and video tokens (2): (3, batch, seq) for time, height and width.
 
@@ -29,8 +25,8 @@ def m_rope_ids(
     tokens_per_second apart, rounded down (Qwen2.5-VL). frames: text separates the frames of a video, each of which is a
     grid of one frame (Qwen3-VL).
 
-    Faults: cell and time change where a token and a frame are; last is the number after which text goes on; spaced are
-    the types of which seconds_per_grid counts the grids.
+    Faults: cell changes where a token is; last is the number after which text goes on. spaced: the types of which
+    seconds_per_grid counts the grids.
     """
     videos = [grid for t, h, w in video_grids for grid in ([(1, h, w)] * t if frames else [(t, h, w)])]
     grids, seconds = {1: iter(image_grids), 2: iter(videos)}, iter(seconds_per_grid)
@@ -44,7 +40,7 @@ def m_rope_ids(
                 grid = t, h // merge, w // merge
                 interval = next(seconds, 1.0) * tokens_per_second if kind in spaced else 1.0
                 cells = [cell(n, *grid) for n in range(math.prod(grid))]
-                places = [(time(frame, begin, interval), begin + y, begin + x) for frame, y, x in cells]
+                places = [(begin + int(frame * interval), begin + y, begin + x) for frame, y, x in cells]
                 begin = 1 + last(*map(max, zip(*places, strict=True)))
             rest = len(tokens) - len(places)  # tokens without a grid count as text
             places += [(begin + n, begin + n, begin + n) for n in range(rest)]

@@ -131,26 +131,16 @@ def positions_of(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def m_rope(
-    x: Any,
-    positions: Any,
-    base: float,
-    sections: Sequence[int],
-    *,
-    interleaved: bool = False,
-    begin: int = 1,
-    **options: Any,
+    x: Any, positions: Any, base: float, sections: Sequence[int], *, interleaved: bool = False, **options: Any
 ) -> Tensor:
     """M-RoPE, half layout: the pairs are dealt to time, height and width, positions (3, seq), as sections counts them.
 
     In blocks, one after the other (Qwen2-VL, Wang et al. 2024, section 2.1); interleaved: t h w t h w .. with the last
-    ones to time (Qwen3-VL).
-
-    Faults: begin is the first pair of height in turn, expected 1.
-    """
+    ones to time (Qwen3-VL)."""
     if interleaved:
         axes = [0] * sum(sections)
         for axis in (1, 2):
-            pairs = range(begin + axis - 1, 3 * sections[axis], 3)
+            pairs = range(axis, 3 * sections[axis], 3)
             axes[pairs.start : pairs.stop : 3] = [axis] * len(axes[pairs.start : pairs.stop : 3])
     else:
         axes = [axis for axis, count in enumerate(sections) for _ in range(count)]

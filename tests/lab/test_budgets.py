@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several budgets from one training: branches equal trainings of their own, orders that are predicted, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lab.conftest import TEXT, TINY
+from posenc import InputError, cli
+from posenc.lab import budgets, data
+from posenc.lab.compare import Comparison, compare
+from posenc.lab.engines import InProcess
+from posenc.lab.experiment import Run
+from posenc.lab.measure import measure
+from posenc.lab.records import BUDGET, Aggregate, VariantScores
+from posenc.lab.train import Training
+from posenc.report.compare import files, show
+
+STEPS = 80
+CURVE = replace(TINY, steps=STEPS, contexts=(4, 16), curve=True)
+
+
+@pytest.mark.parametrize("name", ["rope", "t5"])
+def test_a_branch_is_the_training_of_its_budget_to_the_bit(name):
+    corpus = data.corpus(TEXT, "numbered lines")
+    record = measure(Run(name, 0, CURVE, corpus.digest), corpus)
+    for budget in budgets.budgets(STEPS):
+        alone = Training(Run(name, 0, replace(CURVE, steps=budget, curve=False), corpus.digest), corpus.train)
+        for step in range(budget):
+            alone.advance(budgets.rate(step, budget))
+        s = CURVE.at_training()
+        with alone.drawing(), torch.no_grad():
+            (variant, *_) = s.variants(name, alone.model.eval().encoding)
+            losses = s.evaluate(alone.model, variant, corpus.test).paired[1]
+        assert record.variants[0].extra[BUDGET][str(budget)] == [round(loss, 6) for loss in losses.tolist()]
+    assert record.losses == [round(loss, 5) for loss in alone.losses]
+
+
+def test_the_rate_rises_falls_as_a_square_root_and_cools_down():
+    rates = [budgets.rate(step, 240) for step in range(240)]
+    start = budgets.cooldown_start(240)
+    assert rates[0] == 1 / budgets.WARM_UP
+    assert set(rates[budgets.WARM_UP - 1 : budgets.FLAT]) == {1.0}
+    assert rates[119] == pytest.approx((budgets.FLAT / 120) ** 0.5)
+    assert rates[:start] == [budgets.rate(step, 960) for step in range(start)]
+    assert all(later < earlier for earlier, later in zip(rates[start:], rates[start + 1 :], strict=False))
+    assert rates[-1] < 0.01
+    assert budgets.trained_steps(240) == 303
+
+
+def variant(name, *losses, seeds=(0, 1), noise=0.0):
+    """With the losses at 60, 120 and 240 steps; noise: of each example, in which variants differ."""
+    examples = torch.linspace(-1, 1, 20) + noise * torch.linspace(-1, 1, 20).roll(len(name)).pow(3)
+    paired = {str(at): (loss + examples).tolist() for at, loss in zip((60, 120, 240), losses, strict=True)}
+    scores = VariantScores(name, True, {"1": paired["240"]}, 1.0, {BUDGET: paired})
+    return Aggregate(name, name, True, {}, dict.fromkeys(seeds, scores))
+
+
+def test_the_order_is_that_of_the_lines_and_not_of_the_last_losses():
+    of = [variant("early", 1.9, 1.6, 1.4), variant("late", 2.2, 1.75, 1.43), variant("flat", 1.7, 1.65, 1.6)]
+    found = budgets.numbers(of, 240)
+    assert (found["budgets"], found["at"]) == ([60, 120, 240], 960)
+    assert [row["name"] for row in found["rows"]] == ["late", "early", "flat"]
+    first, second, third = (row["behind"] for row in found["rows"])
+    assert first is None
+    assert second["mean"] == pytest.approx((1.4 - 0.4) - (1.43 - 0.64))
+    assert third["decided"]
+    assert second["mean"] - second["low"] == pytest.approx(budgets.spread(240), abs=1e-6)
+    assert budgets.sentence(found) == (
+        "At 960 steps, 4 times this budget, late is predicted to be first; behind: early and flat."
+    )
+
+
+@pytest.mark.parametrize(("lead", "noise", "decided"), [(0.12, 0.0, False), (0.14, 0.0, True), (0.14, 0.5, False)])
+def test_what_is_within_the_interval_is_not_decided(lead, noise, decided):
+    found = budgets.numbers(
+        [variant("a", 2.0, 1.7, 1.4), variant("bb", 2.0 + lead, 1.7 + lead, 1.4 + lead, noise=noise)], 240
+    )
+    assert found["rows"][1]["behind"]["decided"] == decided
+    assert ("not decided at this budget: bb" in budgets.sentence(found)) != decided
+
+
+def test_encodings_without_a_common_seed_are_compared_by_their_means():
+    found = budgets.numbers([variant("a", 2.0, 1.7, 1.4), variant("bb", 2.5, 2.2, 1.9, seeds=(2,))], 240)
+    assert found["rows"][1]["behind"]["mean"] == pytest.approx(0.5)
+
+
+def test_budgets_that_end_before_the_warm_up_are_refused(tmp_path, capsys):
+    with pytest.raises(
+        InputError, match=r"steps=60: a quarter of it, 15, cools down from step 10 on, before the warm-up of 12"
+    ):
+        replace(CURVE, steps=60)
+    assert replace(CURVE, steps=72).budgets == (18, 36, 72)
+    out = tmp_path / "out"
+    assert cli.main(["compare", "--steps", "40", "--out", str(out)]) == 2
+    assert "--steps 40: a quarter of it" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_report_has_the_curve_and_speaks_of_four_times_the_budget(tmp_path, capsys):
+    corpus = data.corpus(TEXT, "numbered lines")
+    comparison = Comparison(("rope", "t5"), 1, CURVE)
+    results = compare(comparison, corpus, tmp_path, engine=InProcess(), pages=files)
+    assert results["curve"]["rows"][0]["name"] in ("none", "rope", "t5")
+    assert results["curve"]["at"] == 4 * STEPS
+    assert any(f"At {4 * STEPS} steps, 4 times this budget" in line for line in results["answer"])
+    assert any("not predicted" in line for line in results["limits"])
+    page, table = ((tmp_path / name).read_text() for name in ("report.html", "table.md"))
+    assert f"In the order predicted at {4 * STEPS} steps" in page
+    assert "gain from 4 to 16 bytes" in table
+    show(results, str(tmp_path))
+    assert "loss at" in capsys.readouterr().out
+    json.dumps(results, allow_nan=False)
+    again = compare(comparison, corpus, tmp_path, engine=InProcess())
+    assert again["runs"]["kept_from_before"] == 3
+    assert again["curve"] == results["curve"]
+
+
+# -------------------------------------------------------------------- learning rates
+
+
+def test_each_encoding_is_reported_at_its_best_rate(tmp_path):
+    corpus = data.corpus(TEXT, "numbered lines")
+    comparison = Comparison(("rope",), 1, replace(TINY, steps=12), rates=(1.0, 0.01, 0.1))
+    results = compare(comparison, corpus, tmp_path, engine=InProcess())
+    assert results["runs"] == {"planned": 6, "finished": 6, "kept_from_before": 0}
+    assert results["rates"] == {"tried": [0.01, 0.1, 1.0], "best": {"none": 1.0, "rope": 1.0}}
+    assert "at an edge of the sweep, so perhaps better beyond it: none (1) and rope (1)" in results["answer"][-1]
+    plain = compare(replace(comparison, rates=()), corpus, tmp_path, engine=InProcess())
+    assert plain["runs"]["kept_from_before"] == 2
+    assert plain["variants"][0]["lengths"] == results["variants"][0]["lengths"]
+    assert "the same learning rates" in " ".join(plain["limits"])
+    assert "the same learning rates" not in " ".join(results["limits"])
+
+
+@pytest.mark.parametrize("rates", [(1.0,), (2.0, 2.0), (0.0, 1.0), (1.0, float("nan")), (-1.0, 1.0), (1.0, 1e9)])
+def test_a_sweep_that_brackets_nothing_is_refused(rates):
+    with pytest.raises(InputError, match=r"rates=.*: a sweep has at least two different values"):
+        Comparison(("rope",), 1, TINY, rates=rates)
+
+
+def test_the_command_refuses_a_sweep_of_one_value(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["compare", "--rates", "1", "--out", str(out)]) == 2
+    assert "--rates 1: a sweep has at least two" in capsys.readouterr().err
+    assert not out.exists()
