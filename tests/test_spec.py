@@ -1,5 +1,6 @@
 """The grammar of texts: what is read is printed, and read again as it was; classes of files and modules are names."""
 
+from contextlib import suppress
 from time import process_time
 
 import pytest
@@ -184,6 +185,6 @@ def test_texts_stay_texts(value):
 def test_a_long_text_is_read_in_time(text):
     start = process_time()
     assert split_list(text)
-    with pytest.raises(InputError):
+    with suppress(InputError):  # which most of them are
         parse(text)
     assert process_time() - start < 20  # of tenths of a second; a time that grows with the square was minutes

@@ -162,8 +162,7 @@ class KVCache:
         return k, v, tuple(of_all), rotated
 
     def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
-        """Raises:
-        InputError: an encoding that differs from the one that rotated the keys in the cache."""
+        """Refuse an encoding that differs from the one that rotated the keys in the cache."""
         if in_backward():
             return
         if (positions.origin or positions) is self._last and layer == self._last_layer and len(self._layers) == 1:

@@ -430,9 +430,7 @@ def exporting() -> bool:
 
 
 def needs(package: str, extra: str) -> None:
-    """Raises:
-    InputError: a package is not installed; names the extra that has it.
-    """
+    """Refuse what takes a package that is not installed, and name the extra that has it."""
     if importlib.util.find_spec(package) is None:
         raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 

@@ -103,8 +103,7 @@ def parse(text: str) -> EncodingSpec:
 
 
 def check_layers(text: str, count: int) -> None:
-    """Raises:
-    InputError: more layers than a text may have."""
+    """Refuse more layers than a text may have."""
     if count > MOST_LAYERS:
         raise InputError(f"{shown(text)}: has {count:,} layers that take turns; write at most {MOST_LAYERS:,}")
 

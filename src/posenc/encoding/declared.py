@@ -124,8 +124,7 @@ class Declared(nn.Module, metaclass=_Fixed):
         """`__new__` has initialised the module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises:
-        InputError: an option of an encoding that is made: its tables would follow at the next cast only."""
+        """Refuse an option of an encoding that is made: its tables would follow at the next cast only."""
         if name in self._fixed and not any(name in vars(self)[those] for those in _ACT_AT_ONCE):
             raise InputError(
                 f"options of an encoding are fixed when it is made: make another {type(self).__name__} with it",

@@ -701,8 +701,7 @@ class Positions(Visibility):
         return x if self.sharding is None else self.sharding.take(x)
 
     def require_complete(self, verb: str) -> None:
-        """Raises:
-        InputError: these are not all tokens of a sequence, as queries and as keys."""
+        """Refuse what is not all tokens of a sequence, as queries and as keys."""
         if self.sharding is not None:
             raise InputError(f"these positions are a shard already and cannot {verb}: pass those of the full sequence")
         same = all(a is b for a, b in ((self.q, self.k), (self.q_order, self.k_order)))

@@ -140,8 +140,7 @@ class VisibleBlocks(NamedTuple):
         return lambda b, h, i, j: table[b, q(b, i), k(b, j)]
 
     def check(self, size: int, batch: int) -> None:
-        """Raises:
-        InputError: a table with fewer blocks than the tokens take, or of another number of rows."""
+        """Refuse a table with fewer blocks than the tokens take, or of another number of rows."""
         if self.table is None or torch.compiler.is_compiling():
             return
         rows, *counts = self.table.shape
