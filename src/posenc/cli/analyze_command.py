@@ -124,8 +124,8 @@ class Analyze(WithOutput):
         if self.json:
             print(json.dumps(numbers, indent=1))
         else:
-            shown = [str(analysis), *(["", *files_in(folder.directory)] if folder is not None else [])]
-            print(laid_out(printable("\n".join(shown)), room() or WIDEST))
+            lines = [str(analysis), *(["", *files_in(folder.directory)] if folder is not None else [])]
+            print(laid_out(printable("\n".join(lines)), room() or WIDEST))
         return DONE
 
     def _difference(self, other: str) -> int:
