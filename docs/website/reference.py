@@ -20,7 +20,7 @@ from website.snippets import SIZES
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": (
         "The core",
-        ("attention", "Pass", "create", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
+        ("attention", "Pass", "create", "parameter_groups", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
          "InputError"),
     ),
     "posenc/positions": ("Where tokens are", ("Positions",)),
