@@ -119,7 +119,7 @@ class InputError(ValueError):
     @property
     def reason(self) -> str:
         """The problem and the remedy, without the argument."""
-        return self.problem + (self.remedy and f"; {self.remedy}")
+        return self.problem + (self.remedy and f"{' ' if self.problem.endswith('?') else '; '}{self.remedy}")
 
     def about(self, remedy: str = "", /, **values: object) -> "InputError":
         """The same mistake as one of other arguments, whose values have in them what it was raised for. remedy: another one."""

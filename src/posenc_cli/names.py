@@ -12,9 +12,12 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> list[str]
     """Known names that are like a name, the likeliest first. likeness: 0 to 1; 0.7 leaves typing errors."""
     low = name.lower()
     near = get_close_matches(low, sorted(known), cutoff=likeness)
-    # people mistype the end of a word: of the nearest names, the one that begins alike for longest
+    # of the nearest names, those of the same letters, and the end of a word is mistyped more often than its beginning
     near.sort(
-        key=lambda each: next((-i for i, (a, b) in enumerate(zip(each, low, strict=False)) if a != b), -len(each))
+        key=lambda each: (
+            sorted(each) != sorted(low),
+            next((-i for i, (a, b) in enumerate(zip(each, low, strict=False)) if a != b), -len(each)),
+        )
     )
     return near
 
@@ -23,10 +26,8 @@ def unknown_name(what: str, name: object, known: Iterable[str], near: Iterable[s
     """The message about a name that is not among the known ones, with the nearest."""
     names, (first, *others) = sorted(known), [*near, None][:3]
     if first is not None and len(names) > MANY:
-        also = [each for each in others if each is not None]
-        return f"unknown {what} {name!r}: did you mean {first!r}?" + (
-            f" Also like it: {', '.join(also)}." if also else ""
-        )
+        also = ", ".join(each for each in others if each is not None)
+        return f"unknown {what} {name!r}: did you mean {first!r}?" + (also and f" Also like it: {also}")
     hint = "" if first is None else f"did you mean {first!r}? "
     return f"unknown {what} {name!r}: {hint}" + (f"known are {', '.join(names)}" if names else "there are none")
 

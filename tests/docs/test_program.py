@@ -22,7 +22,7 @@ from posenc_cli.arguments import Described, example, laid_out
 from posenc_cli.completion import SCRIPTS, proposals
 from posenc_cli.left import LEFT
 from posenc_cli.listing import ASKED, KINDS, bibtex, cited, listed
-from posenc_cli.names import unknown_name
+from posenc_cli.names import nearest, unknown_name
 
 WIDTHS = (40, 60, 80, 120)
 COMMANDS = {name: command.described() for name, command in cli.COMMANDS.items()}
@@ -194,9 +194,20 @@ def test_every_choice_has_a_nearest(capsys):
 def test_a_long_list_of_names_is_not_shown_beside_a_suggestion():
     many = [f"name{i}" for i in range(40)]
     assert unknown_name("name", "nam1", many, ["name1", "name11"]) == (
-        "unknown name 'nam1': did you mean 'name1'? Also like it: name11."
+        "unknown name 'nam1': did you mean 'name1'? Also like it: name11"
     )
     assert "known are name0" in unknown_name("name", "x", many, [])
+    assert nearest("rpoe", ["rove", "rope"]) == ["rope", "rove"]
+
+
+def test_what_to_do_instead_follows_a_question_as_a_sentence():
+    assert str(InputError("did you mean 'a'?", "Write b")) == "did you mean 'a'? Write b"
+    assert str(InputError("unknown 'a'", "write b")) == "unknown 'a'; write b"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_no_line_inside_a_paragraph(name):
+    assert all("\n" not in paragraph for paragraph in COMMANDS[name].about.split("\n\n"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -168,7 +168,7 @@ def test_extend_shows_the_gain(folder, capsys, monkeypatch):
         patch.setattr("posenc.tasks.passkey.TASK", "w3 " * 200)
         assert "no passkey was asked for: " in run(capsys, *arguments)[1]
     monkeypatch.setattr("posenc.pretrained.answers.SECONDS", 0.0)
-    assert "no passkey was asked for: at 128 tokens takes" in run(capsys, *arguments)[1]
+    assert "no passkey was asked for: one at 128 tokens takes" in run(capsys, *arguments)[1]
 
 
 def test_a_configuration_is_enough_for_the_command(folder, capsys, monkeypatch):
@@ -324,6 +324,10 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         (
             ["extend", "MODEL/config.json", "--method", "rerope", "--factor", "2"],
             "no configuration expresses the position map rerope",
+        ),
+        (
+            ["extend", "MODEL/config.json", "--method", "auto", "--factor", "2"],
+            "auto measures the model; give its folder",
         ),
         (
             ["extend", "MODEL/config.json", "--method", "yarn", "--factor", "2", "--text", "MODEL/config.json"],

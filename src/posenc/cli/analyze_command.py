@@ -172,5 +172,6 @@ class Analyze(WithOutput):
         if subject.count("/") == 1:
             return load_model(subject, self.name, encoders=True)[0]
         raise InputError(
-            f"{unknown('encoding', encoding, [*ENCODINGS, *PATTERNS])}; or write MODULE:OBJECT, or name a model"
+            str(unknown("encoding", encoding, [*ENCODINGS, *PATTERNS])),
+            "write MODULE:OBJECT for your own, or name a model",
         )

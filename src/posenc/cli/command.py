@@ -105,7 +105,7 @@ class Command:
     @classmethod
     def described(cls) -> Described:
         """What its help and its parser are made of."""
-        about = cleandoc(cls.__doc__ or "")
+        about = "\n\n".join(" ".join(each.split()) for each in cleandoc(cls.__doc__ or "").split("\n\n"))
         return Described(cls.name, about, cls.examples, cls.epilog(), cls.settings(), cls.asks)
 
     def check_out(self) -> None:

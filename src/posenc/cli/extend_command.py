@@ -199,6 +199,8 @@ class Extend(WithModel, WithOutput):
         if (self.factor is None) == (self.target_length is None):
             raise InputError("auto depends on the new length", "give --factor or --target-length")
         check("none", {}, self.factor, self.target_length)
+        if self.model.endswith(".json"):
+            raise InputError("auto measures the model", "give its folder", model=self.model)
         saved_in = None if self.out is None else Path(self.out) / "model"
         if saved_in is not None and saved_in.exists():
             raise InputError("has a model already", "name a new folder", out=self.out)

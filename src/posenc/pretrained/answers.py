@@ -29,7 +29,7 @@ class Answers:
         length = min(trained + max(trained // 8, 64), longest)
         try:
             if not trained < length <= SECONDS * speed:
-                raise InputError(f"at {length} tokens takes {length / speed:.0f} s")
+                raise InputError(f"one at {length} tokens takes {length / speed:.0f} s")
             sample = Passkey().sample(tokenizer, length, depth=0.25)
             self.tokens, self.key = sample.ids[: sample.prompt_tokens].tolist(), sample.references[0]
             self.about = (

@@ -113,8 +113,8 @@ def family_of(model_type: str) -> Family:
         raise InputError(f"model type {model_type!r} is not supported: {REFUSED[model_type]}")
     if model_type not in FAMILIES:
         raise InputError(
-            f"{unknown('model type', model_type, FAMILIES, 0.7)}. If its rotary module and its attention are those of one of "
-            f"these, say so before: posenc.pretrained.families.FAMILIES[{model_type!r}] = "
-            "posenc.pretrained.families.FAMILIES['llama']"
+            str(unknown("model type", model_type, FAMILIES, 0.7)),
+            "if its rotary module and its attention are those of one that is known, say so before: "
+            f"posenc.pretrained.families.FAMILIES[{model_type!r}] = posenc.pretrained.families.FAMILIES['llama']",
         )
     return FAMILIES[model_type]
