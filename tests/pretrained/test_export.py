@@ -83,7 +83,9 @@ def test_every_model_type_comes_back(model_type, method, tmp_path):
     model = small_model(model_type)
     direct = logits(model)
     if not posenc.extend(model, method, factor=4).plain:
-        assert model_type[:6] == "gemma4", "whose layers have a scaling, which no configuration has together with another"
+        assert model_type[:6] == "gemma4", (
+            "whose layers have a scaling, which no configuration has together with another"
+        )
         with pytest.raises(InputError, match=r"only rope_type longrope has these frequencies, .* add \+replace, "):
             to_hf(model, tmp_path / "model")
         if method == "ntk_mixed":
