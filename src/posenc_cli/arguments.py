@@ -45,7 +45,7 @@ class How:
     code: bool = False
     names: str = ""
     rare: bool = False
-    """--help-all alone shows it, as what only a cluster needs."""
+    """--help-all alone shows it, as what only several machines need."""
 
 
 Known = Mapping[str, Sequence[str]]
@@ -316,7 +316,7 @@ def build(command: Described, every: bool = False) -> Parser:
             sections[setting.section] = parser.add_argument_group(title)
         setting.add(sections[setting.section], hidden)
     if any(setting.how.rare for setting in command.settings.values()):
-        text = "show the options that only a cluster needs, too"
+        text = "show the options for several machines, too"
         parser.add_argument("--help-all", action=HelpAll, command=command, help=text)
     for flag, metavar, text in COMMON:
         if flag == "--yes" and not command.asks:

@@ -105,6 +105,9 @@ def sentence(curve: dict[str, Any]) -> str:
     undecided = [row["name"] for row in others if not row["behind"]["decided"]]
     behind = [row["name"] for row in others if row["behind"]["decided"]]
     opening = f"At {curve['at']} steps, {BEYOND} times this budget, {first['name']} is predicted to be first"
+    if undecided and not behind:
+        names = listed([first["name"], *undecided])
+        return f"Which of {names} is first at {curve['at']} steps, {BEYOND} times this budget, is not decided at this budget."
     parts = [f"not decided at this budget: {listed(undecided)}"] if undecided else []
     parts += [f"behind: {listed(behind)}"] if behind else []
     return "; ".join([opening, *parts]) + "."
