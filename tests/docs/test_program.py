@@ -346,8 +346,8 @@ def test_a_flag_and_a_value_that_left_say_what_to_use(monkeypatch, capsys):
 
 
 def test_help_of_what_only_a_cluster_needs_is_in_help_all(capsys):
-    assert "--cpus-per-cell" not in answered(capsys, "compare", "--help")[1]
-    assert "--cpus-per-cell" in answered(capsys, "compare", "--help-all")[1]
+    assert "--share" not in answered(capsys, "compare", "--help")[1]
+    assert "--share" in answered(capsys, "compare", "--help-all")[1]
     assert "--help-all" in answered(capsys, "help", "compare")[1]
     assert "--help-all" not in answered(capsys, "help", "list")[1]
 
