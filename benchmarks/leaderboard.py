@@ -43,9 +43,8 @@ from posenc.report.leaderboard import mean_score
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
-from replication import fisher  # noqa: E402
 from ablations import spearman  # noqa: E402
-from replication import Board, Gap, Json, World, in_seeds, measured  # noqa: E402
+from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
