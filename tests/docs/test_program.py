@@ -170,7 +170,10 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
         ("check a:b --as rotry", "--as rotry: unknown kind 'rotry': did you mean 'rotary'?"),
         ("--print-completion bsh", "posenc: error: unknown shell 'bsh': did you mean 'bash'?"),
         ("compare --stepz 3", "unknown argument --stepz: did you mean --steps?"),
-        ("extend", "the following arguments are required: MODEL; for example: posenc extend demo --method yarn"),
+        (
+            "extend",
+            "the following arguments are required: --method, MODEL; for example: posenc extend demo --method yarn",
+        ),
         ("list --search nothinghere", "--search nothinghere: nothing is found"),
     ],
 )

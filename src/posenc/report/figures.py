@@ -32,8 +32,8 @@ def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style,
 
 
 def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[str, Any]:
-    """A dot with its name beside it. options: texts; label."""
-    return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, "label": True, **style, **options}
+    """A dot with its name beside it. options: label, words in texts."""
+    return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, "label": True, **options}
 
 
 def intervals(estimates: Rows, scale: float = 1) -> dict[str, list[float]]:
