@@ -35,7 +35,7 @@ from posenc.lab.experiment import LEADERBOARD, Experiment
 from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.results import Ranking
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, different, estimate, fisher, found
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, different, estimate, found
 from posenc.lab.text import USES
 from posenc.lab.train import schedule
 from posenc.report.leaderboard import mean_score
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
-from replication import Board, Gap, Json, World, in_seeds, measured  # noqa: E402
+from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"

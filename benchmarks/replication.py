@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
+from scipy.stats import fisher_exact
 from torch import Tensor
 
 from posenc.lab.data import load
 from posenc.lab.data.corpora import CORPORA
 from posenc.lab.leaderboard import Leaderboard, against
 from posenc.lab.results import Ranking, collect
-from posenc.lab.statistics import Estimate, chances, contrast, fisher, found
+from posenc.lab.statistics import Estimate, chances, contrast, found
 
 FOLDER = Path(__file__).parent
 EXPERIMENTS = FOLDER / "experiments"
@@ -32,6 +33,11 @@ LEAST = 2
 
 Json = Mapping[str, Any]
 K = TypeVar("K")
+
+
+def fisher(one: int, other: int, count: int) -> float:
+    """The p of hits as far apart as one and another, each of `count`, or farther, if their shares were the same."""
+    return float(fisher_exact([[one, count - one], [other, count - other]]).pvalue)
 
 
 @dataclass(frozen=True)

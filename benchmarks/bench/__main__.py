@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             effort=replace(QUICK_EFFORT if a.quick else Effort(), **changed),
         )  # fmt: skip
         trials = plan(a.cases, a.n, a.mode, a.dtype, not a.no_memory, QUICK if a.quick else STANDARD)
-        with Display(yes=True) as progress:
+        with Display() as progress:
             results = run(
                 BenchStudy(trials, settings), a.out, progress=progress,
                 command=" ".join(["python benchmarks/bench", *(sys.argv[1:] if arguments is None else arguments)]),

@@ -101,7 +101,6 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
         "complete": True,
         "created": "in several sessions",
         "seconds": len(results["seeds"]) * sum(variant["training_seconds"] for variant in variants),
-        "estimated_seconds": None,
         "command": "posenc compare --preset leaderboard",
         "runs": {"kept_from_before": 0},
     }

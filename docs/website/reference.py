@@ -199,7 +199,7 @@ def _command(name: str) -> str:
         sections.setdefault(section, []).append(
             (f"`{each.written}{value}`".replace("|", r"\|"), plain(each.explained()))
         )
-    more = ((flag, f" {value}".rstrip(), text) for flag, value, text in COMMON if flag != "--yes" or command.asks)
+    more = ((flag, f" {value}".rstrip(), text) for flag, value, text in COMMON)
     sections.setdefault("option", []).extend((f"`{flag}{value}`", plain(text)) for flag, value, text in more)
     parts += [table((section, "meaning"), rows) for section, rows in sections.items()]
     for line in command.epilog.splitlines():

@@ -162,27 +162,25 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 
 @dataclass(frozen=True)
 class Described:
-    """A command: its name, its help, examples of its use, what follows the options in help, and its settings by field. asks:
-    it may run for hours, and asks before it does."""
+    """A command: its name, its help, examples of its use, what follows the options in help, and its settings by field."""
 
     name: str
     about: str
     examples: tuple[str, ...]
     epilog: str
     settings: Mapping[str, Setting]
-    asks: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As the table of commands has it."""
         settings = [setting.to_json() for setting in self.settings.values()]
-        return {"about": self.about, "examples": list(self.examples), "epilog": self.epilog, "asks": self.asks, "settings": settings}  # fmt: skip
+        return {"about": self.about, "examples": list(self.examples), "epilog": self.epilog, "settings": settings}
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> "Described":
         """The command in the table of commands."""
         settings = map(Setting.from_json, data["settings"])
         by_field = {setting.field: setting for setting in settings}
-        return cls(name, data["about"], tuple(data["examples"]), data["epilog"], by_field, data["asks"])
+        return cls(name, data["about"], tuple(data["examples"]), data["epilog"], by_field)
 
 
 # ---------------------------------------------------------------- help
@@ -319,8 +317,6 @@ def build(command: Described, every: bool = False) -> Parser:
         text = "show the options for several machines, too"
         parser.add_argument("--help-all", action=HelpAll, command=command, help=text)
     for flag, metavar, text in COMMON:
-        if flag == "--yes" and not command.asks:
-            continue
         if metavar:
             parser.add_argument(flag, metavar=metavar, help=text)
         else:
@@ -332,13 +328,12 @@ COMMON = (
     ("--config", "FILE", "take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence"),
     ("--print-config", "", "print all settings as YAML, presets resolved, and do nothing else"),
     ("--json", "", "print the results as JSON"),
-    ("--yes", "", "start a run of more than an hour without asking"),
 )
-"""What every command takes: flag, value and help; --yes only one that may run for hours."""
+"""What every command takes: flag, value and help."""
 
 
 def given(command: Described, arguments: Sequence[str]) -> dict[str, Any]:
-    """The settings that a command line gives, by field, and what `COMMON` adds: config, print_config, json and yes.
+    """The settings that a command line gives, by field, and what `COMMON` adds: config, print_config and json.
 
     Raises:
         Mistake: a value or a flag that the command does not take.

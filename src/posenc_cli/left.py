@@ -29,6 +29,9 @@ LEFT: dict[str, str] = {
     "with_tree": "make the positions as examples/draft_tree.py does",
     # the name as it is typed -> what to use instead: an instruction with a verb, without a full stop
     "auto": "call posenc.choose(model, tokenizer, factor=...), or run posenc extend MODEL --method auto",
+    "--yes": "leave it out, no run asks before it starts",
+    "lab.study.Pace": "count the work of Progress.advanced, of all that Progress.started is given",
+    "lab.statistics.fisher": "call scipy.stats.fisher_exact",
     "--engine": "leave it out; for several machines give each its --share, and put their folders together with --merge",
     "--address": "give each machine its --share, and put their folders together with --merge",
     **dict.fromkeys(("--cpus-per-cell", "--gpus-per-cell"), "leave it out, a training takes one thread or the GPU"),

@@ -43,7 +43,7 @@ def answered(values: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
         data: Any = {"name": values["cite"], "bibtex": text}
         text = text or f"{values['cite']} has no paper"
     else:
-        options = {key: value for key, value in values.items() if key not in ("json", "yes")}
+        options = {key: value for key, value in values.items() if key != "json"}
         data, text = listed(table, **options)
     print(json.dumps(data, indent=1) if values.get("json") else text)
     return DONE

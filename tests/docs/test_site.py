@@ -320,10 +320,6 @@ def test_the_page_of_an_encoding_leads_to_its_chapter(name, words):
     assert {name for names in measured.CHAPTERS.values() for name in names} <= set(ENCODINGS)
 
 
-def test_papers_are_links():
-    assert "[Jin 2024](https://arxiv.org/abs/2401.01325)" in extensions.position_map("self_extend")
-
-
 def test_long_comments_stand_above_their_lines():
     line = "x = attention(q, k, v, encoding)  # what this does, in more words than fit beside it in the column"
     above = "# what this does, in more words than fit beside it in the column\nx = attention(q, k, v, encoding)"
@@ -783,18 +779,6 @@ def test_live_figures_stand_where_scripts_run_and_images_elsewhere(site, browser
         page.emulate_media(media="print")
         assert (frame.is_visible(), image.is_visible()) == (False, True)
     context.close()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_the_search_finds_on_a_page_that_is_opened_from_the_folder(site, browser):
-    page = browser.new_page()
-    page.goto((site.folder / "encodings/rope.html").as_uri())
-    page.get_by_role("button", name="Search").first.click()
-    page.wait_for_function("document.activeElement.shadowRoot?.activeElement?.tagName == 'INPUT'")
-    page.keyboard.type("what is the attention with linear biases")
-    page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
-    page.close()
 
 
 @pytest.mark.slow

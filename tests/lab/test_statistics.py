@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from scipy.special import stdtrit
-from scipy.stats import false_discovery_control, fisher_exact, ttest_1samp, ttest_rel
+from scipy.stats import false_discovery_control, ttest_1samp, ttest_rel
 
 from posenc.errors import InputError
 from posenc.lab.statistics import (
@@ -15,7 +15,6 @@ from posenc.lab.statistics import (
     contrast,
     different,
     estimate,
-    fisher,
     found,
     moderated,
     near_best,
@@ -180,11 +179,6 @@ def test_near_the_best_is_a_probability_and_no_bonus_for_variance():
     assert near_best(torch.zeros(3, 5), 0).tolist() == [1, 1, 1]
     with pytest.raises(InputError, match="two samples or more"):
         near_best(torch.zeros(3, 1), 0.1)
-
-
-@pytest.mark.parametrize(("one", "other"), [(0, 4), (1, 3), (2, 2), (4, 4), (0, 0)])
-def test_the_exact_test_is_that_of_fisher(one, other):
-    assert fisher(one, other, 4) == pytest.approx(fisher_exact([[one, 4 - one], [other, 4 - other]]).pvalue)
 
 
 def test_an_average_covers_the_truth_and_is_of_equal_weights():

@@ -7,13 +7,11 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
 from posenc.lab.evals.results import difference
 from posenc.lab.evals.study import evaluate
 from posenc.report import evaluate as evaluation
 from posenc.report.evaluate import MEASURES, methods, page, show, styles
-from posenc.report.terminal import Display
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
 from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
@@ -132,8 +130,6 @@ def test_the_middle_is_compared_with_the_ends(html, found):
 def test_the_trained_length_is_marked(html):
     own = drawn(html)
     assert own["task-0-length"]["0"]["marks"][0]["x"] == 2048
-    assert own["task-2-position"]["2"]["marks"][0]["x"] == 2048
-    assert "marks" not in own["task-2-position"]["0"]  # 512 tokens are all within it
 
 
 def test_a_trained_length_far_away_is_not_marked():
@@ -163,12 +159,10 @@ def test_many_methods_differ():
     )
 
 
-def test_running_text_has_its_loss_alone(html, found):
+def test_running_text_has_its_loss_alone(html):
     own = drawn(html)
     assert "task-2-depth" not in own
     assert list(own["task-2-length"]) == ["0"]
-    points = found["tasks"][2]["methods"][0]["by_position"][-1]["points"]
-    assert lines(own["task-2-position"]["2"])["none"]["y"] == pytest.approx([p["loss"] for p in points], rel=1e-4)
 
 
 def test_what_is_missing_is_not_zero(found):
@@ -279,19 +273,6 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
     assert "Computed in bfloat16, in which this machine" in " ".join(shown.getvalue().split())
 
 
-def test_elapsed_and_left_are_told_apart():
-    clock = iter([0.0, *[30.0] * 20])
-    bar = Progress(*Display().bar.columns, console=Console(file=StringIO(), width=120), get_time=lambda: next(clock))
-    task = bar.add_task("facts", total=100)
-    rows = [bar.columns[-1].render(bar.tasks[0])]
-    bar.update(task, completed=25)
-    rows.append(bar.columns[-1].render(bar.tasks[0]))
-    assert [str(each) for each in rows] == ["elapsed 0:30", "elapsed 0:30, about 1:30 left"]
-    narrow = Console(file=StringIO(), width=64)
-    narrow.print(bar.make_tasks_table(bar.tasks))
-    assert re.search(r"^facts .* elapsed 0:30, about 1:30 left *$", narrow.file.getvalue())
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A real evaluation of a random model, with what it looks at."""
@@ -366,9 +347,9 @@ def test_switches_work_from_the_keyboard(html, new_tab, tmp_path):
     box = tab.locator("#task-0-by-depth input[data-method=none]")
     box.focus()
     tab.keyboard.press("Space")  # hides it in every figure
-    shown = "posenc.report.shown['task-2-position'].series.some(one => one.name === 'none')"
+    shown = "posenc.report.shown['task-1-length'].series.some(one => one.name === 'none')"
     assert not tab.evaluate(shown)
-    assert not tab.locator("#task-2-positions input[data-method=none]").is_checked()
+    assert not tab.locator("#task-1-by-length input[data-method=none]").is_checked()
     box.press("Space")
     assert tab.evaluate(shown)
     tab.locator("#task-0-by-depth button[data-show=none]").press("Enter")

@@ -1,13 +1,11 @@
 """posenc explore --predict."""
 
 import json
-import re
 import webbrowser
 
 import pytest
 
 from posenc import cli
-from posenc.report import terminal
 
 
 @pytest.fixture
@@ -48,15 +46,6 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
     assert '"seed":3' in page
     assert "the quick brown fox" in page
     assert 'data-lang="zh"' in page
-
-
-def test_a_long_training_is_announced_once(capsys, tmp_path, monkeypatch, text):
-    monkeypatch.setattr(terminal, "ANNOUNCED", 0)
-    monkeypatch.setattr(terminal.Pace, "LEAST_SECONDS", 0)
-    options = ("--data", str(text), "--length", "8", "--steps", "2", "--out", str(tmp_path / "page.html"))
-    assert cli.main(["explore", "--predict", "alibi", "none", "alibi", *options]) == 0
-    assert len(re.findall("training: takes about .* on this machine", capsys.readouterr().err)) == 1
-    assert cli.COMMANDS["explore"].asks
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from posenc.lab.results import Ranking
 from posenc.lab.table import Table
-from posenc.report import terminal
-from posenc.report.terminal import Display, print_cells
+from posenc.report.terminal import print_cells
 from posenc_cli.arguments import aligned
 
 WIDTHS = (40, 60, 80, 120)
@@ -58,64 +57,6 @@ def test_a_table_of_text_loses_no_cell(width):
         words = " ".join(lines).split()
         assert words.count("6283.1853") == words.count("12566.371") == 3
         assert {"wavelength", "against"} <= set(words)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def display(monkeypatch):
-    def make(answer, terminal=True, **more):
-        monkeypatch.setattr("sys.stdin", (Terminal if terminal else io.StringIO)(answer))
-        shown = Display(**more)
-        shown.err = Console(file=io.StringIO(), force_terminal=terminal, width=80, highlight=False, color_system=None)
-        return shown
-
-    return make
-
-
-def test_a_run_of_more_than_an_hour_asks_on_a_terminal_once(display):
-    shown = display("y\n")
-    shown.estimated(7200, 10)
-    assert "10 cells take about 2.0 h" in shown.err.file.getvalue() or "120 min" in shown.err.file.getvalue()
-    assert "Go on?" in shown.err.file.getvalue()
-    shown.estimated(7200, 10)
-    assert shown.err.file.getvalue().count("Go on?") == 1
-    for answer in ("\n", "n\n", ""):
-        with pytest.raises(KeyboardInterrupt):
-            display(answer).estimated(7200, 10)
-
-
-@pytest.mark.parametrize("more", [{"yes": True}, {"terminal": False}])
-def test_without_a_terminal_and_with_yes_nothing_is_asked(more, display):
-    shown = display("", **more)
-    shown.estimated(7200, 10)
-    assert "Go on?" not in shown.err.file.getvalue()
-
-
-def test_a_run_of_less_than_an_hour_is_announced_alone(display):
-    shown = display("")
-    shown.estimated(90, 10)
-    assert "about 2 min" in shown.err.file.getvalue()
-    assert "Go on?" not in shown.err.file.getvalue()
-
-
-def test_a_counter_announces_a_long_piece_of_work(display, monkeypatch):
-    now = 0.0
-    shown = display("n\n")
-    monkeypatch.setattr(terminal.time, "perf_counter", lambda: now)
-    count = shown.counter("fine-tuning")
-    now = 10.0  # of preparation
-    count(1, 1000)
-    now += 2.0
-    count(2, 1000)
-    assert shown.err.file.getvalue() == ""
-    now += 8.0
-    with pytest.raises(KeyboardInterrupt):
-        count(2, 1000)
-    assert "takes about 2" in shown.err.file.getvalue()
 
 
 def test_verdicts_that_judge_have_a_colour():

@@ -39,7 +39,6 @@ class Analyze(WithOutput):
         "posenc analyze fade.py:Fade",
         "posenc analyze yarn ntk --factor 8",
     )
-    asks: ClassVar = True
 
     subject: Annotated[str, "what to analyse, see below", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
     other: Annotated[
@@ -99,7 +98,7 @@ class Analyze(WithOutput):
         sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         started = time.perf_counter()
         folder = None
-        with printing_to_stderr(), Display(yes=self.yes) as shown:  # what the analysed code prints goes to stderr
+        with printing_to_stderr(), Display() as shown:  # what the analysed code prints goes to stderr
             target = self._target()
             path = Path(self.subject)
             subject = target_of(

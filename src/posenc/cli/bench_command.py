@@ -14,7 +14,6 @@ class Bench(StudyCommand):
     """Measure what encodings cost in attention on this machine, against attention without position."""
 
     examples: ClassVar = ("posenc bench", "posenc bench alibi fade.py:Fade --n 512 --mode forward")
-    asks: ClassVar = True
 
     encodings: Annotated[
         tuple[str, ...], "what to measure", How("NAME", positional=True, code=True, names="encoding")
@@ -53,4 +52,4 @@ class Bench(StudyCommand):
             begin = lambda: record(self.out, self)  # noqa: E731
             return run(study, self.out, progress=progress, command=self.typed, pages=files, begin=begin)
 
-        return run_study(self, Display(yes=self.yes), work, show, "trials")[0]
+        return run_study(self, Display(), work, show, "trials")[0]

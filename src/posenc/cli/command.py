@@ -63,19 +63,15 @@ def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
 class Command:
     """A command: its docstring is its help, its fields are its flags.
 
-    given: the explicit settings of the dataclasses in `groups`. typed: the command line. yes: no question is asked before a long
-    run.
+    given: the explicit settings of the dataclasses in `groups`. typed: the command line.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     typed: str = ""
     json: bool = False
-    yes: bool = False
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ()
     """Of its use, the most useful first, as they are typed."""
-    asks: ClassVar[bool] = False
-    """Whether it may run for hours, and asks before it does."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__.lower()
@@ -105,8 +101,12 @@ class Command:
     @classmethod
     def described(cls) -> Described:
         """What its help and its parser are made of."""
-        about = "\n\n".join(" ".join(each.split()) for each in cleandoc(cls.__doc__ or "").split("\n\n"))
-        return Described(cls.name, about, cls.examples, cls.epilog(), cls.settings(), cls.asks)
+        about = "
+
+".join(" ".join(each.split()) for each in cleandoc(cls.__doc__ or "").split("
+
+"))
+        return Described(cls.name, about, cls.examples, cls.epilog(), cls.settings())
 
     def check_out(self) -> None:
         """Refuse --out before anything is computed."""
@@ -143,7 +143,7 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     with _mistakes():
         values = given(described, arguments)
     path, printing = values.pop("config", None), values.pop("print_config", False)
-    more = {name: values.pop(name, False) for name in ("json", "yes")}
+    as_json = values.pop("json", False)
     if path is not None:
         in_file = read_settings(path, command)
         in_file = {
@@ -160,7 +160,7 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     with _mistakes():
         check_required(described, values)
     of_groups = {name: values.pop(name) for name in list(values) if known[name].section}
-    options = command(**values, **more, given=of_groups, typed=typed)
+    options = command(**values, json=as_json, given=of_groups, typed=typed)
     if printing:
         print(as_yaml(options), end="")
         raise SystemExit(0)

@@ -32,7 +32,6 @@ class Compare(StudyCommand):
         "posenc compare --encodings rope alibi rope+alibi",
         "posenc compare --data book.txt --encodings rope fade.py:Fade",
     )
-    asks: ClassVar = True
 
     task: Annotated[
         tuple[str, ...],
@@ -138,7 +137,7 @@ class Compare(StudyCommand):
 
         code, _ = run_study(
             self,
-            Display(yes=self.yes, hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
+            Display(),
             work,
             partial(report.show, may_import=True) if one else leaderboard.show_tasks,
             "runs",

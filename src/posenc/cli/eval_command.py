@@ -19,7 +19,6 @@ class Eval(WithModel, StudyCommand):
         "posenc eval my-llm --tasks passkey --methods yarn --times 2",
         "posenc eval demo --tasks needle --lengths 1024 4096",
     )
-    asks: ClassVar = True
 
     preset: Annotated[
         Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it, see below"
@@ -96,7 +95,7 @@ class Eval(WithModel, StudyCommand):
         check_unchanged("model", self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
         code, _ = run_study(
             self,
-            Display(yes=self.yes),
+            Display(),
             lambda progress: evaluate(
                 model,
                 tokenizer,

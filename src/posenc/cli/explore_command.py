@@ -35,7 +35,6 @@ class Explore(Command):
 
     With --predict, the page in which small models that are trained now predict past their training length."""
 
-    asks: ClassVar = True
     examples: ClassVar = (
         "posenc explore --open",
         "posenc explore --encoding rope --method yarn --factor 4",
@@ -116,7 +115,7 @@ class Explore(Command):
         length, steps = given["length"], given["steps"]
         settings = Settings(length=length, steps=steps, targets=min(64, length), factors=(1, 2))
         most = steps * len(set(self.predict))
-        with Display(yes=self.yes) as shown:
+        with Display() as shown:
             count = shown.counter("training")
             models, texts = trained(
                 self.predict, given["data"], settings, given["seed"], report, lambda step: count(step, most)

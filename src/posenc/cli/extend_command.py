@@ -60,7 +60,6 @@ class Extend(WithModel, WithOutput):
         "posenc extend my-llm --method auto --factor 2 --out best",
         "posenc extend config.json --method yarn --factor 4 --print",
     )
-    asks: ClassVar = True
 
     method: Annotated[str, "extension method, see below", How("METHOD", names="method")]
     factor: Annotated[float | None, "the new length over the context length", How("F", unless=("target_length",))] = (
@@ -156,7 +155,7 @@ class Extend(WithModel, WithOutput):
         results["precision"] = str(model.dtype).removeprefix("torch.")
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
-        with Display(yes=self.yes) as shown:
+        with Display() as shown:
             reader = self._before_and_after(text, model, tokenizer, report, extended, shown) if self.verify else None
             if training is not None:
                 tuned = self._finetuned(model, tokenizer, training, shown)
@@ -207,7 +206,7 @@ class Extend(WithModel, WithOutput):
         if self.text is not None:
             _read(self.text, "--text")  # before anything is loaded
         model, tokenizer = self.load()
-        with Display(yes=self.yes) as shown:
+        with Display() as shown:
             try:
                 found = choose(
                     model, tokenizer, factor=self.factor, target_length=self.target_length, text=self.text, name=self.model,
@@ -320,16 +319,15 @@ class Extend(WithModel, WithOutput):
 
         count = shown.counter("fine-tuning")
         steps = int(self.given.get("steps", signature(finetune).parameters["steps"].default))
-        started, last, first = time.perf_counter(), 0.0, None
+        last = time.perf_counter()
 
         def progress(step: int, loss: float) -> None:
-            nonlocal last, first
-            first = step - 1 if first is None else first  # earlier steps are an earlier command's
+            nonlocal last
             count(step, steps, f"fine-tuning, loss {loss:.3f}")
-            now = time.perf_counter() - started
+            now = time.perf_counter()
             if step == steps or now - last >= LINE_SECONDS:
                 last = now
-                shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", now * (steps - step) / (step - first))
+                shown.line(step, steps, f"fine-tuning, loss {loss:.3f}")
 
         return finetune(model, texts, tokenizer, **self.given, progress=progress)
 

@@ -4,7 +4,7 @@ each is near the best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, exp, log, sqrt
+from math import exp, log, sqrt
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.errors import InputError, check_tensor
 
 __all__ = [
-    "BENJAMINI_HOCHBERG", "HOLM", "Estimate", "average", "chances", "contrast", "different", "estimate", "fisher",
+    "BENJAMINI_HOCHBERG", "HOLM", "Estimate", "average", "chances", "contrast", "different", "estimate",
     "found", "moderated", "near_best", "wilson",
 ]  # fmt: skip
 
@@ -193,14 +193,6 @@ def _weights(count: int, draws: torch.Generator) -> Tensor:
         1, drawn, torch.ones(1).double().expand_as(drawn)
     )
     return 1 / count + (share / count - 1 / count) * sqrt(count / max(count - 1, 1))
-
-
-def fisher(one: int, other: int, count: int) -> float:
-    """How probable hits as far apart as one and another, each of `count`, or farther, are, if their shares were the same (Fisher
-    1935, two-sided)."""
-    total, every = one + other, comb(2 * count, count)
-    ways = [comb(total, k) * comb(2 * count - total, count - k) for k in range(min(total, count) + 1)]
-    return sum(way for way in ways if way <= ways[one]) / every
 
 
 def wilson(hits: float, count: float) -> tuple[float, float]:

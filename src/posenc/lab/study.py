@@ -27,7 +27,7 @@ from posenc.lab.store import Store, Stored, identity
 from posenc.pretrained.scratch import scratch
 from posenc_version import version
 
-__all__ = ["Interrupted", "Pace", "Progress", "Results", "Stored", "Study", "run"]
+__all__ = ["Interrupted", "Progress", "Results", "Stored", "Study", "run"]
 
 C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
@@ -38,12 +38,8 @@ Pages = Callable[[Results], Mapping[str, str | bytes]]
 """What makes files of the results: the content of each by its name, the page first."""
 
 
-RESERVED = frozenset(("schema", "kind", "complete", "created", "seconds", "estimated_seconds", "command", "set_aside"))
+RESERVED = frozenset(("schema", "kind", "complete", "created", "seconds", "command", "set_aside"))
 """Keys of results.json that `run` sets."""
-
-
-FORETOLD = 60.0
-"""Seconds: a run that is forecast to take longer is announced before its first cell."""
 
 
 class Interrupted(Exception):
@@ -126,11 +122,6 @@ class Study(ABC, Generic[C, M]):
         """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
         return {}
 
-    def forecast(self) -> float | None:
-        """Seconds that a unit of `work` takes here at least, measured in a moment before the first cell, where one may take minutes;
-        None: the first cells tell."""
-        return None
-
     def check_record(self, cell: C, record: M) -> None:
         """Raises:
         ValueError: a stored record is not one that the cell could have.
@@ -197,8 +188,8 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
 class Progress:
     """What a run reports on its way; this one reports nothing."""
 
-    def started(self, study: Study[Any, Any], cells: int, before: int, pace: "Pace") -> None:
-        """There are so many cells, of which some were measured before; called before the first measurement."""
+    def started(self, study: Study[Any, Any], cells: int, before: int, work: float) -> None:
+        """So many cells, some measured before, and so much work that is left; called before the first measurement."""
 
     def advanced(self, size: float, what: str) -> None:
         """So much more work is done; what: is done now."""
@@ -206,45 +197,8 @@ class Progress:
     def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
         """A job has finished. what: in a few words. measured: by cell. done: cells that are done."""
 
-    def estimated(self, seconds: float, cells: int) -> None:
-        """How long the run will take, with the first measurements as evidence. cells: that are left."""
-
     def say(self, sentence: str) -> None:
         """Show a sentence to the user."""
-
-
-class Pace:
-    """How fast work goes. total: the size of all of it.
-
-    What a job reports first does not count: it may have resumed, and its process had to start.
-    """
-
-    LEAST_SECONDS, LEAST_TICKS = 3.0, 8
-
-    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total = total
-        self.clock = clock
-        self.done: float = 0
-        self._start: float | None = None
-        self._counted: list[float] = []
-        self._begun: set[Hashable] = set()
-
-    def tick(self, job: Hashable, size: float) -> None:
-        """A job has done some more."""
-        self.done += size
-        if self._start is None:
-            self._start = self.clock()
-        if job in self._begun:
-            self._counted.append(size)
-        self._begun.add(job)
-
-    def left(self) -> float | None:
-        """Seconds until all is done, at the pace so far; None: it is too early."""
-        counted = sum(self._counted)  # 0 where jobs have named only what they do
-        if self._start is None or not counted or len(self._counted) < self.LEAST_TICKS:
-            return None
-        seconds = self.clock() - self._start
-        return None if seconds < self.LEAST_SECONDS else seconds * (self.total - self.done) / counted
 
 
 def run(
@@ -315,7 +269,7 @@ def _run(
     command: str,
     pages: Pages,
 ) -> dict[str, Any]:
-    started, estimate = time.perf_counter(), None
+    started = time.perf_counter()
     shared: Shared[C, M] = Shared(study if isinstance(engine, InProcess) else study.remote())
     known = {cell: stored for cell, stored in study.known().items() if cell in ids}
     here: dict[C, Stored[M]] = {}
@@ -334,12 +288,7 @@ def _run(
         done.update({cell: stored.record for cell, stored in {**here, **known}.items() if cell not in done})
 
     def ticked(index: int, size: float, what: str) -> None:
-        nonlocal estimate
-        pace.tick(index, size)
         progress.advanced(size, what or study.describe(jobs[index]))
-        if estimate is None and (left := pace.left()) is not None:
-            estimate = time.perf_counter() - started + left
-            progress.estimated(estimate, len(ids) - before)
 
     def write(part: Mapping[C, M]) -> dict[str, Any]:
         results: dict[str, Any] = {
@@ -349,7 +298,6 @@ def _run(
             study.unit: {"planned": len(ids), "finished": len(part), "kept_from_before": before},
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - started, 1),
-            "estimated_seconds": None if estimate is None else round(estimate, 1),
             "command": command,
             "set_aside": store.damaged,
         }
@@ -379,20 +327,7 @@ def _run(
     accept()
     before = len(done)
     jobs = study.jobs([cell for cell in ids if cell not in done])
-    pace = Pace(sum(map(study.work, jobs)))
-    progress.started(study, len(ids), before, pace)
-    if (
-        jobs
-        and isinstance(engine, InProcess)
-        and (unit := study.forecast()) is not None
-        and unit * pace.total >= FORETOLD
-    ):
-        try:
-            progress.estimated(unit * pace.total, len(ids) - before)
-        except KeyboardInterrupt:
-            if not done:
-                raise Interrupted from None
-            jobs = []
+    progress.started(study, len(ids), before, sum(map(study.work, jobs)))
     try:
         with closing(engine.run(_measure, shared, jobs, ticked)) as outcomes:
             for job, (measured, behaviours) in outcomes:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code of the user's: what MODULE:NAME and FILE:NAME name, from modules as their files, and those beside them that they import, are
-now."""
+"""Code of the user's: what MODULE:NAME and FILE:NAME name, and the files that it is made of."""
 
 import ast
 import contextlib
@@ -8,7 +7,6 @@ import ctypes
 import hashlib
 import importlib
 import importlib.util
-import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -30,36 +28,50 @@ _loaded: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
 
 
 def module_of_file(path: Path) -> ModuleType:
-    """The module of a .py file, loaded again where it or a module of its folder that it imports has changed."""
+    """The module of a .py file."""
     # not the stem: a file named torch.py must not take torch's place; and two files of one name are two modules
-    alias, source = f"_posenc_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:16]}", path.read_bytes()
-    before, stale = sys.modules.get(alias), _stale(alias, path, path.parent)
-    if before is not None and alias not in stale:
-        return before
+    alias = f"_posenc_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:16]}"
+    check_unchanged(alias, path, path.parent)
+    if alias in sys.modules:
+        return sys.modules[alias]
     spec = importlib.util.spec_from_file_location(alias, path)
     assert spec is not None  # the suffix is Python's
-    module = importlib.util.module_from_spec(spec)
-    with _without({alias, *stale}):
-        sys.modules[alias] = module  # dataclasses and pickle look their module up
+    module, source = importlib.util.module_from_spec(spec), path.read_bytes()
+    sys.modules[alias] = module  # dataclasses and pickle look their module up
+    try:
         # the loader would take bytecode for it of an equal time and size
         exec(compile(source, path, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[alias]
+        raise
     _loaded[module] = source
-    _stale(alias, path, path.parent)  # stores the sources of what was imported
+    check_unchanged(alias, path, path.parent)
     return module
 
 
 def module_of_name(name: str, folder: Path) -> ModuleType:
-    """The module of a name, loaded again where it or a module beside it that it imports has changed. folder: searched first."""
+    """The module of a name. folder: searched first."""
     if name not in sys.modules:
         importlib.invalidate_caches()  # of folders: the module's file may be new
     module = importlib.import_module(name)
     place = _place(name, module, folder)
-    stale = set() if place is None else _stale(name, *place)
-    if place is not None and name in stale:
-        with _without(stale):
-            module = importlib.import_module(name)
-        _stale(name, *place)
+    if place is not None:
+        check_unchanged(name, *place)
     return module
+
+
+def check_unchanged(name: str, path: Path, root: Path) -> None:
+    """Raises:
+    InputError: the module, or one below root that it imports, was loaded from another file, or from this one before it changed."""
+    for each, file in _files(name, path, root).items():
+        module = sys.modules.get(each)
+        if module is None:
+            continue
+        then = "a process loads a module once; start a new one (restart the notebook's kernel)"
+        if _file_of(module) != file.path:
+            raise InputError(f"{file.path}: {each} was loaded from {_file_of(module)}, and {then}")
+        if _loaded.setdefault(module, file.source) != file.source:
+            raise InputError(f"{file.path}: has changed since it was loaded, and {then}")
 
 
 def sources_of_file(path: Path) -> bytes:
@@ -77,21 +89,6 @@ class _File(NamedTuple):
     path: Path
     source: bytes
     imports: frozenset[str]
-
-
-def _stale(name: str, path: Path, root: Path) -> set[str]:
-    """Of a module and those below root that it imports, the names of those that have changed since they were loaded, were loaded
-    from elsewhere, or import such ones."""
-    files, stale = _files(name, path, root), set()
-    for each, file in files.items():
-        module = sys.modules.get(each)
-        if module is not None and (
-            _file_of(module) != file.path or _loaded.setdefault(module, file.source) != file.source
-        ):
-            stale.add(each)
-    while more := {each for each, file in files.items() if each not in stale and stale & file.imports}:
-        stale |= more
-    return stale
 
 
 def _files(name: str, path: Path, root: Path) -> dict[str, _File]:
@@ -163,37 +160,6 @@ def _is_installed(path: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or path.is_relative_to(LIBRARY)
 
 
-@contextlib.contextmanager
-def _without(names: set[str]) -> Iterator[None]:
-    """Modules and their submodules are not loaded, and will be from their files. An error puts them back."""
-    importlib.invalidate_caches()
-    linecache.checkcache()
-    taken = {name: sys.modules.pop(name) for name in _below(names)}
-    attributes = []
-    for name, module in taken.items():
-        if cached := getattr(module.__spec__, "cached", None):
-            Path(cached).unlink(missing_ok=True)  # bytecode of an equal time and size would be taken for the file
-        parent, _, last = name.rpartition(".")
-        if (
-            parent in sys.modules and vars(sys.modules[parent]).get(last) is module
-        ):  # `from parent import last` reads it
-            delattr(sys.modules[parent], last)
-            attributes.append((sys.modules[parent], last, module))
-    try:
-        yield
-    except BaseException:
-        for name in _below(names):
-            del sys.modules[name]
-        sys.modules.update(taken)
-        for owner, last, module in attributes:
-            setattr(owner, last, module)
-        raise
-
-
-def _below(names: set[str]) -> list[str]:
-    return [each for each in sys.modules if each in names or any(each.startswith(f"{name}.") for name in names)]
-
-
 # ---------------------------------------------------------------- MODULE:NAME and FILE:NAME
 
 EXAMPLES = "write MODULE:FUNCTION, such as mypackage.rope:apply or rope.py:apply"
@@ -207,14 +173,14 @@ MOST_NAMES = 20
 
 def load_object(target: str, *, may_import: bool) -> Any:
     """The object of "package.module:name" or "path/to/file.py:name" (the name may have dots), which is imported; modules
-    of the current folder can be. A module whose file has changed since it was loaded is loaded again, and so are the modules
-    that it imports from its folder or package, where these have changed; installed packages are not.
+    of the current folder can be.
 
     may_import: true for a text from the command line or a Python argument alone; false for one that was read from a file,
     which then runs no code.
 
     Raises:
-        InputError: no such module or name, or an error while it is imported; a text that must not name code.
+        InputError: no such module or name, or an error while it is imported; a file that has changed since it was loaded; a
+            text that must not name code.
     """
     parts = _target(target)
     if parts is None:
@@ -268,7 +234,7 @@ def _known(owner: Any, name: str) -> str:
 
 
 def _module(name: str) -> ModuleType:
-    """The module of a name or of a .py file, as its file is now."""
+    """The module of a name or of a .py file."""
     path = Path(name)
     is_file = path.suffix == ".py"
     if not is_file and not all(part.isidentifier() for part in name.split(".")):

@@ -268,7 +268,7 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
 
 
 def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figure:
-    """A dot per variant: the measure at the training condition, and at the last. What is far from all others is an arrow at the
+    """A dot per variant: the measure at the training condition, and at the last. What is far from all others is at the
     edge with its number, so that it does not press these together."""
     (scale, unit), m = _unit(s), s.criterion
     conditions = (s.trained_at, s.conditions[-1])
@@ -281,11 +281,10 @@ def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figu
         text = ", ".join(f"{words} at {s.spelled(at)}" for words, at in zip(ranges, conditions, strict=True))
         at, name = [scale * e["mean"] for e in of], variant["name"]
         inside = [min(max(value, low), high) for value, (low, high) in zip(at, edges, strict=True)]
-        beyond = [(value > end) - (value < end) for value, end in zip(at, inside, strict=True)]
-        far = ", ".join(value for value, side in zip(values, beyond, strict=True) if side)
-        arrow: dict[str, Any] = {"beyond": beyond, "label": f"{name} {far}"} if far else {}
+        far = [text for text, value, end in zip(values, at, inside, strict=True) if value != end]
+        label = f"{name} {', '.join(far)}" if far else True
         x, y = inside
-        dots.append(point(name, x, y, style[name], texts=[text], **arrow))
+        dots.append(point(name, x, y, style[name], texts=[text], label=label))
     x_axis, y_axis = (axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in conditions)
     return lines(dots, x_axis, y_axis, height=460)
 

@@ -238,9 +238,8 @@ posenc.draw = (() => {
     });
   }
 
-  // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, band: intervals as a band, quiet: not drawn,
-  // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, beyond: an arrow
-  // points there, label: at its end, true: its name}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
+  // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, quiet: not drawn,
+  // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, label: at its end, true: its name}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
   // spread: series side by side, so that their intervals do not coincide}
   function lines(canvas, colours, { series, x, y, marks, past, spread }) {
     const places = series.map(one => Array.from(one.x || one.y.keys()));
@@ -314,20 +313,13 @@ posenc.draw = (() => {
     };
   }
 
-  function intervals(context, { low, high, band, colour }, places, px, py) {
-    context.strokeStyle = context.fillStyle = colour;
-    context.globalAlpha = band ? 0.14 : 0.55;
+  function intervals(context, { low, high, colour }, places, px, py) {
+    context.strokeStyle = colour;
+    context.globalAlpha = 0.55;
     context.lineWidth = 1.3;
-    if (band) {
-      context.beginPath();
-      places.forEach((at, k) => context.lineTo(px(at), py(high[k])));
-      for (let k = places.length - 1; k >= 0; k--) context.lineTo(px(places[k]), py(low[k]));
-      context.fill();
-    } else {
-      places.forEach((at, k) => {
-        if (seen(low[k])) stroke(context, [[px(at), py(low[k])], [px(at), py(high[k])]]);
-      });
-    }
+    places.forEach((at, k) => {
+      if (seen(low[k])) stroke(context, [[px(at), py(low[k])], [px(at), py(high[k])]]);
+    });
     context.globalAlpha = 1;
   }
 
@@ -395,10 +387,7 @@ posenc.draw = (() => {
   function dot(context, x, y, one, at, box) {
     const colour = one.colours ? one.colours[at] : one.colour;
     context.beginPath();
-    if (one.beyond) {
-      const angle = Math.atan2(-one.beyond[1], one.beyond[0]);
-      for (const turn of [0, 2.3, -2.3]) context.lineTo(x + 7 * Math.cos(angle + turn), y + 7 * Math.sin(angle + turn));
-    } else if (Number.isFinite(one.y[at])) context.arc(x, Math.max(y, box.y), one.radius || 3.2, 0, 2 * Math.PI);
+    if (Number.isFinite(one.y[at])) context.arc(x, Math.max(y, box.y), one.radius || 3.2, 0, 2 * Math.PI);
     else for (const [dx, dy] of [[-4, 6], [4, 6], [0, 0]]) context.lineTo(x + dx, box.y + dy);
     context.closePath();
     context.fillStyle = context.strokeStyle = colour;

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that a study has beside its page: its tables, and its first figure, drawn by matplotlib."""
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -105,17 +104,11 @@ def _lines(figure: Figure, ax: "Axes") -> None:
         options["linewidth"] = one.get("width", 1.8)
         if one.get("points"):
             options |= {"linestyle": "none", "marker": "o", "markersize": 1.6 * one.get("radius", 3.2)}
-            if across_up := one.get("beyond"):  # an arrow to where it lies
-                across, up = across_up
-                options["marker"] = (3, 0, math.degrees(math.atan2(up, across)) - 90)
         else:
             options |= {"linestyle": (0, tuple(length / 2 for length in dash)) if dash else "-"}
             options |= {"marker": "o", "markersize": 4} if one.get("dots") else {}
         if "low" in one and not one.get("quiet"):
-            if one.get("band"):
-                ax.fill_between(x, one["low"], one["high"], color=colour, alpha=0.14, linewidth=0)
-            else:
-                ax.vlines(x, one["low"], one["high"], color=colour, alpha=0.55, linewidth=1.2, transform=place)
+            ax.vlines(x, one["low"], one["high"], color=colour, alpha=0.55, linewidth=1.2, transform=place)
         (drawn,) = ax.plot(x, y, **options)
         ax.update_datalim(
             [(at, value) for at, value in zip(x, y, strict=True) if value == value]

@@ -34,8 +34,6 @@ BASES = {"none": DASHES[0], "truncation": DASHES[1]}
 NEUTRAL = "#7f8894"
 NEAR = 1.5
 """A context length up to this many times the longest text is marked."""
-BANDS = 8
-"""Lines with a band around each."""
 MOST = 5
 """Depths side by side on a terminal."""
 
@@ -190,13 +188,6 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
         section.panels["depth"] = Panel(f"{id}-by-depth", f"{task['task']} by depth", [draw])
         middles = {name: {r["length"]: r["middle"] for r in rows if r.get("middle")} for name, rows in by_name.items()}
         section.middles = {name: by for name, by in middles.items() if by}
-    if any(method["by_position"] for method in by_method.values()):
-        curves = [
-            {m: c["points"] for m, row in by_method.items() for c in row["by_position"] if c["length"] == length}
-            for length in lengths
-        ]
-        draw = plot(f"{id}-position", [at], lambda n: by_position(curves[n], styles, limit, lengths[n]))
-        section.panels["position"] = Panel(f"{id}-positions", f"{task['task']} by position", [draw])
     if len(lengths) > 1:
         draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, shown[m], limit))
         section.panels["length"] = Panel(f"{id}-by-length", f"{task['task']} by length", [draw])
@@ -250,20 +241,6 @@ def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Meas
     return lines(
         series, axis("length of the text, tokens", log=True, ticks=ticks), _axis(measure), marks=marks, spread=True
     )
-
-
-def by_position(curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: int | None, length: int) -> Figure:
-    """The loss at each position of running text, a line per method with its 95 % band. curves: points by method. limit: the
-    context length."""
-    series = []
-    for name, points in curves.items():
-        ends: dict[str, Any] = {"low": [p["low"] for p in points], "high": [p["high"] for p in points], "band": True}
-        ends = ends if len(curves) <= BANDS else {}
-        x, y = [p["position"] for p in points], [p["loss"] for p in points]
-        series.append(line(name, x, y, styles[name], label=True, **ends))
-    marks = trained(limit) if limit and limit < length else []
-    of_text = axis("position in the text, tokens", low=0, high=length)
-    return lines(series, of_text, _axis(MEASURES["loss"]), marks=marks)
 
 
 def _line(

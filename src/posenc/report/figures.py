@@ -27,12 +27,12 @@ def axis(label: str, **options: Any) -> dict[str, Any]:
 
 
 def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style, **options: Any) -> dict[str, Any]:
-    """options: low, high, the ends of intervals; band: these as a band; quiet: these not drawn; dots; width; text of each point; label at the line's end, True: its name."""
+    """options: low, high, the ends of intervals; quiet: these not drawn; dots; width; text of each point; label at the line's end, True: its name."""
     return {"name": name, "x": [*x], "y": [*y], **style, **options}
 
 
 def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[str, Any]:
-    """A dot with its name beside it. options: label, words in texts, beyond: [-1, 0 or 1 on each axis], to where an arrow stands for it."""
+    """A dot with its name beside it. options: label, words in texts."""
     return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, "label": True, **options}
 
 

@@ -13,7 +13,7 @@ from posenc.report.drawn import beside, first_of
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
-OF_ALL = ("complete", "created", "seconds", "estimated_seconds", "command", "runs", "machine")
+OF_ALL = ("complete", "created", "seconds", "command", "runs", "machine")
 """What the page of a task takes from the results of all."""
 
 

@@ -72,7 +72,7 @@ posenc.report = (() => {
     const at = [...new Set(series.flatMap(one => one.x))].sort((a, b) => a - b);
     const cell = (one, x) => {
       const k = one.x.indexOf(x);
-      return k < 0 || one.y[k] === null ? null : one.low && !one.band ? `${draw.number(one.y[k])}${range(one.low[k], one.high[k])}` : one.y[k];
+      return k < 0 || one.y[k] === null ? null : one.low ? `${draw.number(one.y[k])}${range(one.low[k], one.high[k])}` : one.y[k];
     };
     return { caption, head: [figure.x.label, ...series.map(one => one.name)], rows: at.map(x => [draw.number(x), ...series.map(one => cell(one, x))]) };
   }

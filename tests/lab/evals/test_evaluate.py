@@ -41,8 +41,8 @@ class Listening(Progress):
     def __init__(self, stop_at=None):
         self.work, self.cells, self.lines, self.stop_at = 0, [], [], stop_at
 
-    def started(self, study, cells, before, pace):
-        self.planned = pace.total
+    def started(self, study, cells, before, work):
+        self.planned = work
 
     def advanced(self, size, what):
         self.work += size

@@ -35,14 +35,12 @@ from posenc.lab.machine import describe, free_bytes, measurable, peak
 from posenc.lab.study import Pages, Progress, Results, Study, code, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
-from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
+from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import model_structure, unwrap
 from posenc.tasks import Sample, Task
 
-FORECAST_TOKENS = 256
-"""That are read to see how long a run will take."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
 
@@ -233,20 +231,6 @@ class Evaluation(Study[Cell, Measured]):
             new = self.tasks[cell.task].new_tokens * self.settings.generate
             size += self.settings.samples * (cell.length + STEP_COST * new)
         return size
-
-    def forecast(self) -> float | None:
-        """By a read of the first tokens of a text; those further on take longer, and those that documents have in common less."""
-        cells = self.cells()
-        if not cells:
-            return None
-        ids = self.sample(cells[0], 0).ids[:FORECAST_TOKENS]
-        if len(ids) < 2:
-            return None
-        with torch.no_grad():
-            scores_by_position(self.model, ids[:2])  # what the first call makes is not counted
-            started = time.perf_counter()
-            scores_by_position(self.model, ids)
-        return (time.perf_counter() - started) / len(ids)
 
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:
