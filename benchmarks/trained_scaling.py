@@ -94,7 +94,7 @@ def table(results: dict[str, Any]) -> str:
             )
             cells.append(f"{means[0]:.3f} / {means[1]:.3f}{signs}")
         rows.append(f"| `{method}` | " + " | ".join(cells) + " |")
-    note = f"Nats a byte on {about['texts']} held-out texts, tokens 1 to {about['trained']} / {about['trained'] + 1} to {about['length']}; means of {len(about['seeds'])} seeds, {about['steps']} steps each."
+    note = f"Nats a byte on {about['texts']} held-out documents, tokens 1 to {about['trained']} / {about['trained'] + 1} to {about['length']}; means of {len(about['seeds'])} seeds, {about['steps']} steps each."
     return "\n".join(rows) + f"\n\n{note}"
 
 

@@ -49,7 +49,7 @@ def with_hook(name, function):
         ("rotate", lambda s, q, k, p, layer=0: (q, k[:, :, 1:]), r"Mine.rotate returned .*: return k \(1, 2, 6, 8\)"),
         ("rotate", lambda s, q, k, p, layer=0: (q, torch.cat((k, k), 2)), r"Mine.rotate.*: return k"),
         ("rotate", lambda s, q, k, p, layer=0: (torch.cat((q, q), 1), k), r"Mine.rotate.*: return q"),
-        ("rotate", lambda s, q, k, p, layer=0: (q.half(), k), r"Mine.rotate.*: return q in torch.float32"),
+        ("rotate", lambda s, q, k, p, layer=0: (q.half(), k), r"Mine.rotate.*: return q .* in torch.float32"),
         ("rotate", lambda s, q, k, p, layer=0: (q[..., :4], k), r"Mine.rotate returned q 4 wide and k 8 wide"),
         ("values", lambda s, p, layer=0: torch.zeros(6, 8), r"Mine.values returned .*: return posenc.bias.Values"),
         ("rotate_values", lambda s, v, p, layer=0: None, r"Mine.rotate_values returned None: return v \(1, 2, 6, 8\)"),

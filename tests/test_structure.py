@@ -88,7 +88,6 @@ OF_ONE_KIND = {
     "analysis/target.py": {"Rotary"},  # whose frequencies the questions about a base are of
     "pretrained/attach.py": {"Rotary"},  # as transformers' modules
     "pretrained/convert.py": {"PoPE"},  # as wide again as its head
-    "pretrained/plain_form.py": {"Rotary"},  # as transformers' configurations
     "pretrained/rope_config.py": {"Rotary"},
     "report/predict.py": {"ALiBi", "T5"},  # the page's, which it computes by itself
 }

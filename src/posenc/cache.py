@@ -277,16 +277,15 @@ def _rotated(
     memory, key = new.memory, ("rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled())
     rotation = None if memory is None else memory.get(key)
     try:
-        if "rotate_values" in sites or rotation is None:
-            effects = encoding.effects(new, layer)
-            v = effects.values_rotated(v)
-            if rotation is None and "rotate" in sites:
-                rotation = effects.rotation(None, k)
-                if memory is not None and rotation is not None:  # for the other layers of the pass
-                    memory[key] = rotation
-            if rotation is None:
-                return effects.keys_rotated(k), v, True
-        return k if rotation is None else rotation(None, k)[1], v, True
+        if rotation is not None and "rotate_values" not in sites:
+            return rotation(None, k)[1], v, True
+        effects = encoding.effects(new, layer)
+        if rotation is None and "rotate" in sites:
+            rotation = effects.rotation(None, k)
+            if memory is not None and rotation is not None:  # for the other layers of the pass
+                memory[key] = rotation
+        keys = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
+        return keys, effects.values_rotated(v), True
     except InputError:
         if must:
             raise

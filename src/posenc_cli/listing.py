@@ -91,6 +91,8 @@ def listed(
         known = {row["name"] for of_kind in rows.values() for row in of_kind}
         for name in names:
             if name not in known:
+                if search:
+                    raise Mistake(f"--search {' '.join(search)}: does not find {name!r}; give names or words")
                 raise Mistake(
                     instead(name) or unknown_name("name", name, known, nearest(name, known)) + _findable(name, rows)
                 )

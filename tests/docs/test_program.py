@@ -170,7 +170,10 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
         ("check a:b --as rotry", "--as rotry: unknown kind 'rotry': did you mean 'rotary'?"),
         ("--print-completion bsh", "posenc: error: unknown shell 'bsh': did you mean 'bash'?"),
         ("compare --stepz 3", "unknown argument --stepz: did you mean --steps?"),
-        ("extend", "the following arguments are required: MODEL; for example: posenc extend demo --method yarn"),
+        (
+            "extend",
+            "the following arguments are required: --method, MODEL; for example: posenc extend demo --method yarn",
+        ),
         ("list --search nothinghere", "--search nothinghere: nothing is found"),
     ],
 )
@@ -346,8 +349,8 @@ def test_a_flag_and_a_value_that_left_say_what_to_use(monkeypatch, capsys):
 
 
 def test_help_of_what_only_a_cluster_needs_is_in_help_all(capsys):
-    assert "--cpus-per-cell" not in answered(capsys, "compare", "--help")[1]
-    assert "--cpus-per-cell" in answered(capsys, "compare", "--help-all")[1]
+    assert "--share" not in answered(capsys, "compare", "--help")[1]
+    assert "--share" in answered(capsys, "compare", "--help-all")[1]
     assert "--help-all" in answered(capsys, "help", "compare")[1]
     assert "--help-all" not in answered(capsys, "help", "list")[1]
 

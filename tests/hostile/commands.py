@@ -27,7 +27,7 @@ LONGEST = 2700
 SIZES = "--seeds=1 --length=8 --steps=1 --batch-size=1 --dim=2 --num-layers=1 --num-heads=1 --head-dim=2 --windows=2"
 BASES = {
     "list": "rope", "explore": "--out=explore.html", "check": "none --fast", "doctor": "MODEL",
-    "compare": f"--data=TEXT --out=out --encodings=none {SIZES} --targets=1 --factors=1 --workers=1",
+    "compare": f"--data=TEXT --out=out --encodings=none {SIZES} --no-curve --targets=1 --factors=1 --workers=1",
     "analyze": "alibi --length=4",
     "bench": "rope --n=4 --rounds=1 --out=out",
     "eval": "MODEL --tasks=passkey --lengths=64 --depths=0 --samples=2 --out=out",

@@ -15,7 +15,6 @@ import torch
 import posenc
 from posenc import cli
 from posenc.cli.command import parse
-from posenc.encoding import Encoding
 from posenc.encodings import distance
 from posenc.lab import train
 from posenc.lab.behaviour import TOLERANCE, disagreement
@@ -27,6 +26,7 @@ from posenc.lab.measure import behaviour
 from posenc.lab.study import Progress, difference
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.synthetic.tasks import TASKS as GENERATED
+from posenc.lab.transformer import Attention
 from references import PATIENCE
 
 SIZES = {"length": 4, "steps": 8, "batch_size": 4, "dim": 8, "num_heads": 2, "num_layers": 1, "factors": (1, 2)}
@@ -78,7 +78,7 @@ def scored_otherwise(self, *args):
 CHANGES = {
     "slopes times 50": (distance, "alibi_slopes", times(slopes, 50), 2),
     "slopes times 1.5": (distance, "alibi_slopes", times(slopes, 1.5), 2),
-    "attention": (Encoding, "scale", times(Encoding.scale, 1.5), 4),
+    "attention": (Attention, "forward", times(Attention.forward, 1.5), 4),
     "optimiser": (train, "Muon", lambda *a, **k: posenc.lab.train.torch.optim.SGD(a[0], lr=k["lr"]), 4),
     "schedule": (train, "WARM_UP", 0.2, 4),
     "end of the schedule": (train, "schedule", lambda step, steps: schedule(step, steps) * (2 if step > 6 else 1), 4),
@@ -169,6 +169,7 @@ def test_the_differences_of_behaviours_and_of_facts_in_words():
 SPREAD = """
 import json, torch
 from posenc.lab.measure import behaviour
+from posenc.lab.transformer import Attention
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Run
 from posenc.lab.machine import flushed_denormals

@@ -152,7 +152,6 @@ def tensors_of(x, path=""):
         Positions.arange(6, causal=True),
         Positions.arange(6, causal=True).keys(0, 3),
         Positions.arange(6, causal=True).with_prefix(2),
-        Positions.arange(6, causal=True).with_gates((torch.ones(1, 1, 6, 1),)),
         Positions.arange(8, causal=True).with_blocks(2),
         Positions.arange(8, causal=True).shard(0, 2),
         calls_of(Positions.arange(8, causal=True).shard(0, 2), True)[0],

@@ -291,7 +291,7 @@ def test_a_scaling_that_the_model_has_is_kept(name: str, tmp_path: Any) -> None:
     ramp = 1 - ((turns - 1) / 31).clamp(0, 1)
     expected = {
         "yarn_paper": (had * (1 - ramp) + had / 2 * ramp, scale * (0.1 * torch.tensor(2.0).log().item() + 1)),
-        "ntk": (had / 2 ** (torch.arange(8) / 7), scale), "linear": (had / 2, scale),
+        "ntk": (had / torch.logspace(0, 1, 8, base=2), scale), "linear": (had / 2, scale),
     }  # fmt: skip
     for method, (wanted, factor) in expected.items():
         report = posenc.extend(model, method, factor=2)

@@ -27,7 +27,7 @@ CODES = [
     ("rope", {}), ("rope", {"layout": "interleaved", "rotary_dim": 6, "rope_theta": 500.0}), ("rope", {"schedule": YARN}),
     ("rope", {"rotary_dim": 4, "schedule": YARN}), ("p_rope", {}), ("p_rope", {"fraction": 0.5, "schedule": YARN}),
     ("decoupled_rope", {}), ("decoupled_rope", {"rotary_dim": 4, "layout": "half"}),
-    ("xpos", {}), ("xpos", {"gamma": 1.0, "scale_base": 64.0, "layout": "half", "rotary_dim": 4, "schedule": YARN}),
+    ("xpos", {}), ("xpos", {"gamma": 1.0, "scale_base": 128.0, "layout": "half", "rotary_dim": 4, "schedule": YARN}),
 ]  # fmt: skip
 """Encodings of positions; the naive ones along the first channel, where the page has them."""
 

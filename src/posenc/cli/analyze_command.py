@@ -124,8 +124,9 @@ class Analyze(WithOutput):
         if self.json:
             print(json.dumps(numbers, indent=1))
         else:
-            lines = [str(analysis), *(["", *files_in(folder.directory)] if folder is not None else [])]
-            print(laid_out(printable("\n".join(lines)), room() or WIDEST))
+            files_of = ["", *files_in(folder.directory)] if folder is not None else []
+            text = laid_out(printable(str(analysis)), min(room() or WIDEST, WIDEST))
+            print("\n".join([text, *map(printable, files_of)]))
         return DONE
 
     def _difference(self, other: str) -> int:

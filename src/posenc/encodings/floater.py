@@ -20,6 +20,7 @@ from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
 from posenc.errors import InputError, Positive, check_devices, refuse_in_onnx
 from posenc.functional import no_second_derivatives, transformed
 from posenc.positions import Positions
+from posenc.positions.memory import without_hooks
 
 FARTHEST = 2**20
 """The largest position: the flow takes all steps up to it, one after the other."""
@@ -87,8 +88,9 @@ def flow_backward(
     def function(initial: Tensor, *layers: Tensor) -> Tensor:
         return solved(initial, layers, positions, step, substeps)
 
-    back = torch.func.vjp(function, initial, weight1, bias1, weight2, bias2)[1]
-    of_initial, *of_layers = (x.clone() for x in back(gradient))
+    with without_hooks():
+        back = torch.func.vjp(function, initial, weight1, bias1, weight2, bias2)[1]
+        of_initial, *of_layers = (x.clone() for x in back(gradient))
     return of_initial, of_layers[0], of_layers[1], of_layers[2], of_layers[3]
 
 

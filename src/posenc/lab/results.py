@@ -34,8 +34,8 @@ def collect(cells: Mapping[Run, RunRecord]) -> list[Aggregate]:
 
 
 class Ranking:
-    """The variants of an experiment, the best at the last condition first, and what follows from their numbers. swept: each has a
-    learning rate of its own."""
+    """The variants of an experiment, the best at the last condition first, and what follows from their numbers. swept: each has its
+    learning rate."""
 
     def __init__(
         self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any, *, swept: bool = False

@@ -111,7 +111,7 @@ class Study(ABC, Generic[C, M]):
         return str(job[0])
 
     def found(self, cell: C, record: M) -> str:
-        """What a cell has measured in a line, which is said at once; "": nothing is."""
+        """What a cell has measured in a line, which is shown at once; "": nothing is."""
         return ""
 
     def work(self, job: Sequence[C]) -> float:

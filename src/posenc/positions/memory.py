@@ -63,6 +63,20 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+@contextmanager
+def without_hooks() -> Iterator[None]:
+    """Where torch.func is used, which refuses to work under hooks on saved tensors."""
+    found = []
+    while hooks := torch._C._autograd._top_saved_tensors_default_hooks(True):
+        found.append(hooks)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(found):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
 def in_backward() -> bool:
     """Whether a backward pass runs, in which a checkpoint computes its layers again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -236,7 +236,7 @@ def written_config(
         raise InputError(
             f"only rope_type longrope has these frequencies, which transformers refuses for {structure.model_type}, "
             "whose heads have several widths",
-            "take linear or yarn",
+            "add +replace, which starts from plain RoPE, or use the model in Python",
             method=attachment.report.method,
         )
     if wanted:

@@ -94,7 +94,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("deberta", "deberta-v2"), "its positions are relative, by a learned table of distances"),
     "xlnet": "its positions are relative, by sinusoids of the distance, which no length limits",
     **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
-    "phimoe": "its rotary module has numbers of its own (short_mscale, long_mscale), which no schedule states",
+    "phimoe": "its rotary module adds numbers (short_mscale, long_mscale), which no schedule states",
     "recurrent_gemma": "its rotary modules refuse every rope_type but default",
 }
 """Model types without a rotation that a configuration could change -> why."""

@@ -128,7 +128,7 @@ Found = Iterator[Reading]
 
 
 def bounds(reading: Reading, length: int, layers: int | None) -> list[str]:
-    """Whether a base is large enough for texts of a length, and not too large, by what its slowest pair does: the kinds of bounds of
+    """Whether a base is large enough for inputs of a length, and not too large, by what its slowest pair does: the kinds of bounds of
     Liu 2026 (arXiv 2602.10959: aliasing, stability over the layers, precision), each for the condition that it states, and that of
     Men et al. 2024 (arXiv 2405.14591)."""
     turning = reading.inv_freq[reading.inv_freq > 0]
@@ -142,7 +142,7 @@ def bounds(reading: Reading, length: int, layers: int | None) -> list[str]:
 
     depth = layers or 1
     limits = {
-        "the slowest pair completes no turn": base(2 * math.pi / length),
+        "the slowest pair rotates less than once": base(2 * math.pi / length),
         f"its cosine, multiplied over {depth} layers, stays above 1/2": base(math.acos(0.5 ** (1 / depth)) / length),
     }
     zero = frequencies.schedules.first_negative(reading.inv_freq)

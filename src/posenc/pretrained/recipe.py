@@ -174,9 +174,9 @@ def _replaced(file: ConfigFile, fields: Mapping[str, Any], removed: tuple[str, .
     """All fields of a file, with others of the language model."""
     outer = deepcopy(file.outer)
     inner = reduce(getitem, file.part, outer)
-    kept = {key: value for key, value in inner.items() if key not in removed} | dict(fields)
+    others = {key: value for key, value in inner.items() if key not in removed} | dict(fields)
     inner.clear()
-    inner |= kept
+    inner |= others
     return outer
 
 

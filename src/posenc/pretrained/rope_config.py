@@ -153,7 +153,7 @@ def _written(
     scores, times = score_factor(given) ** 0.5, written.get("factor", 1.0)
     if (
         written["rope_type"] == "longrope" and scores != 1 and times > 1 and schedule.get("name") == "explicit"
-    ):  # kept beside the new ones
+    ):  # stays beside the new ones
         shape["mscale_all_dim"] = (scores - 1) / (0.1 * math.log(times))
     if structure.model_type == "phimoe" and written["rope_type"] != "default":  # it reads these for every type
         shape |= dict.fromkeys(("short_mscale", "long_mscale"), frequencies.attention_factor)

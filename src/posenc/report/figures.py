@@ -32,7 +32,7 @@ def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style,
 
 
 def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[str, Any]:
-    """A dot with its name beside it. options: texts; label; beyond: [-1, 0 or 1 on each axis], to where an arrow stands for it."""
+    """A dot with its name beside it. options: label, words in texts, beyond: [-1, 0 or 1 on each axis], to where an arrow stands for it."""
     return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, "label": True, **options}
 
 
