@@ -122,12 +122,13 @@ def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch)
         assert_close(here.attention(q, k, v, layer=layer), out)
 
 
-def test_a_pass_is_of_the_parameters_that_it_was_made_from():
+@pytest.mark.parametrize("change", ["step", "freeze"])
+def test_a_pass_is_of_the_parameters_that_it_was_made_from(change):
     encoding, positions = posenc.T5(2), Positions.arange(N, causal=True)
     optimizer, given = torch.optim.SGD(encoding.parameters(), lr=10.0), inputs()
     here = encoding.at(positions)
     here.attention(*given).square().sum().backward()
-    optimizer.step()
+    optimizer.step() if change == "step" else encoding.requires_grad_(False)
     for use in (here.attention, here.embed):
         with pytest.raises(InputError, match=r"have changed since this pass was made: .* encoding.at\(positions\)"):
             use(*given) if use == here.attention else use(torch.randn(1, N, 8))
@@ -219,6 +220,23 @@ def test_a_pass_may_be_used_under_modes_and_without(name):
     leaf = q.clone().requires_grad_()
     here.attention(leaf, k, v).square().sum().backward()
     assert_close(leaf.grad, slope)
+
+
+@pytest.mark.parametrize("name", ["rope+alibi", "t5", "shaw", "rope@rerope:window=4"])
+def test_a_token_with_a_cache_may_be_derived_after_others(name):
+    encoding, positions = made(name).float(), Positions.arange(N, causal=True)
+    q, k, v, _ = (x.float() for x in attention_inputs(DECODER, positions))
+    cache, (prompt, last) = KVCache(), ([x.split([N - 1, 1], 2)[i] for x in (q, k, v)] for i in (0, 1))
+    encoding.at(cache.positions(N - 1)).attention(*prompt, cache=cache)
+
+    def token(q):
+        cache.crop(N - 1)
+        return encoding.at(cache.positions()).attention(q, *last[1:], cache=cache)
+
+    token(last[0])
+    _, got = torch.func.jvp(token, (last[0],), (torch.ones_like(last[0]),))
+    of_all = partial(attention, k=k, v=v, encoding=encoding, positions=positions, backend="reference")
+    assert_close(got, torch.func.jvp(of_all, (q,), (torch.ones_like(q),))[1][:, :, -1:])
 
 
 def test_a_pass_on_meta_has_shapes():

@@ -188,3 +188,17 @@ def test_a_long_text_is_read_in_time(text):
     with suppress(InputError):  # which most of them are
         parse(text)
     assert process_time() - start < 20  # of tenths of a second; a time that grows with the square was minutes
+
+
+def test_deep_parts_and_long_names_are_refused_in_a_few_words():
+    deep = {"name": "rope", "head_dim": 8}
+    for _ in range(3000):
+        deep = {"name": "sum", "parts": [deep]}
+    for call in (
+        lambda: posenc.from_spec(deep),
+        lambda: posenc.create("=" * 100_000),
+        lambda: lookup("+" * 9000, may_import=False),
+    ):
+        with pytest.raises(InputError) as refused:
+            call()
+        assert len(str(refused.value)) < 2000

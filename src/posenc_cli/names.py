@@ -27,9 +27,9 @@ def unknown_name(what: str, name: object, known: Iterable[str], near: Iterable[s
     names, (first, *others) = sorted(known), [*near, None][:3]
     if first is not None and len(names) > MANY:
         also = ", ".join(each for each in others if each is not None)
-        return f"unknown {what} {name!r}: did you mean {first!r}?" + (also and f" Also like it: {also}")
+        return f"unknown {what} {name!r:.400}: did you mean {first!r}?" + (also and f" Also like it: {also}")
     hint = "" if first is None else f"did you mean {first!r}? "
-    return f"unknown {what} {name!r}: {hint}" + (f"known are {', '.join(names)}" if names else "there are none")
+    return f"unknown {what} {name!r:.400}: {hint}" + (f"known are {', '.join(names)}" if names else "there are none")
 
 
 def printable(text: str) -> str:

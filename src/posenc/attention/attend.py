@@ -205,7 +205,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
         if replay is not None:
             return replay(call, backend)
         if plans is not None and alike is not None and call.q.shape[2] == 1 and at.all_visible:
-            of_token = alike, call.k.shape[2].bit_length()  # thresholds are of the order of the length
+            of_token = alike, memory.world, call.k.shape[2].bit_length()  # thresholds are of the order of the length
     kinds, plan = (None, None) if of_token is None or plans is None else plans.get(of_token, (None, None))
     call = checked(call) if plan is None else visible_part(call)
     effects = effects_of(call)

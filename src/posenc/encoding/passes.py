@@ -21,8 +21,8 @@ class Pass:
         for number, layer in enumerate(layers):
             ... here.attention(q, k, v, layer=number)
 
-    It is made in each forward pass, since it is of the parameters as they are: after an optimiser's step it is refused. A write to
-    `.data`, which PyTorch does not count, is not seen. encoding: None does nothing.
+    It is made in each forward pass, since it is of the parameters as they are: after an optimiser's step, or once they are frozen
+    or no more, it is refused. A write to `.data`, which PyTorch does not count, is not seen. encoding: None does nothing.
 
     Raises:
         InputError: no encoding, or no `Positions`.
@@ -40,14 +40,14 @@ class Pass:
         self._memory = Memory.of_pass()
         self.positions = (positions.origin or positions).in_pass(self._memory)
         parameters = () if encoding is None or torch.compiler.is_compiling() else encoding.parameters()
-        self.versions: list[tuple[Tensor, int]] = [(x, x._version) for x in parameters if not x.is_inference()]
+        self.versions = [(x, x._version, x.requires_grad) for x in parameters if not x.is_inference()]
 
     def require_current(self) -> None:
-        """Refuse to go on once a parameter has been written to."""
+        """Refuse to go on once a parameter has been written to, or frozen or no more: what is kept has its gradient or has not."""
         if torch.compiler.is_compiling():
             return
-        for parameter, version in self.versions:
-            if parameter._version != version:
+        for parameter, version, learns in self.versions:
+            if parameter._version != version or parameter.requires_grad is not learns:
                 raise InputError(
                     "the encoding's parameters have changed since this pass was made: make one in each forward pass, "
                     "encoding.at(positions)"

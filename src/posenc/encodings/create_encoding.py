@@ -136,22 +136,28 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     classes: further ones by name, as in `create`; a spec names a class without a `name` by its class name.
 
     Raises:
-        InputError: an unknown name or arguments that the encoding does not take.
+        InputError: an unknown name or arguments that the encoding does not take, or parts nested some hundreds deep.
     """
     check_arguments(from_spec, locals())
+    try:
+        return _of_spec(spec, classes)
+    except RecursionError:
+        raise InputError("its parts are nested too deep", spec=spec) from None
+
+
+def _of_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]]) -> Encoding:
     arguments = dict(spec)
     name = arguments.pop("name", None)
     known = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
     cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, may_import=False)
+    parameters = cls.arguments()
     if issubclass(cls, Composite):
-        parameters = cls.arguments()
         if set(arguments) - {"order", *parameters} != {"parts"}:
             may = " and ".join(map(repr, ("order", *parameters)))
             raise InputError(f"spec of {name!r}: needs 'parts' and may have {may}, got {sorted(arguments)}")
         parts = [from_spec(part, classes) for part in arguments.pop("parts")]
         order = arguments.pop("order", range(len(parts)))
         return cls(*(parts[i] for i in order), **arguments)
-    parameters = cls.arguments()
     ranges = {key: arguments.pop(key) for key in ("heads", "kv_heads") if key in arguments and key not in parameters}
     for argument, value in arguments.items():
         if argument not in parameters:
