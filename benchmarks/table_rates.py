@@ -30,7 +30,7 @@ from posenc.lab.data.corpora import prose, split
 from posenc.lab.machine import describe, flushed_denormals
 
 NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).with_suffix(".md")
-MEASURED = Path(__file__).parents[1] / "src/posenc/encodings/table_rates.json"
+MEASURED = Path(__file__).parents[1] / "src/posenc/lab/table_rates.json"
 FACTORS, SEEDS, LEAST = (1, 10, 50), (0, 1, 2), 0.01
 SHAPE = {"dim": 128, "num_layers": 2, "num_heads": 4}
 STEPS, LENGTH, BATCH, RATE, WARM_UP, HELD_OUT = 200, 128, 8, 1e-3, 20, 128

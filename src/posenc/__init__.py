@@ -18,9 +18,9 @@ from posenc_version import version as _version
 if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.encodings.catalogue import cite
-    from posenc.encodings.learning_rates import parameter_groups
     from posenc.lab.evals.choose import choose
     from posenc.lab.evals.study import evaluate
+    from posenc.lab.learning_rates import parameter_groups
     from posenc.lab.transformer import Transformer, TransformerConfig
     from posenc.lab.vision_transformer import VisionConfig, VisionTransformer
     from posenc.pretrained import hf
@@ -57,7 +57,7 @@ _LAZY = {
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
-    "parameter_groups": "posenc.encodings.learning_rates",
+    "parameter_groups": "posenc.lab.learning_rates",
     "re_rotate": "posenc.pretrained.convert",
     "restore": "posenc.pretrained.extend",
     "to_hf": "posenc.pretrained.export",

@@ -57,6 +57,7 @@ def listing() -> dict[str, list[dict[str, Any]]]:
     """All encodings, patterns of layers, frequency schedules of RoPE, position maps, methods that extend pretrained models,
     tasks and findings, from what the code declares. also: what people call them."""
     from posenc.conformance.kinds import KINDS
+    from posenc.lab.learning_rates import table_rates
     from posenc.pretrained.findings import FINDINGS
 
     def row(name: str, split: str, documented: object, options: Iterable[str], formula: Sequence[str] = ()) -> dict[str, Any]:  # fmt: skip
@@ -69,6 +70,12 @@ def listing() -> dict[str, list[dict[str, Any]]]:
         title, of_encoding = row.pop("title"), {"family": FAMILIES[row.pop("family")][0]} if "family" in row else {}
         if "measured" in row:
             row["extrapolates"] = f"by the paper: {row['extrapolates'] or 'no claim'}; measured: {row.pop('measured')}"
+        if row.get("learned") is True:
+            factor = table_rates().get(name)
+            how = (
+                "not measured" if factor is None else "the model's" if factor == 1 else f"{factor:g} times the model's"
+            )
+            row["learning_rate"] = how
         also = ", ".join(filter(None, (ALIASES.get(name), CHINESE.get(name))))
         return {"name": name, "title": title, **of_encoding, "also": also} | row
 

@@ -51,7 +51,7 @@ USERS = {"lab/user_code.py:module_of_file", "lab/user_code.py:_files"}
 PROCESSES = {"lab/engines.py:_start"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
-    "cli/command.py:check_ours", "encodings/learning_rates.py:table_rates", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
+    "cli/command.py:check_ours", "lab/learning_rates.py:table_rates", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained",
     "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",

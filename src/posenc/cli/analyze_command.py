@@ -15,8 +15,7 @@ from posenc.errors import InputError, needs, printable, unknown
 from posenc_cli.answers import DONE
 from posenc_cli.arguments import How, laid_out, room
 
-WIDEST = 100
-"""Characters of a line, where the terminal has room for them."""
+WIDEST = 100  # characters of a line, where the terminal has room for them
 LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "head_dim": (1, 2**12)}
 
 
@@ -116,10 +115,9 @@ class Analyze(WithOutput):
             analysis = analyze(subject, progress=lambda title, done, total: count(done, total, title))
             numbers = results(analysis, self.typed, time.perf_counter() - started)
             if folder is not None:
-                for name, content in files(analysis, numbers).items():
+                written = files(analysis, numbers) | {"analysis.json": json.dumps(numbers, indent=1)}
+                for name, content in written.items():
                     folder.write(name, content)
-        if folder is not None:
-            folder.write("analysis.json", json.dumps(numbers, indent=1))
         if self.json:
             print(json.dumps(numbers, indent=1))
         else:

@@ -101,11 +101,7 @@ class Command:
     @classmethod
     def described(cls) -> Described:
         """What its help and its parser are made of."""
-        about = "
-
-".join(" ".join(each.split()) for each in cleandoc(cls.__doc__ or "").split("
-
-"))
+        about = "\n\n".join(" ".join(each.split()) for each in cleandoc(cls.__doc__ or "").split("\n\n"))
         return Described(cls.name, about, cls.examples, cls.epilog(), cls.settings())
 
     def check_out(self) -> None:

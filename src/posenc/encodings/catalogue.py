@@ -7,7 +7,6 @@ from typing import Any
 
 from posenc.encoding import Encoding
 from posenc.encodings.create_encoding import create, create_map, lookup
-from posenc.encodings.learning_rates import table_rates
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.encodings.registry import ENCODINGS
 from posenc.errors import summary
@@ -68,20 +67,7 @@ def measured(name: str) -> str:
     return f"{of['rise'][name]:+.2f} nats from {of['trained']} to {of['longest']} bytes"
 
 
-def learning_rate(name: str) -> str:
-    """What `posenc.parameter_groups` gives the parameters of an encoding."""
-    factor = table_rates().get(name)
-    return "not measured" if factor is None else "the model's" if factor == 1 else f"{factor:g} times the model's"
-
-
-class Bibtex(str):
-    """Text that a Python prompt prints without escapes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
+def cite(encoding: Encoding | type[Encoding] | str) -> str:
     """BibTeX of an encoding's papers, entries separated by blank lines; empty for one without a paper.
 
     encoding: an encoding, its class, or its text ("rope", several joined by "+", a pattern of layers), as `posenc.create` takes it.
@@ -99,7 +85,7 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
     else:
         keys = encoding.papers
     known = entries()
-    return Bibtex("\n\n".join(known[key] for key in keys))
+    return "\n\n".join(known[key] for key in keys)
 
 
 def entries() -> dict[str, str]:
@@ -110,7 +96,7 @@ def entries() -> dict[str, str]:
 
 def rows() -> list[dict[str, Any]]:
     """One row per encoding: name, title, family, class, where it acts, whether it learns, what its source claims past the training
-    length and what we measured, the rate of its parameters, when to use it, its formula, what it equals, options, papers, summary."""
+    length and what we measured, when to use it, its formula, what it equals, options, papers, summary."""
     papers = entries()
     table = []
     for name, cls in ENCODINGS.items():
@@ -126,7 +112,6 @@ def rows() -> list[dict[str, Any]]:
                 "shift_invariant": bool(made.shift_invariant),
                 "extrapolates": cls.extrapolates,
                 "measured": measured(name),
-                "learning_rate": learning_rate(name) if any(True for _ in made.parameters()) else "",
                 "use_when": cls.use_when,
                 "formula": list(cls.formula),
                 "equal_to": cls.equal_to,

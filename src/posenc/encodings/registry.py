@@ -6,7 +6,7 @@ from pkgutil import iter_modules
 
 from posenc.encoding import SITES, Encoding
 
-MADE_OF_ALL = ("catalogue", "create_encoding", "learning_rates", "names", "patterns", "registry")
+MADE_OF_ALL = ("catalogue", "create_encoding", "names", "patterns", "registry")
 """Modules of this package that read the registry."""
 
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -66,8 +66,8 @@ def _same(x: Tensor) -> Tensor:
 @contextmanager
 def without_hooks() -> Iterator[None]:
     """Where torch.func is used, which refuses to work under hooks on saved tensors."""
-    found = []
-    while hooks := torch._C._autograd._top_saved_tensors_default_hooks(True):
+    found, top = [], cast(Any, torch._C._autograd._top_saved_tensors_default_hooks)
+    while (hooks := top(True)) is not None:
         found.append(hooks)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:

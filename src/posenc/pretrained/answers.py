@@ -56,9 +56,8 @@ class Answers:
         return {name: getattr(self, name) for name in ("about", "key", "passkey", "short")} | {"questions": QUESTIONS}
 
     def __str__(self) -> str:
-        lines = [self.about]
-        for state, answer in self.passkey.items():
-            lines.append(f"  {state}: {'found' if self.key in answer else 'not found'}, {answer!r}")
+        found = {state: "found" if self.key in answer else "not found" for state, answer in self.passkey.items()}
+        lines = [self.about, *(f"  {state}: {found[state]}, {answer!r}" for state, answer in self.passkey.items())]
         for question, *answers in zip(QUESTIONS, *self.short.values(), strict=True):
             lines.append(f"{question!r}: {'; '.join(f'{s} {a!r}' for s, a in zip(self.short, answers, strict=True))}")
         return "\n".join(lines)

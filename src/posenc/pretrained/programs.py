@@ -223,11 +223,6 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
         scores = score_factor(table) if "kv_lora_rank" in vars(hf) else 1.0
         if scores != 1:
             notes.append(f"its attention multiplies scores by {scores:.4g} too (mscale_all_dim)")
-        if table.get("rope_type") == "longrope" and length > (table.get("original_max_position_embeddings") or length):
-            plain = frequencies.default(2 * inv_freq.numel(), base=bases[layers]).inv_freq
-            long = torch.tensor(table["long_factor"], dtype=torch.float64)
-            if not torch.allclose(inv_freq * long, plain, rtol=1e-4, atol=0):
-                notes.append("takes short_factor at every length")
         yield Reading("", layers or ALL, bases[layers], str(table.get("rope_type", "default")), 2 * inv_freq.numel(),
                       factor, inv_freq, "; ".join(notes), config.unrotated(), "run")  # fmt: skip
 

@@ -155,9 +155,6 @@ def _written(
         written["rope_type"] == "longrope" and scores != 1 and times > 1 and schedule.get("name") == "explicit"
     ):  # stays beside the new ones
         shape["mscale_all_dim"] = (scores - 1) / (0.1 * math.log(times))
-    if structure.model_type == "phimoe" and written["rope_type"] != "default":  # it reads these for every type
-        shape |= dict.fromkeys(("short_mscale", "long_mscale"), frequencies.attention_factor)
-        shape["original_max_position_embeddings"] = rope.original_length
     return written | shape
 
 

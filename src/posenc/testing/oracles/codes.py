@@ -91,18 +91,5 @@ def slope(
     return [_dot(row, [*hidden, t]) + b for row, b in zip(weight2, bias2, strict=True)]
 
 
-def kutta(function: Callable[..., Sequence[float]], t: float, p: Sequence[float], dt: float) -> list[float]:
-    """One step of the 3/8 rule, from its Butcher tableau (Hairer, Norsett and Wanner 1993, table II.1.2)."""
-
-    def moved(*terms: tuple[float, Sequence[float]]) -> list[float]:
-        return [p[c] + dt * sum(a * k[c] for a, k in terms) for c in range(len(p))]
-
-    k1 = function(t, p)
-    k2 = function(t + dt / 3, moved((1 / 3, k1)))
-    k3 = function(t + 2 * dt / 3, moved((-1 / 3, k1), (1, k2)))
-    k4 = function(t + dt, moved((1, k1), (-1, k2), (1, k3)))
-    return moved((1 / 8, k1), (3 / 8, k2), (3 / 8, k3), (1 / 8, k4))
-
-
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))

@@ -8,7 +8,7 @@ from torch import nn
 
 import posenc
 from posenc import InputError, Transformer, TransformerConfig, create, parameter_groups
-from posenc.encodings.learning_rates import table_rates
+from posenc.lab.learning_rates import table_rates
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SHAPE = {"dim": 32, "num_heads": 2, "num_layers": 2, "max_positions": 16}

@@ -18,7 +18,7 @@ from posenc.errors import InputError
 def table_rates() -> dict[str, float]:
     """Registered name -> the factor on the model's rate that was measured for its parameters, in table_rates.json, which
     benchmarks/table_rates.py writes; what was not measured is left out."""
-    return json.loads(files("posenc.encodings").joinpath("table_rates.json").read_text(encoding="utf-8"))
+    return json.loads(files("posenc.lab").joinpath("table_rates.json").read_text(encoding="utf-8"))
 
 
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
