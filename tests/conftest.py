@@ -121,6 +121,15 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _modules_of_the_test(tmp_path_factory):
+    """A process loads a module once, and tests write others of the same name."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in [n for n, m in list(sys.modules.items()) if str(getattr(m, "__file__", "")).startswith(folder)]:
+        sys.modules.pop(name, None)
+
+
 @pytest.fixture
 def no_gradients():
     with torch.no_grad():

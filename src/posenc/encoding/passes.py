@@ -43,7 +43,7 @@ class Pass:
         self.versions = [(x, x._version, x.requires_grad) for x in parameters if not x.is_inference()]
 
     def require_current(self) -> None:
-        """Refuse to go on once a parameter has been written to, or frozen or no more: what is kept has its gradient or has not."""
+        """Refuse to go on once a parameter has been written to, or frozen or no more: what is shared has its gradient or has not."""
         if torch.compiler.is_compiling():
             return
         for parameter, version, learns in self.versions:

@@ -32,7 +32,7 @@ def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style,
 
 
 def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[str, Any]:
-    """A dot with its name beside it. options: label, words in texts."""
+    """A dot with its name beside it. options: `label`, `texts`."""
     return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, "label": True, **options}
 
 
