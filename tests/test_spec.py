@@ -160,7 +160,8 @@ def test_classes_of_files_and_modules_are_names(tmp_path, monkeypatch):
     same = posenc.create("spec_fade.py:Fade", num_heads=2)
     assert type(same) is type(list(both)[1]), "a file that has not changed is imported once"
     (tmp_path / "spec_fade.py").write_text(FADE + "    papers = ()\n")
-    assert posenc.cite("spec_fade.py:Fade") == ""
+    with pytest.raises(InputError, match="has changed since it was loaded"):
+        posenc.cite("spec_fade.py:Fade")
     assert torch.equal(same.slope_table, posenc.ALiBi(2).slope_table)
 
 
