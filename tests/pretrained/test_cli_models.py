@@ -179,6 +179,8 @@ def test_a_configuration_is_enough_for_the_command(folder, capsys, monkeypatch):
     assert json.loads(out)["config"]["rope_parameters"]["factor"] == 4.0
     code, again, _ = run(capsys, "extend", folder / "config.json", "--method", "yarn", "--factor", 4, "--json")
     assert json.loads(again)["programs"] == json.loads(out)["programs"]
+    printing = "extend", folder, "--method", "yarn", "--factor", 4, "--print", "--out", folder.parent / "printed"
+    assert [run(capsys, *printing)[0] for _ in range(2)] == [0, 0], "no model is saved, so the folder need not be empty"
 
 
 def test_extend_says_how_far_it_verified(folder, capsys, monkeypatch):

@@ -15,7 +15,6 @@ from posenc.errors import InputError, needs, printable, unknown
 from posenc_cli.answers import DONE
 from posenc_cli.arguments import How, laid_out, room
 
-WIDEST = 100  # characters of a line, where the terminal has room for them
 LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "head_dim": (1, 2**12)}
 
 
@@ -122,7 +121,7 @@ class Analyze(WithOutput):
             print(json.dumps(numbers, indent=1))
         else:
             files_of = ["", *files_in(folder.directory)] if folder is not None else []
-            text = laid_out(printable(str(analysis)), min(room() or WIDEST, WIDEST))
+            text = laid_out(printable(str(analysis)), min(room() or 100, 100))  # no longer lines, for reading
             print("\n".join([text, *map(printable, files_of)]))
         return DONE
 

@@ -264,12 +264,13 @@ class Extend(WithModel, WithOutput):
         """A model is saved into an empty folder, or with auto beside the cells."""
         from posenc.lab.files import Folder
 
-        if self.out is None or (self.method == CHOSEN and (Path(self.out) / "cells").exists()):
-            return
-        if not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
-            raise InputError("has characters that cannot be shown", "name another folder", out=self.out)
-        if any(Folder(self.out).directory.iterdir()):
-            raise InputError("is not empty", "name a new folder", out=self.out)
+        if self.print or self.model.endswith(".json"):
+            super().check_out()
+        elif self.out is not None and not (self.method == CHOSEN and (Path(self.out) / "cells").exists()):
+            if not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
+                raise InputError("has characters that cannot be shown", "name another folder", out=self.out)
+            if any(Folder(self.out).directory.iterdir()):
+                raise InputError("is not empty", "name a new folder", out=self.out)
 
     def _check_training(self) -> list[str] | None:
         """The documents to train on; None: no fine-tuning."""
