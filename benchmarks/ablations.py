@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -26,7 +27,6 @@ from typing import Any
 
 import torch
 
-from posenc.lab.archive import read
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.experiment import TEN, Run
 from posenc.lab.machine import describe, flushed_denormals
@@ -37,6 +37,9 @@ from posenc.lab.store import Store, Stored, identity
 from posenc.lab.study import versions
 from posenc.lab.train import Training
 from posenc.report.terminal import Display
+
+sys.path.append(str(Path(__file__).parent))
+from archives import read
 
 NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).with_suffix(".md")
 MARK = "<!-- {}: written by python benchmarks/ablations.py -->"

@@ -142,7 +142,7 @@ COLUMNS = {"export": "torch.export", "batch": "any batch", "length": "any length
 
 
 def matrix(rows: dict[str, dict[str, Any]]) -> str:
-    """The rows as Markdown, after a sentence that counts them."""
+    """Of the rows a sentence that counts them, and as Markdown those in which something is refused."""
     served = {name: [column for column in COLUMNS if isinstance(row[column], float)] for name, row in rows.items()}
     counts = ", ".join(
         f"{title} {sum(column in each for each in served.values())}" for column, title in COLUMNS.items()
@@ -151,14 +151,14 @@ def matrix(rows: dict[str, dict[str, Any]]) -> str:
     worst = max(row[column] for name, row in rows.items() for column in served[name])
     lines = [
         f"Of {len(rows)} encodings: {counts}. The largest difference of an output from the eager layer's is {worst:.1e}, in "
-        f"float32. Programs with an operator of posenc's: {', '.join(f'`{name}`' for name in alone) or 'none'}.",
+        f"float32 ([each difference](../benchmarks/deploy.json)). Programs with an operator of posenc's: "
+        f"{', '.join(f'`{name}`' for name in alone) or 'none'}.",
         "",
-        f"| encoding | {' | '.join(COLUMNS.values())} |",
-        "|---" * (len(COLUMNS) + 1) + "|",
     ]
     for name, row in rows.items():
-        cells = [f"{row[column]:.0e}" if column in served[name] else row[column] for column in COLUMNS]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        lines += [
+            f"- `{name}`, {title}: {row[column]}" for column, title in COLUMNS.items() if column not in served[name]
+        ]
     return "\n".join(lines)
 
 

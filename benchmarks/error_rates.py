@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from pairs import BENJAMINI_HOCHBERG, different, found
 from scipy.special import stdtr
 from torch import Tensor
 
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, found, near_best
+from posenc.lab.statistics import near_best
 
 ROOT = Path(__file__).parents[1]
 TABLES, KINDS = 200, 8

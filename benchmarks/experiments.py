@@ -26,7 +26,6 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.archive import read, write
 from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.data import Corpus
 from posenc.lab.data.corpora import CORPORA
@@ -42,6 +41,7 @@ from posenc.pretrained.stopping import terminable
 from posenc.report.terminal import Display
 
 sys.path.append(str(Path(__file__).parent))
+from archives import read, write
 from replication import EXPERIMENTS as COMMITTED
 from replication import findings
 

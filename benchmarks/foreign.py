@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -201,6 +202,7 @@ def _in_slots(queries: Tensor, keys: Tensor, valid: Tensor | None) -> Positions:
 def flash_attention_rotary() -> Iterator[Case]:
     grid = {"d": [32, 64, 128, 256], "fraction": [0.5, 1.0], "interleaved": [False, True], "offset": ["none", "int", "rows"],
             "inplace": [False, True], "dtype": ["float16", "bfloat16", "float64"]}  # fmt: skip
+    # theirs also overwrite x, which ours does not: the cases are the same
     for number, case in enumerate(drawn(144, 2, **grid)):
 
         def run(case: dict[str, Any] = case, number: int = number) -> float:
@@ -216,9 +218,7 @@ def flash_attention_rotary() -> Iterator[Case]:
             layout = "interleaved" if case["interleaved"] else "half"
             wanted = turned(x.double(), at, width, case["interleaved"])
             precise = torch.float64 if dtype == torch.float64 else torch.float32
-            ours = posenc.functional.rotary(
-                x.clone(), angles.cos().to(precise), angles.sin().to(precise), layout=layout, inplace=case["inplace"]
-            )
+            ours = posenc.functional.rotary(x, angles.cos().to(precise), angles.sin().to(precise), layout=layout)
             return off(ours, wanted)
 
         unit = {
@@ -707,7 +707,12 @@ def transformers_rope_index() -> Iterator[Case]:
                     video_grid_thw=None,
                     attention_mask=torch.ones_like(ids),
                 )
-                ours = multimodal(ids, image_grid_thw=table, image_token_id=1, spatial_merge_size=2)
+                sizes = iter(images)
+                parts: list[Any] = []
+                for kind, run in groupby(kinds):
+                    _, height, width = next(sizes) if kind else (1, 0, 0)
+                    parts.append((height // 2, width // 2) if kind else len(list(run)))
+                ours = multimodal(parts)
                 return off(ours.q, want.permute(1, 2, 0))
 
             yield Case(f"{family} prompt {number}", run, 0.0)

@@ -1,4 +1,4 @@
-"""What our attention kernels should reach on a GPU, from their compiled code and the GPU's data sheet; no GPU is needed.
+"""What our attention kernel should reach on a GPU, from their compiled code and the GPU's data sheet; no GPU is needed.
 
     python benchmarks/gpu_prediction.py            the table of gpu_prediction.md
     python benchmarks/gpu_prediction.py 80 64 80   resources alone, for sm_80 at widths of 64 and 80
@@ -19,13 +19,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from posenc.backends import triton_kernels as kernels
-from posenc.backends.triton_kernels import TILES
+from posenc.backends.triton_kernels import TILES, forward
 
 SHARED = {80: 166912, 90: 232448, 100: 232448}
 """Bytes of shared memory that a program may take, by architecture."""
-STRIDES = {a + b for a in "qkvo" for b in "bhn"}
-TENSORS = {"Q", "K", "V", "DOUT", "OUT", "DQ", "DK", "DV_"}
+STRIDES = {a + b for a in "qkv" for b in "bhn"}
+TENSORS = {"Q", "K", "V", "OUT"}
 KINDS = ("none", "vector", "products")
 
 
@@ -99,59 +98,41 @@ def _assembled(ptx: str) -> str:
     raise RuntimeError(f"no ptxas of Triton's takes this code: {report}")
 
 
-def launches(sm: int, width: int, kind: str) -> dict[str, Resources]:
-    """Of the three kernels, causal, by name."""
+def launch(sm: int, width: int, kind: str) -> Resources:
+    """Of the kernel, causal."""
     padded = triton.next_power_of_2(width)
-    t = TILES[padded]
-    common = {"D": width, "DV": width, "BLOCK_D": padded, "BLOCK_DV": padded, "HEADS": 8, "GROUPS": 2, "CAUSAL": True}
-    common |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
-    settings = {
-        "forward": ({"BLOCK_M": t.forward[0], "BLOCK_N": t.forward[1]}, t.forward),
-        "backward_keys": ({"BLOCK": t.keys[0], "LEARNED": kind == "vector", "ATOMIC": True}, t.keys),
-        "backward_queries": ({"BLOCK": t.queries[0], "LEARNED": kind == "products"}, t.queries),
+    block_m, block_n, *tiles = TILES[padded]
+    constants = {
+        "D": width,
+        "DV": width,
+        "BLOCK_D": padded,
+        "BLOCK_DV": padded,
+        "HEADS": 8,
+        "GROUPS": 2,
+        "CAUSAL": True,
     }
-    return {
-        name: resources(getattr(kernels, name), sm, common | constants, *tiles[-2:])
-        for name, (constants, tiles) in settings.items()
-    }
+    constants |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
+    return resources(forward, sm, constants | {"BLOCK_M": block_m, "BLOCK_N": block_n}, *tiles)
 
 
-def clocks(gpu: GPU, width: int, kind: str, near: float) -> dict[str, dict[str, float]]:
-    """Clocks of a multiprocessor for one score, by kernel and pipe. near: the part of the scores whose bias is read cell by
+def clocks(gpu: GPU, width: int, kind: str, near: float) -> dict[str, float]:
+    """Clocks of a multiprocessor for one score, by pipe. near: the part of the scores whose bias is read cell by
     cell, rather than once for a tile."""
     matrix = gpu.tflops * 1e3 / gpu.multiprocessors / gpu.clock  # operations a clock
     biased = 0.0 if kind == "none" else near
     # a read comes with its address, and is staged through shared memory: written and read once more
     reads = {"none": 0.0, "vector": 3.0, "products": 6.0}[kind] * biased
     address = {"none": 0.0, "vector": 2.0, "products": 4.0}[kind] * biased
-
-    def pipes(products: int, alu: float, loads: float, exponentials: int = 1) -> dict[str, float]:
-        return {
-            "matrix": products * 2 * width / matrix, "alu": (alu + address) / gpu.alu,
-            "exp": exponentials / gpu.exponentials, "loads": (loads + reads) / gpu.loads,
-        }  # fmt: skip
-
-    # forward: scale, maximum, difference, sum, conversion; and the backward passes: scale, difference, delta, product, two conversions
-    atomics = 8.0 * near if kind == "products" else 0.0  # a word of the L2 cache each
-    summed = 2.0 if kind == "vector" else 0.0  # the vector's gradient: a shuffle and a sum
     return {
-        "forward": pipes(2, 5, 0),
-        "backward_keys": pipes(4, 6 + summed, summed),
-        "backward_queries": pipes(3, 6, atomics),
-    }
+        "matrix": 2 * 2 * width / matrix, "alu": (5 + address) / gpu.alu,  # scale, maximum, difference, sum, conversion
+        "exp": 1 / gpu.exponentials, "loads": reads / gpu.loads,
+    }  # fmt: skip
 
 
-def predicted(gpu: GPU, width: int, kind: str, near: float) -> dict[str, tuple[float, float]]:
-    """Share of the matrix units' peak, (nothing overlaps, everything does), of the forward and of the backward pass, in
-    operations that the mathematics needs: two products of tiles forward, five backward."""
-    found = clocks(gpu, width, kind, near)
-    matrix = gpu.tflops * 1e3 / gpu.multiprocessors / gpu.clock
-    backward = [found["backward_keys"], found["backward_queries"]]
-    shares = {}
-    for name, needed, passes in (("forward", 2, [found["forward"]]), ("backward", 5, backward)):
-        ideal = needed * 2 * width / matrix
-        shares[name] = ideal / sum(sum(p.values()) for p in passes), ideal / sum(max(p.values()) for p in passes)
-    return shares
+def predicted(gpu: GPU, width: int, kind: str, near: float) -> tuple[float, float]:
+    """Share of the matrix units' peak, (nothing overlaps, everything does)."""
+    pipes = clocks(gpu, width, kind, near)
+    return pipes["matrix"] / sum(pipes.values()), pipes["matrix"] / max(pipes.values())
 
 
 def rotary_microseconds(gpu: GPU, tokens: int) -> float:
@@ -164,28 +145,24 @@ def main() -> int:
     parser.add_argument("sm", nargs="?", type=int, choices=SHARED, help="resources for this architecture alone")
     parser.add_argument("widths", nargs="*", type=int)
     options = parser.parse_args()
-    print("| architecture, width, bias | kernel | registers | spilled bytes | shared memory | products serialised |")
-    print("| --- | --- | ---: | ---: | ---: | --- |")
+    print("| architecture, width, bias | registers | spilled bytes | shared memory | products serialised |")
+    print("| --- | ---: | ---: | ---: | --- |")
     for sm in [options.sm] if options.sm else (90,):
         for width in options.widths or (64, 128):
             for kind in KINDS:
-                for name, r in launches(sm, width, kind).items():
-                    yes = "yes" if r.serialized else "no"
-                    print(
-                        f"| sm_{sm}, {width}, {kind} | {name} | {r.registers} | {r.spilled} | {r.shared} | {yes} |",
-                        flush=True,
-                    )
-                    assert r.shared <= SHARED[sm], f"{r.shared} bytes of shared memory, sm_{sm} has {SHARED[sm]}"
+                r = launch(sm, width, kind)
+                yes = "yes" if r.serialized else "no"
+                print(f"| sm_{sm}, {width}, {kind} | {r.registers} | {r.spilled} | {r.shared} | {yes} |", flush=True)
+                assert r.shared <= SHARED[sm], f"{r.shared} bytes of shared memory, sm_{sm} has {SHARED[sm]}"
     if options.sm:
         return 0
-    print("\n| GPU | width | bias | forward, TFLOP/s | backward, TFLOP/s |\n| --- | ---: | --- | ---: | ---: |")
+    print("\n| GPU | width | bias | TFLOP/s |\n| --- | ---: | --- | ---: |")
     for name, gpu in GPUS.items():
         for width in (64, 128):
             for kind, near, label in (("none", 0.0, "none"), ("vector", 0.03, "T5, 8192 tokens"),
                                       ("vector", 1.0, "ALiBi"), ("products", 0.24, "Shaw, clip 1024, 8192 tokens")):  # fmt: skip
-                shares = predicted(gpu, width, kind, near)
-                cells = [f"{low * gpu.tflops:.0f} to {high * gpu.tflops:.0f}" for low, high in shares.values()]
-                print(f"| {name} | {width} | {label} | {' | '.join(cells)} |")
+                low, high = predicted(gpu, width, kind, near)
+                print(f"| {name} | {width} | {label} | {low * gpu.tflops:.0f} to {high * gpu.tflops:.0f} |")
     print("\n| GPU | rotation of 8192 tokens at full bandwidth |\n| --- | ---: |")
     for name, gpu in GPUS.items():
         print(f"| {name} | {rotary_microseconds(gpu, 8192):.0f} us |")

@@ -43,7 +43,7 @@ from posenc.lab.train import read_from_tokens
 from posenc.lab.transformer import Attention
 
 HERE = Path(__file__).parent / "law"
-CELLS, REGISTRATION = HERE / "cells", HERE / "registration.json"
+CELLS, REGISTRATION, STAGE2 = HERE / "cells", HERE / "registration.json", HERE / "registration2.json"
 
 # ---------------------------------------------------------------- what is trained
 
@@ -558,6 +558,8 @@ def check() -> int:
     """Of each cell: the registration that it names is that of its commit, this was made before the cell began, and it is unchanged."""
     wrong = 0
     now = _sha256(REGISTRATION.read_bytes())
+    second = [int(line) for line in _git("log", "--format=%ct", "--", STAGE2.name).splitlines()]
+    same = not _git("status", "--porcelain", "--", STAGE2.name)
     for each in finished():
         name, commit = Cell(**each["cell"]).path.name, each["commit"]
         then = _git_bytes("show", f"{commit}:benchmarks/law/registration.json")
@@ -571,6 +573,8 @@ def check() -> int:
                 why.append("began before its commit")
             if subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=HERE, check=False).returncode:
                 why.append("its commit is not in this history")
+        if each["cell"]["budget"] >= 8 and not (len(second) == 1 and same and second[0] < each["start"]):
+            why.append("stage 2 was registered later than it began, or was changed since")
         wrong += bool(why)
         if why:
             print(f"{name}: {'; '.join(why)}")
@@ -586,7 +590,7 @@ def judge() -> None:
         if each["validation"] is not None and cell.rate == at_best(cell.size, cell.encoding, 0, 1).rate:
             cells.setdefault((cell.size, cell.encoding, cell.budget), []).append(each)
     right = decided = 0
-    for p in json.loads(REGISTRATION.read_text())["predictions"]:
+    for p in [p for path in (REGISTRATION, STAGE2) for p in json.loads(path.read_text())["predictions"]]:
         values = [value_of(term, cells) for term in p["sum"]]
         if any(value is None for value in values):
             print(f"{p['id']}: not yet")

@@ -29,14 +29,12 @@ from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import family
 from posenc.encodings.patterns import read
 from posenc.errors import listed
-from posenc.lab.archive import CURVE_POINTS
 from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, Experiment
-from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
+from posenc.lab.leaderboard import ENDS, TASKS, End, end
 from posenc.lab.records import CONTEXT, Aggregate, level
-from posenc.lab.results import Ranking
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, different, estimate, found
-from posenc.lab.text import USES
+from posenc.lab.results import CURVE_POINTS, Ranking
+from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.train import schedule
 from posenc.report.leaderboard import mean_score
 
@@ -44,10 +42,14 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
+from archives import archive  # noqa: E402
+from pairs import BENJAMINI_HOCHBERG, different, found  # noqa: E402
 from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
+USES = "gains from far context", "does no harm", "harms", "unclear"
+"""The answers of posenc.lab.text.use."""
 MEASURED = ROOT / "src/posenc/encodings/measured.json"
 PAGES = tuple(
     ROOT / page
@@ -56,7 +58,7 @@ PAGES = tuple(
         "benchmarks/leaderboard.md",
         "docs/claims.md",
         "docs/claims.zh.md",
-        "docs/synthetic-lab.md",
+        "docs/compare.md",
         "docs/guides/choose.md",
         "README.md",
         "README.zh.md",
@@ -75,6 +77,8 @@ STEPS, LENGTH = 480, 128
 """Of the trainings that the experiments on budgets, texts and sizes share."""
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
 MOST_SEEDS = 100
+WIDE = ("budgets", "corpora", "sizes", "far", "rates", "recall", "others")
+"""Parts whose tables are in benchmarks/leaderboard.md alone; docs/leaderboard.md has their sentences."""
 
 
 @dataclass(frozen=True)
@@ -554,32 +558,39 @@ def _nearest(board: Board) -> list[tuple[Need, str, list[World]]]:
     return [(need, *found) for need in NEEDS if (found := nearest(need, measured))]
 
 
-FRONT = {
+FRONT: dict[str, Json] = {
     "en": {
         "head": ("you want", "take", "what was measured"),
-        "server": ("a decoder that every inference server runs", "near the lowest loss of these in {} settings"),
-        "longer": (
-            "inputs longer than in training",
-            "after the longest training the lowest loss there, {} nats per byte",
-        ),
-        "recall": ("values recalled from far away", "recall far past the training length: {}"),
-        "free": ("the lowest loss, at any cost", "near the lowest loss in {} settings; its attention is slower"),
-        "extend": ("a RoPE model with a longer context", "finds the passkey in {} documents past the context length"),
+        "rows": {
+            "server": ("a decoder that every inference server runs", "near the lowest loss of these in {} settings"),
+            "longer": (
+                "inputs longer than in training",
+                "after the longest training the lowest loss there, {} nats per byte",
+            ),
+            "encoder": ("a bidirectional encoder", "lowest loss in masked prediction, {} nats"),
+            "free": ("the lowest loss, at any cost", "near the lowest loss in {} settings; its attention is slower"),
+            "extend": (
+                "a RoPE model with a longer context",
+                "finds the passkey in {} documents past the context length",
+            ),
+        },
         "joint": ", ",
         "of": "{} of {}",
-        "shown": "Near is within {margin} nats per byte, far is {factor} times the training length, in models of {least:.1f} to {most:.1f} M parameters "
+        "shown": "Near is within {margin} nats per byte, longer is {factor} times the training length, in models of {least:.1f} to {most:.1f} M parameters "
         "after at most {steps} steps; not shown is that the order changes with that budget ([all results](docs/leaderboard.md)).",
     },
     "zh": {
         "head": ("你要的", "选择", "测得"),
-        "server": ("各种推理服务器都能运行的解码器", "在 {} 的设置中接近这类编码的最低损失"),
-        "longer": ("比训练时更长的输入", "训练最久时，那里的损失最低，每字节 {} 奈特"),
-        "recall": ("检索远处的值", "远超训练长度时的检索正确率为 {}"),
-        "free": ("不计代价的最低损失", "在 {} 的设置中接近最低损失；它的 attention 较慢"),
-        "extend": ("上下文更长的 RoPE 模型", "超过上下文长度时，在 {} 的文档中找到密钥（passkey）"),
+        "rows": {
+            "server": ("各种推理服务器都能运行的解码器", "在 {} 的设置中接近这类编码的最低损失"),
+            "longer": ("比训练时更长的输入", "训练最久时，那里的损失最低，每字节 {} 奈特"),
+            "encoder": ("双向编码器", "掩码预测的损失最低，{} 奈特"),
+            "free": ("不计代价的最低损失", "在 {} 的设置中接近最低损失；它的 attention 较慢"),
+            "extend": ("上下文更长的 RoPE 模型", "超过上下文长度时，在 {} 的文档中找到密钥（passkey）"),
+        },
         "joint": "、",
         "of": "{}/{}",
-        "shown": "“接近”指相差不超过每字节 {margin} 奈特，“远”指训练长度的 {factor} 倍；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步；"
+        "shown": "“接近”指相差不超过每字节 {margin} 奈特，“更长”指训练长度的 {factor} 倍；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步；"
         "表中没有的是：次序会随训练步数而变（[全部结果](docs/leaderboard.md)）。",
     },
 }
@@ -609,21 +620,22 @@ def answers(results: Json) -> dict[str, Answer]:
     recalled = {v.name: _value(ranking, v, ranking.settings.conditions[-1]) for v in ranking.trained}
     best = max(recalled.values(), key=float)
     made["recall"] = Answer(tuple(sorted(name for name, share in recalled.items() if share == best)), f"{best} %")
+    made["encoder"] = encoder()[0]
     at = json.loads(EXTENDED.read_text(encoding="utf-8"))["longer"][-1]
     rows = next(task["rows"] for task in at["tasks"] if task["task"].startswith("passkey"))
     exact = next(row["exact"] for row in rows if row["method"] == "yarn")
     made["extend"] = Answer(("yarn",), str(exact["hits"]), exact["n"])
-    return {key: made[key] for key in ("server", "longer", "recall", "free", "extend")}
+    return made
 
 
 def front(results: Json, language: str = "en") -> str:
     """README's table: at most five rows of one figure each, and what it does not show."""
-    words, rows = FRONT[language], []
-    for key, answer in answers(results).items():
-        who, measured = words[key]
+    words, made, rows = FRONT[language], answers(results), []
+    for key, (who, what) in words["rows"].items():
+        answer = made[key]
         figure = answer.figure if answer.of is None else words["of"].format(answer.figure, answer.of)
         names = words["joint"].join(f"`{name}`" for name in answer.names)
-        rows.append([who, names, measured.format(figure)])
+        rows.append([who, names, what.format(figure)])
     known = worlds(results)
     sizes = [each.parameters / 1e6 for each in known]
     shown = words["shown"].format(
@@ -636,6 +648,21 @@ def front(results: Json, language: str = "en") -> str:
     return f"{table(words['head'], rows, text=3)}\n\n{shown}"
 
 
+def encoder() -> tuple[Answer, str]:
+    """The encoding of least loss in masked prediction (benchmarks/masked.py), and a sentence."""
+    runs = json.loads((Path(__file__).parent / "masked.json").read_text())["losses"]
+    losses = {
+        name: statistics.fmean(statistics.fmean(each["128"]) for each in seeds.values())
+        for name, seeds in runs.items()
+        if seeds
+    }
+    best, other = min(losses, key=losses.__getitem__), losses["rope"]
+    return (
+        Answer((best,), f"{losses[best]:.2f}"),
+        f"lowest loss of {len(losses)} in [masked prediction](../../benchmarks/masked.md), {losses[best]:.2f}; `rope` {other:.2f}",
+    )
+
+
 def choice(results: Json) -> str:
     """The table of the page on choosing: questions in their order."""
     made, unknown = answers(results), "not measured"
@@ -645,7 +672,7 @@ def choice(results: Json) -> str:
         ("Must it recall one value from far away?", "recall", "{} right at 8 times the training length"),
         ("Is the model trained already, with RoPE?", "extend", "passkey found in {} documents at 1.5 times the context"),
         ("Are the inputs images or video?", "axial_rope", unknown),
-        ("Is it a bidirectional encoder?", "rope", unknown),
+        ("Is it a bidirectional encoder?", "encoder", encoder()[1]),
         ("Are you free to choose?", "free", "near the lowest loss in {} settings"),
     ]  # fmt: skip
     rows = []
@@ -1007,8 +1034,14 @@ def tables(board: Board) -> dict[str, str]:
     made |= {"front": front(board.results), "front.zh": front(board.results, "zh"), "choice": choice(board.results)}
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
+    made |= {f"{name}.findings": sentences(made[name]) for name in WIDE}
     tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)
     return made | {"tasks": tasks}
+
+
+def sentences(text: str) -> str:
+    """What a part says beside its tables."""
+    return "\n\n".join(each for each in text.split("\n\n") if not each.startswith("|"))
 
 
 def written(text: str, made: Mapping[str, str]) -> str:

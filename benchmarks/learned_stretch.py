@@ -96,7 +96,9 @@ def learn(
     learned = [module.learned.log_scale, *([module.log_temperature] if temperature else [])]
     optimizer = torch.optim.Adam(learned, lr=learning_rate, betas=(0.9, 0.95))
     found, best = Learned(attachment.report.stretch), math.inf
-    exchange = [Change(owner, "rotary_emb", module) for owner in structure.rotaries]
+    exchange = [
+        Change(owner, "rotary_emb", module) for owner in structure.model.modules() if hasattr(owner, "rotary_emb")
+    ]
     with modes_restored(structure.model):
         structure.model.eval().requires_grad_(False)
         for each in exchange:

@@ -11,7 +11,7 @@ SOURCE: a folder with llama.cpp's convert_hf_to_gguf.py (recorded: of llama-cpp-
 interface (recorded: of xllamacpp 2026.10.11549). Asked are the configurations of tests/references/published_configs.json and
 published_configs.json, and each model type alone and with PROBES. Each is made small, with heads as they are; transformers' own
 rotary module, and the rotation in llama.cpp's graph, give angles and the factor. A program "fails" where the configuration without
-its rotation runs. "join" writes recorded_answers.json and the summary in src/posenc/pretrained that config-only reads.
+its rotation runs. "join" writes recorded_answers.json, by which posenc's rules are tested.
 """
 
 import copy
@@ -496,78 +496,17 @@ def same_as(readings: list[Any], length: str, asked_for: Any, pool: list[list[fl
 
 
 def summarised(
-    program: str, version: str, asked: dict[str, Answer], found: dict[str, Answer], types: list[str] | None, pool: Pool
+    version: str, asked: dict[str, Answer], found: dict[str, Answer], types: list[str] | None, pool: Pool
 ) -> Answer:
-    """Answers and failures of a program; what config-only reads of them goes into its record. types: of models that it has;
-    None: it answered so when it was asked."""
-    from transformers import CONFIG_MAPPING
-
-    from posenc.pretrained.programs import PROGRAMS, RULED, TRANSFORMERS, NotKnown, ProgramFails
-    from posenc.pretrained.readers import ConfigFile
-    from posenc.pretrained.recorded import RECORDS, RULES, fingerprint
-
-    llama = program == "llama.cpp"
-    kinds = [kind for kind, fields in asked.items() if fields == {"model_type": kind}]
-    refused = {kind for kind in kinds if "refused" in found.get(kind, {})}
-    missing = sorted(refused if types is None else {*CONFIG_MAPPING} - {*types})
+    """Answers and failures of a program. types: of models that it has; None: it answered so when it was asked."""
     answers = {name: joined(each, pool) for name, each in found.items() if usable(each) == "answers"}
-    fails = {
-        name: each["fails"]
-        for name, each in found.items()
-        if usable(each) == "fails" and asked[name]["model_type"] not in missing
-    }
-    record = {"version": version, "as transformers 5": [], "missing": missing, "answers": {}, "lengths": {}}
-
-    def known(name: str, by: str) -> bool:
-        config, given = ConfigFile(name, asked[name]), answers[name]
-        lengths = {str(config.length): list(given.values())[-1]} if llama else given
-        try:
-            for length, each in lengths.items():
-                if not same_as(list(PROGRAMS[by](config, int(length))), length, each, pool.lists, llama):
-                    return False
-                rotated = sum(len(reading["layers"]) for reading in each) if llama else 4
-                if rotated not in (4, 6) and not config.unrotated():  # of the small model's layers
-                    return False
-        except (NotKnown, ProgramFails, ValueError):
-            return False
-        return True
-
-    for kind in kinds:
-        names = [f"{kind}, {probe}" if probe else kind for probe in PROBES if probe not in APART]
-        names = [name for name in names if name in found and usable(found[name])]
-        alike = len(names) >= 4 and all(name in answers and known(name, TRANSFORMERS) for name in names)
-        if alike and kind not in (*RULED, *missing):
-            record["as transformers 5"].append(kind)
-    different = []
-    for name in (*answers, *fails):
-        if name not in kinds and name.partition(", ")[0] in kinds:
-            continue
-        config = ConfigFile(name, asked[name])
-        rule = (
-            ""
-            if name in fails
-            else RULES
-            if known(name, program)
-            else TRANSFORMERS
-            if known(name, TRANSFORMERS)
-            else ""
-        )
-        if name in fails or rule:
-            record["answers"][fingerprint(config)] = fails.get(name, rule)
-        else:
-            different.append(name)
-        if rule and len(answers[name]) > 1:
-            record["lengths"][fingerprint(config)] = [config.length] if llama else [int(n) for n in answers[name]]
-    print(f"{program}: {len(answers)} answers, {len(fails)} failures, {len(missing)} model types missing, "
-          f"{len(record['as transformers 5'])} as transformers 5; neither rules nor transformers 5 give {different}")  # fmt: skip
-    RECORDS[program] |= record
+    fails = {name: each["fails"] for name, each in found.items()
+             if usable(each) == "fails" and (types is None or asked[name]["model_type"] in types)}  # fmt: skip
     return {"version": version, **({} if types is None else {"types": types}), "answers": answers, "fails": fails}
 
 
 def join(of_transformers: Path, of_llama: Path) -> None:
-    """Write recorded_answers.json and the summary that config-only reads."""
-    from posenc.pretrained import recorded as summary
-
+    """Write recorded_answers.json."""
     asked, pool = ask(), Pool()
     stored: dict[str, Any] = {}
     for program, file, version in (
@@ -576,12 +515,10 @@ def join(of_transformers: Path, of_llama: Path) -> None:
     ):
         given = json.loads(file.read_text())
         found = {name: each for name, each in given.items() if name in asked}
-        stored[program] = summarised(program, version, asked, found, given.get(TYPES), pool)
+        stored[program] = summarised(version, asked, found, given.get(TYPES), pool)
     text = json.dumps(stored | {"frequencies": "HERE"}, separators=(",", ":"))
     rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in pool.lists)
     ANSWERS.write_text(text.replace('"HERE"', f"[\n{rows}\n]") + "\n", encoding="utf-8")
-    target = Path(summary.__file__).with_name("recorded.json")
-    target.write_text(json.dumps(summary.RECORDS, indent=0, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def write(path: Path, found: Answer) -> None:

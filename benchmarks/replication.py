@@ -4,6 +4,7 @@ with a verdict: docs/claims.md and its Chinese edition. `python benchmarks/leade
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,11 +18,15 @@ from torch import Tensor
 
 from posenc.lab.data import load
 from posenc.lab.data.corpora import CORPORA
-from posenc.lab.leaderboard import Leaderboard, against
+from posenc.lab.leaderboard import Leaderboard
 from posenc.lab.results import Ranking, collect
-from posenc.lab.statistics import Estimate, chances, contrast, found
+from posenc.lab.statistics import Estimate, chances, found
 
 FOLDER = Path(__file__).parent
+sys.path.append(str(FOLDER))
+import archives  # noqa: E402
+from pairs import contrast  # noqa: E402
+
 EXPERIMENTS = FOLDER / "experiments"
 """Archives of benchmarks/experiments.py: EXPERIMENT/SETTINGS/TASK-SEED.json.gz."""
 CONFIRMED, REVERSED, CHANGES, OPEN, MISSING = (
@@ -152,14 +157,15 @@ class Board:
     @classmethod
     def read(cls, folder: Path, data: str | None = None) -> "Board":
         """data: as of `posenc compare`; None: the default of the tasks."""
-        comparisons, table = against(folder, (), data=data)
-        records = {run: stored.record for run, stored in table.runs.items()}
-        board = Leaderboard(comparisons, table)
+        comparisons, records, notes = archives.compared(folder, data)
+        results = Leaderboard(comparisons).results(records)
+        for task, of in results["tasks"].items():
+            of["limits"].append(notes[task])
         rankings = {
             s.name: Ranking(collect({run: record for run, record in records.items() if run.settings == s}), s, corpus)
             for s, corpus in ((comparison.settings, corpus) for comparison, corpus in comparisons)
         }
-        return cls(board.results(records), rankings, comparisons[0][0].seeds)
+        return cls(results, rankings, comparisons[0][0].seeds)
 
 
 def experiments(name: str) -> list[Board]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of six_programs.md: what six programs compute from the position fields of published configurations.
+"""The table of six_programs.md: what five programs compute from the position fields of published configurations.
 
     python benchmarks/six_programs.py [--write]
 

@@ -94,8 +94,10 @@ CHINESE = {
     "training length, #": "训练长度 #",
     "turn reached in # positions": "# 个位置内转过的圈数",
     "untrained": "未训练",
+    "variance": "方差",
     "with residuals": "有残差",
     "without residuals": "无残差",
+    "words": "词",
     "written by the layer": "该层写入的部分",
 }
 """The labels of figures, # for each number."""

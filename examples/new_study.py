@@ -43,10 +43,6 @@ class Wavelengths(Study[Cell, Record]):
     def facts(self, cell):
         return asdict(cell) | {"head_dim": HEAD_DIM, "base": BASE}
 
-    def behaviour(self, cell):  # optional: a few numbers that are others where the code that measures has changed
-        made = frequencies.create({"name": cell.schedule, "factor": cell.factor}, 8, base=BASE)
-        return {"longest wavelength of four": float(frequencies.wavelengths(made).max())}
-
     def record(self, cell):
         return Record
 

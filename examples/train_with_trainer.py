@@ -37,10 +37,11 @@ def main(encoding="alibi", steps=150, folder=None, seed=0):
     model = AutoModelForCausalLM.from_config(config, encoding=encoding)
     folder = folder or tempfile.mkdtemp()
     arguments = TrainingArguments(
-        folder, max_steps=int(steps), per_device_train_batch_size=16, learning_rate=3e-3, lr_scheduler_type="constant",
+        folder, max_steps=int(steps), per_device_train_batch_size=16, lr_scheduler_type="constant",
         logging_steps=10, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
     )  # fmt: skip
-    trainer = Trainer(model, arguments, train_dataset=list(rows(16 * int(steps))))
+    optimizer = torch.optim.AdamW(posenc.parameter_groups(model, lr=3e-3))  # the Trainer's own has one rate for all
+    trainer = Trainer(model, arguments, train_dataset=list(rows(16 * int(steps))), optimizers=(optimizer, None))
     trainer.train()
     trainer.save_model(folder)
     loss = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1]

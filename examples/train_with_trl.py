@@ -32,11 +32,18 @@ def main(encoding="t5", steps=60, folder=None, seed=0):
     )
     texts = [{"text": part} for text in topics.values() for part in text.split("\n\n") if part.strip()]
     arguments = SFTConfig(
-        folder, max_steps=int(steps), per_device_train_batch_size=8, learning_rate=3e-3, max_length=128, packing=True,
+        folder, max_steps=int(steps), per_device_train_batch_size=8, max_length=128, packing=True,
         logging_steps=10, use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, save_strategy="no",
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, encoding=encoding)
-    trainer = SFTTrainer(model, arguments, train_dataset=Dataset.from_list(texts[:2000]), processing_class=tokenizer)
+    optimizer = torch.optim.AdamW(posenc.parameter_groups(model, lr=3e-3))  # the SFTTrainer's own has one rate for all
+    trainer = SFTTrainer(
+        model,
+        arguments,
+        train_dataset=Dataset.from_list(texts[:2000]),
+        processing_class=tokenizer,
+        optimizers=(optimizer, None),
+    )
     trainer.train()
     trainer.save_model(folder)
     loss = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1]

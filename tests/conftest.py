@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -74,9 +75,16 @@ class LeftOut(ModuleType):
 
 # ---------------------------------------------------------------- which cases run, and for how long
 
+SLOW = set((Path(__file__).parent / "slow.txt").read_text().split())
+"""Tests with a case of two seconds or more, on two idle cores of 2026."""
 BEGUN = time.monotonic()
 MINUTES = os.environ.get("POSENC_MINUTES")
 """After so many, tests are skipped; a skipped one is no failure."""
+
+
+def pytest_itemcollected(item):
+    if item.nodeid.partition("[")[0] in SLOW:
+        item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)

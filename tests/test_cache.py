@@ -85,23 +85,6 @@ def test_a_padded_prompt_goes_on_as_each_row_alone(text, side):
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths_go_behind_each_rows_last_token():
-    encoding, given, lengths = made("rope+alibi"), tokens(), torch.tensor([6, 4])
-    cache = KVCache()
-    attend(
-        encoding,
-        part(given, 0, 6),
-        Positions.from_mask((torch.arange(6) < lengths[:, None]).long(), causal=True),
-        cache,
-    )
-    new = [torch.stack([x[row, ..., n : n + 1, :] for row, n in enumerate(lengths.tolist())]) for x in given]
-    out = attend(encoding, new, Positions.arange(1, lengths, causal=True), cache)
-    for row, n in enumerate(lengths.tolist()):
-        alone = attend(encoding, part(rows(given, [row]), 0, n + 1), Positions.arange(n + 1, causal=True))
-        assert_close(out[row], alone[0, :, n:], rtol=0, atol=1e-10)
-
-
-@torch.no_grad()
 def test_rejected_drafts_are_overwritten_and_beams_change_rows():
     encoding, given = made("fox"), tokens()
     full = attend(encoding, given, Positions.arange(N, causal=True))
@@ -180,7 +163,7 @@ def test_bad_input_is_refused_before_anything_is_stored():
         (lambda: cache.layer(3), "layer=3"),
         (lambda: cache.reorder(torch.tensor([True])), "rows="),
         (lambda: KVCache(capacity=0), "capacity=0"),
-        (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "middle of all keys"),
+        (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "cannot rotate queries and keys apart"),
     ):
         with pytest.raises(InputError, match=message):
             call()
@@ -250,12 +233,21 @@ def test_explain_says_what_a_call_with_a_cache_does_and_leaves_the_cache(name):
         attention(*given, encoding, cache=cache, **new)
 
 
+class Late(posenc.Encoding):
+    """A bias for the queries from the 20th on."""
+
+    def bias(self, q, k, positions, layer=0):
+        late = positions.q[:, None, :, None] >= 20
+        return posenc.bias.Dense(late * positions.k[:, None, None].double()) if late.any() else None
+
+
 @pytest.mark.parametrize(
-    "name", ["rope+alibi", "alibi", "t5", "rope", "tupe", "rope+log_n:train_length=4", "sink+rope"]
+    "name", ["rope+alibi", "alibi", "t5", "rope", "tupe", "rope+log_n:train_length=4", "sink+rope", "late"]
 )
 def test_a_token_computed_as_the_one_before_is_right(name):
     """The plan of a token is kept for the next ones; what it reads is theirs."""
-    encoding = posenc.create(name, num_heads=2, head_dim=8, dim=16, num_layers=1, max_positions=64)
+    sizes = {"num_heads": 2, "head_dim": 8, "dim": 16, "num_layers": 1, "max_positions": 64}
+    encoding = Late() if name == "late" else posenc.create(name, **sizes)
     q, k, v = torch.randn(3, 1, 2, 40, 8).double().unbind()
     with torch.no_grad():
         want = attention(q, k, v, encoding, causal=True)

@@ -1,6 +1,7 @@
 """Which cases run by default: few, of every value, others for other commits, and the same in every process."""
 
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 from references.cases import few
@@ -38,3 +39,10 @@ def test_tests_without_cases_run_and_backends_run_more():
     assert len(few(items("tests/test_attention.py::test", 9), "")[0]) == 6
     both = items("tests/test_x.py::one", 5) + items("tests/test_x.py::two", 2)
     assert [sum(name in item.nodeid for item in few(both, "")[0]) for name in ("one", "two")] == [3, 2]
+
+
+def test_each_slow_test_exists():
+    tests = Path(__file__).parent
+    for line in (tests / "slow.txt").read_text().split():
+        file, *_, name = line.split("::")
+        assert f"def {name}(" in (tests.parent / file).read_text(), f"tests/slow.txt: {line}"

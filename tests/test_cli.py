@@ -58,24 +58,14 @@ def test_list_and_cite(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["lst"], "posenc: error: unknown command 'lst': did you mean 'list'?"),
         (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
         (
             ["list", "--cite", "alibii"],
-            "posenc list: error: --cite: unknown encoding 'alibii': did you mean 'alibi'?",
-        ),
-        (
-            ["compare", "--preset", "standrad"],
-            "--preset: unknown choice 'standrad': did you mean 'standard'? known are gpu",
-        ),
-        (
-            ["compare", "--encodings", "sinusodal"],
-            "--encodings sinusodal: unknown encoding 'sinusodal': did you mean 'sinusoidal'?",
+            "unknown encoding 'alibii': did you mean 'alibi'?",
         ),
         (["compare", "--dim", "127", "--num-heads", "1"], "must be even"),
         (["compare", "--seeds", "three"], "--seeds: invalid int value: 'three'"),
         (["compare", "--seeds", "0"], "--seeds 0: must lie between 1 and 1000"),
-        (["compare", "--stepz", "3"], "unknown argument --stepz: did you mean --steps?"),
         (["compare", "--data", "/no/such/text"], "--data /no/such/text: no such file or folder"),
         (["compare", "--factors", "1", "4000"], "are too short to test at 512000 tokens"),
         (["compare", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
@@ -117,17 +107,10 @@ def test_help_and_version(capsys):
     assert cli.main([]) == 2
 
 
-def test_the_version_does_without_torch():
-    code = "import sys; from posenc_cli.program import main; assert main() == 0; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"posenc {posenc.__version__}\nFalse\n"
-
-
-@pytest.mark.slow
 def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 --targets 8"
+    flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 --targets 8 --no-curve"
     flags = [
         "compare",
         "--data",
@@ -165,7 +148,6 @@ def test_an_unwritable_folder_is_refused(tmp_path):
         assert probe.read_bytes() == b""
 
 
-@pytest.mark.slow
 def test_core_commands_need_torch_alone():
     """`import posenc`, list works where the lab's packages are missing; compare says what to install."""
     block = "import sys; [sys.modules.__setitem__(m, None) for m in ('rich', 'transformers', 'datasets')]; "

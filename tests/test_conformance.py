@@ -33,7 +33,7 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi",
             "fox+rope", "fox/alibi", "selective_rope:gate=true:trainable=true:kernel_size=2", "mamba3_rope:fraction=1:layout=half+fox",
-            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000", "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi", "head_rope:layout=interleaved:schedules=anti_periodic\\:original_max_positions=40|default"]  # fmt: skip
+            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000", "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi", "head_rope:layout=interleaved:schedules=ntk\\:factor=2|default"]  # fmt: skip
 
 
 SEQUENCES = "calls_are_independent"
@@ -72,14 +72,12 @@ def test_every_variant_conforms(name, turn):
     conforms(name, OF_VARIANTS[(VARIANTS.index(name) + turn) % 3 :: 3])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", [*SLOW, SEQUENCES])
 @pytest.mark.parametrize("name", [*posenc.ENCODINGS, *VARIANTS])
 def test_what_takes_long_conforms(name, check):
     conforms(name, [check])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_backend_of_variants_conforms(name):
     conforms(name, ["backends_agree"])
@@ -95,7 +93,7 @@ def test_what_has_places_in_an_image():
     without_place = {
         "none", "cope", "wall", "path", "stick_breaking", "shape", "cape", "pose", "softmax_n", "sink", "log_n",
         "temperature", "window", "chunks", "prefix_kv", "fox", "selective_rope", "mamba3_rope", "carope",
-        "selective_attention",
+        "selective_attention", "repo",
     }  # fmt: skip
     assert served - without_place == {
         "axial_table", "grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2",

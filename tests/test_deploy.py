@@ -141,7 +141,6 @@ class OnGrid(torch.nn.Module):
         return attention(q, q, q, self.encoding, Positions.from_ids(coordinates))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["axial_rope", "mixed_rope", "grid_alibi"])
 def test_coordinates_of_any_grid(name):
     def inputs(rows, height, width):
@@ -156,7 +155,6 @@ def test_coordinates_of_any_grid(name):
         torch.testing.assert_close(program.module()(*other), model(*other))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", ["rope", "sink"])  # ALiBi's is the page's
 def test_aotinductor_compiles_the_program(name, tmp_path):
@@ -168,7 +166,6 @@ def test_aotinductor_compiles_the_program(name, tmp_path):
             torch.testing.assert_close(run(given(*shape)), layer(given(*shape)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_page_runs_as_it_is_printed(tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
     first, onnx, package = re.findall(r"```(?:python|py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -116,6 +116,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text("seeds: 2\n")
+    monkeypatch.setattr("posenc_cli.arguments.os.path.exists", lambda path: True)  # models of the pages
     lengths = Lengths(trained=8192, target=32768)
     runs = {
         "compare": lambda self: 0,
@@ -143,13 +144,13 @@ def package() -> set[str]:
 
 
 def test_the_way_through_the_code_names_every_file():
-    table = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n## ")[0]
+    table = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("## The files\n")[1].split("\n## ")[0]
     first_column = "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     assert set(re.findall(r"`([^`]+)`", first_column)) == package()
 
 
 def test_the_walks_of_the_code_page_name_files_and_functions_that_exist():
-    text = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("## Three walks\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("## Three walks\n")[1].split("\n## ")[0]
     stops = re.findall(r"^\d\. `(\S+\.py)`: (.*)$", text, flags=re.MULTILINE)
     assert len(stops) == len(re.findall(r"^\d\. ", text, flags=re.MULTILINE))
     for name, sentence in stops:
@@ -159,7 +160,7 @@ def test_the_walks_of_the_code_page_name_files_and_functions_that_exist():
 
 
 def test_the_layers_of_the_code_page_are_those_of_the_import_contract():
-    text = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("## Layers\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("## Layers\n")[1].split("\n## ")[0]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     assert ", ".join(reversed(layers)) in text.replace(",\n", ", ")

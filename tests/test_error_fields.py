@@ -112,6 +112,8 @@ AS_TEXT = {"str", "repr", "first_line", "on_one_line", "described", "located", "
 FOREIGN = {
     ("conformance/golden.py", "declines"): "what another library's function refuses",
     ("pretrained/checked.py", "out_of_memory"): "torch has no exception for the CPU's memory",
+    ("pretrained/programs.py", "_transformers5"): "a KeyError of transformers has the layer type alone",
+    ("errors.py", "import_failed"): "transformers has no exception for docstrings that are left out",
     ("errors.py", "on_one_line"): "of any exception, to print it",
 }
 """Functions that read the messages of other libraries, which are text alone."""

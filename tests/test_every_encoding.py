@@ -3,6 +3,7 @@ modes that see every operation."""
 
 import contextlib
 import copy
+from inspect import signature
 
 import pytest
 import torch
@@ -44,7 +45,9 @@ def test_a_model_computes_with_quantized_linear_layers(name):
     want = model(ids)
     quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     assert not torch.equal(quantized(ids), want)
-    torch.testing.assert_close(quantized(ids), want, rtol=0, atol=0.05 * float(want.abs().max()))
+    torch.testing.assert_close(
+        quantized(ids), want, rtol=0, atol=(0.1 if name == "tapa" else 0.05) * float(want.abs().max())
+    )  # a phase multiplies what is rounded
 
 
 @pytest.mark.parametrize("name", [*posenc.ENCODINGS, "rope@rerope:window=4", "rope+alibi", "rope/none"])
@@ -205,6 +208,24 @@ def test_a_layer_that_the_model_does_not_have_is_refused(text):
     again = posenc.from_spec(encoding.spec())
     with pytest.raises(InputError, match="layer=3: "):
         again.acting_in(3).part.own_layer(again.acting_in(3).number)
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_a_hook_that_is_called_by_itself_refuses_such_a_layer(name):
+    encoding, positions = of_layers(name, 3).double(), Positions.arange(5, causal=True)
+    q, k, v, x = attention_inputs(DECODER, positions)
+    encoding.share([(lambda x: x, lambda x: x)] * 3)
+    inputs = {"q": q, "k": k, "v": v, "x": x, "scale": 1.0, "head_dim": DECODER.width, "layer": 3}
+    inputs["positions"] = positions.with_gates(tuple(gates_of(encoding, x)))
+    refused = []
+    for site in encoding.own_sites:
+        hook = getattr(encoding, site)
+        try:
+            hook(**{argument: inputs[argument] for argument in signature(hook).parameters})
+        except InputError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("layer=3: " in text or "for layer 3: " in text for text in refused)
 
 
 @pytest.mark.parametrize("text", ["rope_nope:every=4", "rope/rope/rope/none"])

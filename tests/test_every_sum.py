@@ -70,7 +70,6 @@ def test_what_other_layers_have_changes_no_map(position_map, other):
     assert decodes(f"rope@{position_map}/{other}", DECODER)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("texts", [PAIRS, MAPPED], ids=["pairs", "mapped"])
 @pytest.mark.parametrize("name", posenc.ENCODINGS)

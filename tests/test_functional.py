@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import InputError, frequencies
+from posenc import InputError
 from posenc import functional as F
 from posenc.testing.oracles import biases, codes
 
@@ -18,15 +18,6 @@ def test_sinusoidal_is_the_papers_formula(dim, base, layout, position):
     got = F.sinusoidal(torch.tensor([position]), dim, base=base, layout=layout, dtype=torch.float64)[0]
     want = codes.sinusoidal([position], dim, base, layout=layout)[0]
     assert torch.allclose(got, want, atol=1e-9)
-
-
-def test_sinusoidal_known_answers():
-    codes = F.sinusoidal(torch.tensor([1, 5]), 4, dtype=torch.float64)
-    expected = [[0.84147098, 0.54030231, 0.00999983, 0.99995], [-0.95892427, 0.28366219, 0.04997917, 0.99875026]]
-    assert torch.allclose(codes, torch.tensor(expected, dtype=torch.float64), atol=5e-9)
-    t2t = F.sinusoidal(torch.tensor([100]), 8, layout="concat", endpoint=True, dtype=torch.float64)[0]
-    expected = [-0.50636564, -0.99749472, 0.21378067, 0.00999983, 0.86231887, -0.07074101, 0.97688169, 0.99995]
-    assert torch.allclose(t2t, torch.tensor(expected, dtype=torch.float64), atol=5e-9)
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "concat"])
@@ -73,26 +64,6 @@ def test_t5_buckets_are_the_formula_at_every_distance(sizes, bidirectional):
     assert F.t5_bucket(relative, bidirectional=bidirectional, **named).tolist() == want
 
 
-def test_t5_bucket_ranges_known_from_the_source():
-    past = F.t5_bucket(-torch.arange(200), bidirectional=True)
-    first = [int((past == b).nonzero()[0]) for b in range(16)]
-    assert first == [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
-    causal = F.t5_bucket(-torch.arange(200), bidirectional=False)
-    first = [int((causal == b).nonzero()[0]) for b in range(16, 32)]
-    assert first == [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
-    assert 16 not in F.t5_bucket(torch.arange(-500, 500), bidirectional=True)
-
-
-def test_rotary_known_answers_and_dtype():
-    x = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)[None]
-    angles = F.frequency_curve(4)[None]
-    inter = F.rotary(x, angles.cos(), angles.sin(), layout="interleaved")[0]
-    half = F.rotary(x, angles.cos(), angles.sin(), layout="half")[0]
-    assert inter.tolist() == pytest.approx([-1.14263966, 1.92207560, 2.95985067, 4.02979950], abs=5e-9)
-    assert half.tolist() == pytest.approx([-1.98411065, 1.95990067, 2.46237790, 4.01979967], abs=5e-9)
-    assert F.rotary(x.bfloat16(), angles.cos().float(), angles.sin().float()).dtype == torch.bfloat16
-
-
 @given(st.integers(0, 2**40), st.integers(1, 40))
 def test_binary_digits_spell_the_number(position, bits):
     digits = F.binary_digits(torch.tensor([position]), bits)[0].tolist()
@@ -115,10 +86,6 @@ def test_binary_digits_spell_the_number(position, bits):
         (lambda: F.alibi_slopes(0), "num_heads=0"),
         (lambda: F.t5_bucket(torch.arange(3), bidirectional=True, num_buckets=2), "num_buckets=2"),
         (lambda: F.t5_bucket(torch.arange(3), bidirectional=True, num_buckets=32, max_distance=8), "max_distance=8"),
-        (lambda: frequencies.linear(4, factor=0.5), "factor=0.5"),
-        (lambda: frequencies.ntk(2, factor=2.0), "head_dim=2"),
-        (lambda: frequencies.create({"name": "yran"}, 4, base=1e4), "unknown schedule 'yran'"),
-        (lambda: frequencies.create({"name": "ntk", "scale": 2}, 4, base=1e4), "schedule 'ntk'"),
     ],
 )
 def test_bad_input_is_named(call, message):

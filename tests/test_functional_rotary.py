@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from posenc import InputError, Positions, Rotary, functional
 from posenc.functional import (
@@ -15,7 +14,7 @@ from posenc.functional import (
     formula,
     frequency_curve,
     rotary,
-    turn_token,
+    rotate_token,
     widened,
 )
 from posenc.testing.oracles.rotations import angles, turned
@@ -67,10 +66,6 @@ def test_kernels_are_the_rotation_matrix(layout, order, width, pairs, start):
         assert_close(rotary(mine, c, s, layout=layout, start=start).double(), wanted, rtol=0, atol=bound)
         assert torch.equal(mine, before), "the input is left alone"
         assert_close(formula(mine, c, s, layout, start).double(), wanted, rtol=0, atol=bound)
-        if order != "expanded":
-            again = mine.clone()
-            assert rotary(again, c, s, layout=layout, start=start, inplace=True) is again
-            assert_close(again.double(), wanted, rtol=0, atol=bound)
 
 
 @LAYOUTS
@@ -126,13 +121,6 @@ def test_half_precision_is_rounded_once(layout, dtype, half_ulp):
     assert bool(((rotary(x, *narrow, layout=layout).double() - exact).abs() <= half_ulp * exact.abs() + 1e-6).all())
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_it_is_transformers_apply_rotary_pos_emb():
-    q, k, (cos, sin) = torch.randn(2, 4, 30, 16), torch.randn(2, 2, 30, 16), tables(30, 8, torch.float32)
-    wide = [torch.cat((t, t), -1)[None] for t in (cos, sin)]
-    assert_close((rotary(q, cos, sin), rotary(k, cos, sin)), apply_rotary_pos_emb(q, k, *wide))
-
-
 @pytest.mark.parametrize("order", ["plain", "heads inside", "channels strided"])
 @LAYOUTS
 def test_the_result_lies_in_memory_as_its_input(layout, order):
@@ -153,7 +141,7 @@ def test_one_token_of_queries_and_keys_at_once(layout, dtype):
         tables(50, 4, torch.float32),
     )
     cos, sin = cos[None, None, 40:41], sin[None, None, 40:41]
-    actual = [turn_token(x, *widened(cos, sin, layout), layout) for x in (q, k)]
+    actual = [rotate_token(x, *widened(cos, sin, layout), layout) for x in (q, k)]
     wanted = rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
     assert_close(tuple(actual), wanted)
     assert [x.dtype for x in actual] == [dtype, dtype]
@@ -204,72 +192,15 @@ def test_only_the_tables_are_saved_for_the_backward(layout):
 
 
 @LAYOUTS
-def test_in_place_within_a_graph(layout):
-    x, (cos, sin) = torch.randn(2, 50, 3, 8, dtype=torch.float64, requires_grad=True), tables(50, 4)
-
-    def through(inplace: bool, y: Tensor) -> Tensor:
-        return rotary((y * 1.0).transpose(1, 2), cos, sin, layout=layout, inplace=inplace)
-
-    weight = torch.randn(2, 3, 50, 8, dtype=torch.float64)
-    gradients = [torch.autograd.grad((through(way, x) * weight).sum(), x)[0] for way in (False, True)]
-    assert_close(*gradients)
-    small = torch.randn(1, 3, 1, 4, dtype=torch.float64, requires_grad=True)
-    c, s = tables(3, 2)
-    turn = lambda y: rotary((y * 1.0).transpose(1, 2), c, s, layout=layout, inplace=True)  # noqa: E731
-    assert torch.autograd.gradcheck(turn, (small,))
-    assert torch.autograd.gradgradcheck(turn, (small,))
-
-
-def test_in_place_refuses_what_autograd_forbids():
-    x, (cos, sin) = torch.randn(2, 5, 8), tables(5, 4, torch.float32)
-    with pytest.raises(InputError, match="a leaf that requires grad"):
-        rotary(x.clone().requires_grad_(), cos, sin, inplace=True)
-    with pytest.raises(InputError, match="gradient of cos and sin"):
-        rotary(x, cos.requires_grad_(), sin, inplace=True)
-    with pytest.raises(InputError, match="expanded"):
-        rotary(x[:1].expand(2, -1, -1), cos.detach(), sin, inplace=True)
-    with pytest.raises(InputError, match="larger than x"):
-        rotary(x, cos.detach().expand(3, 1, -1, -1), sin.expand(3, 1, -1, -1), inplace=True)
-    with torch.no_grad():
-        rotary(x.requires_grad_(), cos, sin, inplace=True)
-
-
-@LAYOUTS
 @pytest.mark.parametrize("shape", [(1, 1, 0, 8), (0, 2, 3, 8), (2, 0, 3, 8), (0, 2, 1, 8)])
-@pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.usefixtures("small_blocks")
-def test_empty_inputs(layout, shape, inplace):
+def test_empty_inputs(layout, shape):
     x, (cos, sin) = torch.zeros(shape), tables(shape[2], 4, torch.float32)
-    assert rotary(x, cos, sin, layout=layout, inplace=inplace).shape == shape
+    assert rotary(x, cos, sin, layout=layout).shape == shape
     if shape[2] == 1:
-        assert turn_token(x, *widened(cos, sin, layout), layout).shape == shape
+        assert rotate_token(x, *widened(cos, sin, layout), layout).shape == shape
     nothing = cos[:, :0]
-    assert torch.equal(rotary(x, nothing, nothing, layout=layout, inplace=inplace), x)
-
-
-@LAYOUTS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shared", [("cos",), ("sin",), ("cos", "sin")])
-@pytest.mark.usefixtures("small_blocks")
-def test_in_place_with_tables_that_are_part_of_x(layout, dtype, shared):
-    x = torch.randn(2, 60, 16).to(dtype)
-    parts = {"cos": x[0, :, 4:12], "sin": x[1, :, 8:]}
-    apart = {name: part.clone() for name, part in parts.items()}
-    wanted = rotary(x, **apart, layout=layout)
-    actual = rotary(x, **apart | {name: parts[name] for name in shared}, layout=layout, inplace=True)
-    assert torch.equal(actual, wanted)
-
-
-def test_in_place_refuses_what_overlaps():
-    line, (cos, sin) = torch.randn(60), tables(5, 4, torch.float32)
-    for x in (line.unfold(0, 8, 4)[:5], line[None].expand(5, -1)[:, :8], line.as_strided((5, 8), (1, 1))):
-        before = line.clone()
-        with pytest.raises(InputError, match="one in memory"):
-            rotary(x, cos, sin, inplace=True)
-        assert torch.equal(line, before)
-    for x in (line.view(6, 10)[:5, 1:9], line.view(10, 6).mT[:5, :8], line.as_strided((1, 5, 8), (0, 8, 1))):
-        wanted = rotary(x, cos, sin)
-        assert_close(rotary(x, cos, sin, inplace=True), wanted)
+    assert torch.equal(rotary(x, nothing, nothing, layout=layout), x)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +213,9 @@ def test_in_place_refuses_what_overlaps():
         (torch.ones(2, 1, 3, 8), (3, 1, 3, 4), (3, 1, 3, 4), "do not fit"),
     ],
 )
-@pytest.mark.parametrize("inplace", [False, True])
-def test_what_does_not_fit_is_refused(x, cos, sin, message, inplace):
+def test_what_does_not_fit_is_refused(x, cos, sin, message):
     with pytest.raises(InputError, match=message):
-        rotary(x, torch.ones(cos), torch.ones(sin), inplace=inplace)
+        rotary(x, torch.ones(cos), torch.ones(sin))
 
 
 @pytest.mark.parametrize("start", [-1, 1, 5])
@@ -322,7 +252,7 @@ def test_tables_by_addition_of_angles(first, count):
 def test_error_at_position_131072(schedule, offset, n):
     options = {} if schedule is None else {"schedule": schedule}
     rope = Rotary(128, rope_theta=500000.0, **options)
-    (cos, sin), _ = rope.turns(Positions.arange(n, offset), torch.float32)
+    (cos, sin), _ = rope.tables_at(Positions.arange(n, offset), torch.float32)
     exact = rope.angles(torch.arange(131072)[None, -1:]) if n == 1 else rope.angles(torch.arange(131000, 131072)[None])
     last = slice(-1, None) if n == 1 else slice(-72, None)
     for actual, wanted in ((cos, exact.cos()), (sin, exact.sin())):
@@ -333,7 +263,7 @@ def test_error_at_position_131072(schedule, offset, n):
 
 def test_float64_inputs_get_exact_tables():
     rope, p = Rotary(16), Positions.arange(2000)
-    (cos, _), _ = rope.turns(p, torch.float64)
+    (cos, _), _ = rope.tables_at(p, torch.float64)
     assert torch.equal(cos, rope.angles(p.q).cos())
     q = torch.randn(1, 1, 2000, 16, dtype=torch.float64)
     moved = Positions.from_ids(torch.arange(2000))

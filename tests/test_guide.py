@@ -71,7 +71,6 @@ def linked(page: Path = PAGES[0]) -> list[str]:
     return FIGURE.findall(page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
 def test_snippets_print_and_draw_what_the_page_shows(tmp_path):
     shown = [text for _, text in SNIPPET.findall(PAGES[0].read_text(encoding="utf-8"))]
     for printed, text in zip(GUIDE["run"](PAGES[0], tmp_path), shown, strict=True):

@@ -128,7 +128,6 @@ def test_nothing_hidden_is_read(name):
     check(name, ("left", "right", "rows"), (7,), ("auto",), POISON[2:])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_hidden_is_read_by_any_backend(name):
     check(name, LAYOUTS, (1, 2, 7), ("auto", "sdpa", "reference"), POISON)

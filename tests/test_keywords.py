@@ -32,7 +32,7 @@ CALLABLES = {
     **{name: getattr(posenc, name) for name in ("attention", "explain", "linear_attention", "extend", "finetune")},
     **{name: getattr(posenc, name) for name in ("load", "convert_layout", "TransformerConfig", "VisionConfig")},
 }
-OF_ANOTHER_KIND = (
+OF_ANOTHER_KIND = [
     "Tensor",
     "Encoding",
     "Positions",
@@ -42,7 +42,7 @@ OF_ANOTHER_KIND = (
     "Any",
     "Module",
     "Callable",
-)
+]
 """Types whose values are refused in the place of a number, a flag or a text."""
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -69,45 +67,12 @@ def test_rotating_the_denominator_too_and_rotating_before_the_feature_differ():
     assert (out - early @ v / early.sum(-1, keepdim=True)).abs().max() > 0.1
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 12), st.booleans())
-def test_packed_documents_are_as_if_alone(lengths, chunk_size, causal):
-    g = torch.Generator().manual_seed(1)
-    q, k, v = torch.randn(3, 1, 2, sum(lengths), 4, dtype=torch.float64, generator=g)
-    packed = linear_attention(q, k, v, Rotary(4), Positions.packed(lengths), causal=causal, chunk_size=chunk_size)
-    parts = zip(*(x.split(lengths, 2) for x in (q, k, v)), strict=True)
-    alone = torch.cat([linear_attention(*part, Rotary(4), causal=causal) for part in parts], 2)
-    assert_close(packed, alone, **EXACT)
-
-
-@CAUSAL
-def test_padding_changes_nothing_whatever_stands_in_it(causal):
-    (q, k, v), rope = tensors(), Rotary(6)
-    out = linear_attention(q, k, v, rope, Positions.from_mask(MASK), causal=causal)
-    alone = linear_attention(*(x[:1, :, 6:] for x in (q, k, v)), rope, causal=causal)
-    assert_close(out[:1, :, 6:], alone, **EXACT)
-    for x in (q, k):
-        x[0, :, :6] = 1e6
-    again = linear_attention(q, k, v, rope, Positions.from_mask(MASK), causal=causal)
-    assert_close(again[:1, :, 6:], alone, **EXACT)
-
-
 def test_values_of_padding_that_are_not_numbers_stay_out():
     q, k, v = torch.randn(3, 1, 2, 5, 4)
     positions = Positions.from_mask([[0, 0, 1, 1, 1]])
     expected = linear_attention(q, k, v, Rotary(4), positions)
     v[:, :, :2] = torch.nan
     assert_close(linear_attention(q, k, v, Rotary(4), positions), expected)
-
-
-@pytest.mark.parametrize("encoding", [Rotary(6), Rotary(6, layout="interleaved") + posenc.NoPE(), None])
-def test_decoding_with_a_cache_is_the_full_pass(encoding):
-    q, k, v = tensors()
-    full = linear_attention(q, k, v, encoding, causal=True)
-    parts = [
-        linear_attention(q[:, :, a:b], k[:, :, :b], v[:, :, :b], encoding, Positions.arange(b - a, a, causal=True))
-        for a, b in ((0, 9), (9, 20), (20, 21))
-    ]
-    assert_close(torch.cat(parts, 2), full, **EXACT)
 
 
 def test_a_row_without_visible_keys_is_zero_and_its_gradient_finite():
@@ -140,7 +105,6 @@ def test_layers_features_and_dtypes():
     assert_close(half.double(), linear_attention(q, k, v, parts[0], p), rtol=0, atol=0.05)
 
 
-@pytest.mark.slow
 @CAUSAL
 @pytest.mark.parametrize("place", ["plain", "left padded", "packed", "cached"])
 def test_compiled_is_eager(place, causal):

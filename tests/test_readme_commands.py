@@ -79,7 +79,6 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in commands() if command in BUDGETS])
 def test_a_command_of_readme_runs_within_its_budget(command, folder):
     if " demo " in command and command.startswith("posenc") and file() is None:

@@ -104,7 +104,7 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
     upstream = torch.randn(B, H, QUERIES, KEYS, dtype=torch.float64, generator=G)
     leaves = [x for x in term.tensors if x.requires_grad]
     expected = torch.autograd.grad(want, leaves, upstream, allow_unused=True) if leaves else ()
-    if structure.obstacle(P) is not None:
+    if structure.unsupported(P) is not None:
         return
     prepared = [x.detach() for x in term.prepared(torch.float64, B, H)]
     term = type(term)(*prepared)

@@ -5,12 +5,10 @@ This happens in a new process, so that nothing that ran before counts, the user'
 candidate that takes the process down ends neither the benchmark nor the trial.
 """
 
-import gc
 import importlib.util
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +18,7 @@ from typing import Annotated, Any
 
 import torch
 
-from bench.case import DTYPES, TOLERANCES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
+from bench.case import DTYPES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
 from bench.cases import CASES
 from posenc.errors import InputError, described
 from posenc.lab.machine import cores, free_bytes, keep_freed_memory, measurable, peak
@@ -267,46 +265,3 @@ def timed_rows(trial: Trial, settings: BenchSettings, failed: Mapping[str, str],
     expected = {name: rows[name].seconds[0] for name in calls}
     seconds = interleaved(calls, expected, CLOCKS[settings.clock], settings.effort)
     return [replace(row, seconds=seconds.get(name, [])) for name, row in rows.items()]
-
-
-def behaviour(trial: Trial, settings: BenchSettings, announce: Announce) -> dict[str, float]:
-    """What the candidates of posenc and torch compute, and the calls that they make of operators and of Python's functions.
-    Those of other packages are known by their versions; what torch compiles takes too long here."""
-    case, problem = _prepared(trial, settings)
-    inputs, numbers = case.prepare(problem), dict[str, float]()
-    ours = [c for c in _candidates(trial, settings) if c.package is None and not c.name.endswith("compiled")]
-    for candidate in ours:
-        try:
-            built = candidate.build(inputs)
-            results = built.results()
-            built.run()
-            numbers |= {f"{candidate.name}: {what}": n for what, n in (_norms(results) | _calls(built.run)).items()}
-        except Exception:
-            numbers[f"{candidate.name}: fails"] = 1.0
-    return numbers | {"tolerance": TOLERANCES[problem.dtype]}
-
-
-def _norms(results: Tensors) -> dict[str, float]:
-    return {f"norm of result {index}": float(each.detach().double().norm()) for index, each in enumerate(results)}
-
-
-def _calls(run: Call) -> dict[str, float]:
-    """How often a call calls each operator of torch, and Python's functions."""
-    calls, collecting = 0, gc.isenabled()
-
-    def count(frame: object, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
-        run()
-    gc.disable()
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-        if collecting:
-            gc.enable()
-    operators = {event.key: event.count for event in profiled.key_averages() if "::" in event.key}
-    return {"calls in Python": calls} | {f"calls of {name}": count for name, count in operators.items()}

@@ -2,7 +2,7 @@
 """The benchmark as a study: a cell is a trial, one comparison of a case's candidates; a record holds a row for each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,19 +17,15 @@ from bench.measure import (
     BenchSettings,
     Row,
     Trial,
-    behaviour,
-    in_new_process,
     measure,
 )
 from posenc.errors import InputError, unknown
 from posenc.lab.engines import Tick
 from posenc.lab.machine import check_present, cpu, describe
-from posenc.lab.study import Study
+from posenc.lab.study import Study, code
 from posenc.lab.study import versions as own_versions
 from posenc.lab.timing import Effort, ratios, spread
 
-BEHAVIOUR_LENGTH = 128
-"""Tokens of a sequence by which the behaviour of a case is computed."""
 LONGEST = 2**24
 """Tokens of a sequence."""
 
@@ -154,19 +150,13 @@ class BenchStudy(Study[Trial, Rows]):
     def facts(self, cell: Trial) -> Mapping[str, Any]:
         """Times are those of a processor and of the versions of other packages, torch's among them."""
         others = {package: version for package, version in versions().items() if package != "posenc"}
-        return {"trial": asdict(cell), "settings": asdict(self.settings), "cpu": cpu(), "versions": others}
-
-    def kind(self, cell: Trial) -> Trial:
-        return replace(cell, what=TIME, length=BEHAVIOUR_LENGTH)
-
-    def behaviour(self, cell: Trial) -> Mapping[str, float]:
-        """What posenc's candidates compute at a short length, and in how many calls of operators and of Python's functions: other
-        work takes another time, even if it has the same result."""
-        try:
-            numbers: dict[str, float] = in_new_process(behaviour, cell, self.settings)
-        except RuntimeError:  # the process died
-            return {}
-        return numbers
+        return {
+            "trial": asdict(cell),
+            "settings": asdict(self.settings),
+            "cpu": cpu(),
+            "versions": others,
+            "code": code(),
+        }
 
     def measure(self, job: Sequence[Trial], tick: Tick) -> dict[Trial, Rows]:
         (trial,) = job

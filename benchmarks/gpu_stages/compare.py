@@ -1,7 +1,6 @@
 """The preset `gpu` of `posenc compare`: models of 30 and 120 million parameters trained with each encoding, on the sources of
 Python's standard library, of which the machine has a copy."""
 
-import sysconfig
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -21,7 +20,7 @@ TINY = Settings(length=16, steps=2, batch_size=2, dim=16, num_heads=2, head_dim=
 
 @cache
 def standard_library(settings: Settings) -> tuple[Corpus, Settings]:
-    return settings.load(f"{sysconfig.get_path('stdlib')}/*.py")
+    return settings.load("code")
 
 
 class Compare(Stage):

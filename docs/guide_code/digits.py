@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from guide_code.shared import legend_above
 from posenc import frequencies as schedules
-from posenc.analysis.finding import AROUND, LINE, PALETTE, Axes, Finding, legend_above, plot
+from posenc.analysis.finding import AROUND, LINE, PALETTE, Axes, Finding, plot
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve

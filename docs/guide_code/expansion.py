@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from guide_code.model import VectorModel, vector_model
+from guide_code.shared import bar_names, by_distance, legend_above
 from posenc.analysis.codes import Codes, codes_of, make
-from posenc.analysis.finding import INK, SOFT, Axes, Finding, bar_names, image, legend_above, plot
-from posenc.analysis.scores import by_distance
+from posenc.analysis.finding import INK, SOFT, Axes, Finding, image, plot
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_integers, check_sizes
 

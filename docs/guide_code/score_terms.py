@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from guide_code.model import check_adds, check_has_table, check_tokens
-from posenc.analysis.finding import INK, PALETTE, Axes, Finding, bar_names, image, legend_above, plot
-from posenc.analysis.scores import by_distance
+from guide_code.shared import bar_names, by_distance, legend_above
+from posenc.analysis.finding import INK, PALETTE, Axes, Finding, image, plot
 from posenc.encoding import Pass
 from posenc.errors import InputError, check_word
 from posenc.lab.transformer import Attention, Transformer

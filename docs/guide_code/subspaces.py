@@ -311,6 +311,15 @@ def _read_back(name: str, words: Tensor, codes: Tensor, pairs: int, draws: torch
     return ReadBack(name, words.shape[1], len(words), len(codes), pairs, explained, accuracy)
 
 
+@plot("Where the words' line falls as that of the positions rises, training has cleared channels for the positions.")
+def plot_energy_by_channel(ax: Axes, subject: Any) -> None:
+    """The variance of the words' and of the positions' vectors in each channel. subject: as `subspaces` takes it."""
+    for table, label in zip(_both(subject, None)[:2], ("words", "positions"), strict=True):
+        ax.plot(table.var(0), lw=1.2, label=label)
+    ax.set(xlabel="channel", ylabel="variance", ylim=(0, None))
+    ax.legend()
+
+
 _INSIDE = torch.linspace(-0.999, 0.999, 1001, dtype=torch.float64)
 """Where densities are drawn."""
 

@@ -11,16 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from guide_code.model import check_single_text, check_tokens
+from guide_code.shared import legend_above
 from posenc.analysis.codes import seeded
-from posenc.analysis.finding import (
-    PALETTE,
-    SOFT,
-    UP,
-    Axes,
-    Finding,
-    legend_above,
-    plot,
-)
+from posenc.analysis.finding import PALETTE, SOFT, UP, Axes, Finding, plot
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate

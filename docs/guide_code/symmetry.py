@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from guide_code.model import BYTES, HOST, WORD, VectorModel, random_model, split_words, tokenized, vector_model
-from posenc.analysis.finding import PALETTE, SOFT, Axes, Finding, bar_names, legend_above, plot
+from guide_code.shared import bar_names, legend_above
+from posenc.analysis.finding import PALETTE, SOFT, Axes, Finding, plot
 from posenc.encodings import NoPE
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.lab.transformer import Transformer

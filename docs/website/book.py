@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide as a book: docs/position_from_scratch.md is one script on one page; on the site each chapter has an address, its code
-is folded, and its formulas are drawn."""
+"""The guide as a book: docs/position_from_scratch.md is one script on one page; on the site its code is folded, its formulas are drawn,
+and each chapter has an address: a page of the English edition, a heading of the Chinese one."""
 
 import re
 from functools import cache
@@ -15,7 +15,7 @@ CODE = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
 MATH = re.compile(r"^```math\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 WORDS = {
     "": {"code": "Show the code", "chapters": "Chapters", "contents": "All chapters", "script": "Snippets go on from the chapters before."},
-    ".zh": {"code": "显示代码", "chapters": "各章", "contents": "全部章节", "script": "代码接着前面各章。"},
+    ".zh": {"code": "显示代码"},
 }  # fmt: skip
 
 
@@ -34,23 +34,26 @@ def edition(path: Path) -> str | None:
 def place(path: Path, anchor: str) -> tuple[str, str] | None:
     """Where a link to a heading of the guide leads, the page and the anchor in it; None: as any other link."""
     ending, found = edition(path), re.match(r"#(\d+)-", anchor)
-    return (f"{addresses()[int(found[1])]}{ending}.md", "") if found and ending is not None else None
+    if found is None or ending is None:
+        return None
+    return (f"{path.stem}.md", f"#chapter-{found[1]}") if ending else (f"{addresses()[int(found[1])]}.md", "")
 
 
 def chapters(text: str, ending: str) -> dict[str, str]:
-    """The pages of an edition, whose text is made for the site: the page before the first chapter, which lists them, and the
-    chapters, by their paths."""
+    """The pages of an edition, whose text is made for the site, by their paths: the page before the first chapter, which lists
+    them, and the chapters; of the Chinese one, a page."""
     words, parts = WORDS[ending], re.split(r"^(?=## \d+\. )", text, flags=re.MULTILINE)
+    if ending:
+        text = CHAPTER.sub(r"## \1. \2 {#chapter-\1}", re.sub(r"\]\(#(\d+)-[^)]*\)", r"](#chapter-\1)", text))
+        return {f"{GUIDE.stem}{ending}.md": _shown(text, words)}
     titles = {int(number): title for number, title in CHAPTER.findall(text)}
-    listed = "\n".join(f"{number}. [{title}]({addresses()[number]}{ending}.md)" for number, title in titles.items())
-    found = {
-        f"position_from_scratch{ending}.md": f"{_shown(parts[0], words).rstrip()}\n\n## {words['chapters']}\n\n{listed}\n"
-    }
+    listed = "\n".join(f"{number}. [{title}]({addresses()[number]}.md)" for number, title in titles.items())
+    found = {GUIDE.name: f"{_shown(parts[0], words).rstrip()}\n\n## {words['chapters']}\n\n{listed}\n"}
     for number, part in zip(titles, parts[1:], strict=True):
-        here = re.sub(r"\]\(#(\d+)-[^)]*\)", lambda to: f"]({addresses()[int(to[1])]}{ending}.md)", part)
+        here = re.sub(r"\]\(#(\d+)-[^)]*\)", lambda to: f"]({addresses()[int(to[1])]}.md)", part)
         head, body = here.split("\n", 1)
-        note = f"[{words['contents']}](position_from_scratch{ending}.md). {words['script']}"
-        found[f"{addresses()[number]}{ending}.md"] = f"{head[1:]}\n{_shown(body, words).rstrip()}\n\n*{note}*\n"
+        note = f"[{words['contents']}]({GUIDE.name}). {words['script']}"
+        found[f"{addresses()[number]}.md"] = f"{head[1:]}\n{_shown(body, words).rstrip()}\n\n*{note}*\n"
     return found
 
 

@@ -25,7 +25,7 @@ STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
 COPIED = (".png", ".svg", ".css", ".js", ".wat", ".wgsl")
 """What goes with the pages as it is."""
-MOST_PAGES = 200
+MOST_PAGES, MOST_WORDS = 160, 160_000
 """Of the site: beyond them nobody finds anything."""
 
 MENU = {
@@ -47,7 +47,9 @@ def build(site: Path, folder: Path = STAGE, only: Sequence[str] = (), url: str =
         FileExistsError: something else is there, which is not replaced.
         CalledProcessError: Zensical has found something wrong, and names it.
     """
-    if site.exists() and not (site / "index.html").is_file():
+    if site.exists() and not any(
+        (site / page).is_file() for page in ("index.html", story.PAGE)
+    ):  # make story's is alone
         raise FileExistsError(f"{site}: is there and is no site; name another folder")
     config = stage(folder, only, url)
     strict = [] if only else ["--strict"]
@@ -66,11 +68,15 @@ def build(site: Path, folder: Path = STAGE, only: Sequence[str] = (), url: str =
 def counted(site: Path) -> tuple[int, int]:
     """The pages of a built site, and the words that they show; menus and scripts apart."""
     pages = list(site.rglob("*.html"))
-    shown = (re.search(r"<(article|main)\b.*</\1>", path.read_text(encoding="utf-8"), re.DOTALL) for path in pages)
-    texts = (
-        re.sub(r"<(script|style|svg)\b.*?</\1>|<[^>]*>", " ", found[0], flags=re.DOTALL) for found in shown if found
-    )
-    return len(pages), sum(len(text.split()) for text in texts)
+    return len(pages), sum(len(words(path.read_text(encoding="utf-8")).split()) for path in pages)
+
+
+def words(html: str) -> str:
+    """The text that a page shows: of its article, or of its main part if it runs. The theme's main part has the menus, too."""
+    found = re.search(r"<article\b.*</article>", html, re.DOTALL) or re.search(r"<main\b.*</main>", html, re.DOTALL)
+    shown = re.sub(r"<(script|style|svg)\b.*?</\1>", "", found[0] if found else "", flags=re.DOTALL)
+    shown = re.sub(r"</?(?:span|code|a|b|i|em|strong|wbr)\b[^>]*>", "", shown)  # an inline element ends no word
+    return re.sub(r"<[^>]*>", " ", shown)
 
 
 def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
@@ -81,7 +87,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     generated = {
         "encodings/index.md": encodings.pages(wanted),
         "reference/index.md": reference.pages(),
-        "project/license.md": repository.project(),
+        "project/contributing.md": repository.project(),
     }
     texts = {page.path: page.text for part in generated.values() for page in part}
     notes = {}
@@ -225,9 +231,8 @@ def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict
         words, target = next(iter(entry.items())) if isinstance(entry, dict) else (title(texts[entry]), entry)
         if isinstance(target, list):
             found.append({words: navigation(target, generated, texts)})
-        elif target.startswith("position_from_scratch"):
-            ending = ".zh" if target.endswith(".zh.md") else ""
-            pages = [f"{name}{ending}.md" for name in book.addresses().values()]
+        elif target == book.GUIDE.name:
+            pages = [f"{name}.md" for name in book.addresses().values()]
             found.append({words: [target, *({title(texts[page]): page} for page in pages)]})
         elif target in generated:
             section = [target, *_grouped(page for page in generated[target] if page.path != target)]

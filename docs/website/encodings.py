@@ -43,9 +43,15 @@ PAGES = {name: f"{name}.md" for name in ENCODINGS}
 
 def pages(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
     """Every encoding's page by family. wanted: whether the page at a path is."""
-    order = list(FAMILIES)
-    names = sorted(ENCODINGS, key=lambda name: order.index(declared()[name]["family"]))
-    return [_page(name) for name in names if wanted(f"encodings/{name}")]
+    return [_page(name) for name in ordered() if wanted(f"encodings/{name}")]
+
+
+def ordered() -> list[str]:
+    """The names of all encodings by family, first in each what most models of transformers use."""
+    families = list(FAMILIES)
+    return sorted(
+        ENCODINGS, key=lambda name: (families.index(declared()[name]["family"]), -len(models(ENCODINGS[name])))
+    )
 
 
 def titled(text: str) -> str:
@@ -129,11 +135,19 @@ def _methods(cls: type[Encoding]) -> list[str]:
     return list(filter(None, found))
 
 
-def _models(cls: type[Encoding]) -> str:
+def models(cls: type[Encoding]) -> list[str]:
     """The models of transformers that use it: those with which it is compared."""
-    found = [part.strip().removeprefix("transformers' ") for part in cls.equal_to.split(";")]
-    models = [part for part, equal in zip(found, cls.equal_to.split(";"), strict=True) if "transformers'" in equal]
-    return f"**Models that use it**, as in transformers: {plain(', '.join(models))}." if models else ""
+    return [
+        model.strip()
+        for part in cls.equal_to.split(";")
+        if "transformers'" in part
+        for model in part.strip().removeprefix("transformers' ").split(",")
+    ]
+
+
+def _models(cls: type[Encoding]) -> str:
+    found = models(cls)
+    return f"**Models that use it**, as in transformers: {plain(', '.join(found))}." if found else ""
 
 
 def _shown(name: str) -> str:

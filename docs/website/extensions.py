@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,10 @@ from posenc import frequencies
 from posenc.analysis.finding import INK, PALETTE, SOFT, Picture, plot
 from posenc.encodings.catalogue import entries, short
 from posenc.frequencies import SCHEDULES, Frequencies
-from posenc.frequencies.schedules import FORMULAS
-from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS, PositionMap
-from posenc.pretrained.export import rope_parameters_of
 from posenc.pretrained.methods import METHODS, Lengths
+from posenc.pretrained.models import Rope
+from posenc.pretrained.rope_config import scaling_parameters
 from website.measured import beyond, decoding, published
 from website.page import described, explorer, formulas, linked_sources, papers_of, plain, signature, table
 from website.pictures import figures
@@ -52,8 +52,6 @@ SCHEDULE_PAGES: dict[str, tuple[str, str]] = {
     "llama3": ("Llama 3's scaling", "Take it for Llama 3.1 and models trained with it. To extend another model, `yarn` also scales the scores."),
     "dynamic": ("dynamic NTK", "Take it where most texts are short: within the context length nothing changes. The length is fixed before the first token is cached."),
     "longrope": ("LongRoPE", "Take it for models that come with its factors, such as Phi-3. For other models a search has to find them; `posenc.extend(model, \"fit\")` learns factors on a text."),
-    "evq_cosh": ("EVQ-Cosh", "Take it in a model that you train from the start: pairs are denser among the fast frequencies."),
-    "anti_periodic": ("Möbius RoPE", "Take it in a model that you train from the start, on a quarter of the heads (`head_rope`)."),
     "proportional": ("p-RoPE", "Take it in a model that you train from the start and that should compare content at any distance, as Gemma 4 does: the slow pairs do not rotate."),
     "tapered": ("clipped RoPE (CoPE) and HoPE", "Apply it to another schedule in a model that you train, so that no pair reaches an angle that training did not show."),
     "resonance": ("Resonance RoPE", "Apply it to another schedule where you fine-tune: wavelengths become integers, so that each turn repeats the angles of the last."),
@@ -79,18 +77,20 @@ NEEDED: dict[str, str] = {"abf": "abf:new_base=500000", "tapered": "yarn+tapered
 """Texts of methods that need an option, or another schedule."""
 GIVEN = ("longrope", "explicit")
 """Schedules whose numbers come with a model."""
-FROM_THE_START = ("evq_cosh", "anti_periodic", "proportional")
+FROM_THE_START = ("proportional",)
 """Schedules to train with: they extend nothing."""
+
+FORMULAS = json.loads((Path(frequencies.__file__).parent / "formulas.json").read_text(encoding="utf-8"))
 
 
 def schedule(name: str) -> str:
     """A schedule's section."""
-    return _section(name, SCHEDULE_PAGES[name], SCHEDULES[name], FORMULAS[name], _schedule_parts(name))
+    return _section(name, SCHEDULE_PAGES[name], SCHEDULES[name], FORMULAS["schedules"][name], _schedule_parts(name))
 
 
 def position_map(name: str) -> str:
     """A map's section."""
-    return _section(name, MAP_PAGES[name], MAPS[name], MAP_FORMULAS[name], _map_parts(name))
+    return _section(name, MAP_PAGES[name], MAPS[name], FORMULAS["position_maps"][name], _map_parts(name))
 
 
 SECTIONS: dict[str, tuple[Iterable[str], Callable[[str], str], str]] = {
@@ -253,8 +253,9 @@ def _loads(name: str) -> str:
         )
     if name in FROM_THE_START:
         rope = posenc.Rotary(HEAD_DIM).with_schedule(name, **_options(name))
-        parameters = rope_parameters_of(rope, TRAINED)
-        return f"**Loaded by** transformers, with the `rope_parameters` of type `{parameters['rope_type']}` that [`rope_parameters_of`](export.md) writes."
+        of = Rope(rope.rope_theta, HEAD_DIM, {}, TRAINED, HEAD_DIM, "half", latent=False)
+        parameters = scaling_parameters(rope.frequencies(), of, TRAINED)
+        return f"**Loaded by** transformers, with the `rope_parameters` of type `{parameters['rope_type']}`."
     export = _exported(name)
     written = {
         key: f"{len(value)} numbers" if isinstance(value, list) else value

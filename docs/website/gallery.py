@@ -19,7 +19,7 @@ from posenc.analysis.scores import Bias, PositionScores, scores
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import FAMILIES, family
 from posenc_cli.called import ALIASES, CHINESE
-from website.encodings import declared, explained
+from website.encodings import declared, explained, ordered
 from website.measured import verdict
 from website.page import DOCS
 from website.pictures import LENGTH, around, pictures
@@ -74,9 +74,8 @@ WORDS = {
 
 def gallery(language: str) -> str:
     """Cards of all encodings, as HTML that says all without scripts; gallery.js adds filters and comparisons."""
-    rows, order = declared(), list(FAMILIES)
-    names = sorted(rows, key=lambda name: order.index(rows[name]["family"]))
-    cards = "".join(_card(rows[name], language) for name in names)
+    known = declared()
+    cards = "".join(_card(known[name], language) for name in ordered() if name in known)
     words = json.dumps({**WORDS[language], "facets": {
         facet: {value: both[language == "zh"] for value, both in values.items()} for facet, values in FACETS.items()
     }}, ensure_ascii=False)  # fmt: skip
@@ -143,11 +142,10 @@ def facets(row: Mapping[str, Any]) -> dict[str, str]:
 @cache
 def memory(name: str) -> str:
     """How attention with an encoding runs on a CPU, in memory that grows with the length: fused or in blocks of queries."""
-    return (
-        "blocks"
-        if "queries at a time" in explained(name, 8 if family(ENCODINGS[name]) == "grid" else 1).reason
-        else "fused"
-    )
+    larger = (
+        (8,) if family(ENCODINGS[name]) == "grid" else ()
+    )  # others are those of the encoding's page, which is cached
+    return "blocks" if "queries at a time" in explained(name, *larger).reason else "fused"
 
 
 @cache

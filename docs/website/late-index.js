@@ -5,14 +5,16 @@
 // pages, are off: what somebody types after a shortcut would leave the page.
 {
   const { open, send } = XMLHttpRequest.prototype;
-  const late = new WeakSet();
+  const late = new WeakSet(), absent = new WeakSet();
   const waiting = new AbortController();
   let fetchIndex = () => {};
   XMLHttpRequest.prototype.open = function (method, url, ...rest) {
     if (String(url).endsWith("/search.json")) late.add(this);
+    if (String(url).endsWith("/sitemap.xml")) absent.add(this); // the theme asks for it on a page in two languages
     return open.call(this, method, url, ...rest);
   };
   XMLHttpRequest.prototype.send = function (body) {
+    if (absent.has(this)) return;
     if (!late.has(this)) return send.call(this, body);
     fetchIndex = () => {
       if (!waiting.signal.aborted) send.call(this, body);

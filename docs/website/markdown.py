@@ -125,7 +125,7 @@ def place(path: Path) -> Path | None:
     if name.parts[0] == "examples" and path.is_dir():
         return Path("examples.md")
     if path.parent == ROOT and (path.suffix == ".md" or path.name == "LICENSE"):
-        return Path("project", f"{path.stem.lower()}.md")
+        return Path("project", f"{path.stem.lower()}{path.suffix or '.txt'}")
     return None
 
 

@@ -5,8 +5,11 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from html import escape
+from operator import or_
 from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlencode
 
 from ziamath.zmath import Latex
@@ -99,12 +102,13 @@ def linked_sources(text: str) -> str:
 
 
 def papers_of(cited: Iterable[str]) -> list[str]:
-    """Links to papers that are cited as by `posenc list`: "Su 2021, arXiv 2104.09864"."""
-    found = []
-    for paper in cited:
-        name, where = paper.split(", ", 1)
+    """Links to papers that are cited as by `posenc list`: "Su 2021, arXiv 2104.09864"; of two in one year, with where they are."""
+    papers = [paper.split(", ", 1) for paper in cited]
+    names, found = [name for name, _ in papers], []
+    for name, where in papers:
         address = where.replace("arXiv ", "arxiv.org/abs/")
-        found.append(f"[{plain(name)}](https://{address})")
+        shown = name if names.count(name) == 1 else f"{name}, {where}"
+        found.append(f"[{plain(shown)}](https://{address})")
     return found
 
 
@@ -120,12 +124,18 @@ def explorer(state: Mapping[str, str], where: str = "../explorer.html") -> str:
 
 def signature(name: str, of: inspect.Signature) -> str:
     """A call with all arguments, as code; "" where there are none."""
-    lines = [str(parameter) for parameter in of.parameters.values()]
+    lines = [str(parameter.replace(annotation=_of_type(parameter.annotation))) for parameter in of.parameters.values()]
     first = next((n for n, p in enumerate(of.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
     if first:
         lines.insert(first, "*")
     text = re.sub(r"\b(?:collections\.abc|typing|torch)\.", "", ",\n    ".join(lines)).replace("'", '"')
     return f"```python\n{name}(\n    {text},\n)\n```" if lines else ""
+
+
+def _of_type(annotation: Any) -> Any:
+    """An argument's type without the checks that are declared with it."""
+    found = get_type_hints(type("", (), {"__annotations__": {"declared": annotation}}))["declared"]
+    return reduce(or_, get_args(found)) if get_origin(found) is Union else found
 
 
 def heading(path: Path) -> str:

@@ -444,7 +444,7 @@ def _accumulated(name: str) -> Tensor:
     assert isinstance(encoding, AccumulatedRotary)
     x = torch.randn(1, LENGTH, SHAPE["dim"], generator=torch.Generator().manual_seed(0))
     positions = posenc.Positions.arange(LENGTH, causal=True).with_gates(tuple(gates_of(encoding, x)))
-    return encoding.steps(positions, 0).double().cumsum(2)[0, 0]
+    return encoding.angles(positions, 0)[1][0, 0]
 
 
 @torch.no_grad()

@@ -1,83 +1,128 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of the search's results. The theme's worker shows a section whose title has the words before any other, so that the
-// names of functions come before the guides. Here sections are ranked by BM25 over title, keywords and text, pages by their best
-// section and by their kind: guides before encodings before the API. Sections without a word of the query are not shown; the
-// words of a question that say nothing are left out, and "2-D" is "2d".
+// names of functions come before the guides. Here a page is ranked by BM25 over all of it and over its best section, and by its
+// kind: guides before encodings before the API. What a query names comes earlier: a file, a keyword, a name of the API. Sections
+// without a word of the query are not shown; the words of a question that say nothing are left out, and "2-D" is "2d".
 {
   const COMMON = new Set("a an and any are at be by can do does for from get has have how i if in into is it make me my no not of on one or our should so than that the their then there this to up use used using versus vs want we what when where which who why will with you your".split(" "));
-  const KINDS = [[/^guides\//, 1.5], [/^(encodings\/(?!index)|frequencies|position_maps)/, 1.15], [/^reference\/commands/, 0.7], [/^(reference|project|examples)\//, 0.5], [/^index\.html/, 0.6], [/./, 1.35]];
-  const FIELDS = { title: 3, keywords: 2.5, text: 1 };
-  const SATURATED = 1.2, LENGTH = 0.5, SHOWN = 30, NAMED = 2.5;
+  const KINDS = [[/^guides\//, 1.5], [/^(encodings\/(?!index)|frequencies|position_maps)/, 1.3], [/^reference\/commands/, 0.7], [/^(reference|project|examples)\//, 0.5], [/^index\.html/, 0.6], [/./, 1.35]];
+  const OF_SECTION = { title: 3, keywords: 2.5, text: 1 }, OF_PAGE = { title: 8, heading: 3, keywords: 10, text: 1 }; // weights
+  const SATURATED = 1.2, LENGTH = 0.75, SHOWN = 30; // of BM25, and sections
+  const NAMED = 4, KEYWORD = 1.5, MEANT = 3, DECLARED = 100; // factors of a page that a query names, or means
+  const WHY = /\bwhy\b|为什么/i, CHAPTERS = /^position-/, CHOICE = /^(guides\/choose|leaderboard)\./;
+  const CODE = /\w[._]\w|[a-z][A-Z]/;
   const HAN = /\p{Script=Han}/u, OTHER = 0.5; // of a page in the language that is not asked in
 
   const page = (location) => location.replace(/#(?!lang=).*/, "");
   const plain = (html) => html.replace(/<[^>]*>/g, " ").replace(/&\w+;/g, " ");
-  const stem = (word) => (HAN.test(word) || word.length < 5 ? word : word.replace(/(?<=\w{3})(?:ies|ing|ed|es|s|e|ation|ations|ion)$/, ""));
-  const joined = (text) => text.toLowerCase().replace(/\b([123])-d\b/g, "$1d").replace(/fine-tun/g, "finetun");
-  const words = (text) => [...joined(text).matchAll(/\p{Script=Han}|[\p{L}\p{N}_]+(?:\.[\p{L}\p{N}_]+)*/gu)].flatMap(([word]) => [...new Set([stem(word), ...word.split(/[._]/).filter((part) => part.length > 1).map(stem)])]);
+  const stem = (word) => (HAN.test(word) || word.length < 5 ? word : word.replace(/(?<=\w{3})(?:ies|ing|ed|es|s|e|y|er|ers|ation|ations|ion|ions)$/, ""));
+  const joined = (text) => text.replace(/\b([123])-d\b/gi, "$1d").replace(/fine-tun/gi, "finetun");
+  const inner = (word) => [...word.split(/[._]/).filter((part) => part.length > 1), ...word.split(/[._]|(?<=[a-z])(?=[A-Z])/).filter((part) => part.length > 3)]; // MultiheadAttention
+  const pairs = (han) => [...han, ...[...han].slice(1).map((second, at) => [...han][at] + second)]; // Chinese has no spaces: characters, and two by two
+  const words = (text) => [...joined(text).matchAll(/\p{Script=Han}+|(?:(?!\p{Script=Han})[\p{L}\p{N}_])+(?:\.(?:(?!\p{Script=Han})[\p{L}\p{N}_])+)*/gu)].flatMap(([word]) => (HAN.test(word) ? pairs(word) : [...new Set([word, ...inner(word)].map((each) => stem(each.toLowerCase())))]));
+  const name = (text) => [...new Set(words(text))].filter((word) => !COMMON.has(word));
+  const spelled = (location) => location.replace(/^.*[/#]|\.html$/g, "").split("_");
+  const ofFile = (location) => name(spelled(location).join(" "));
+
+  // BM25 of texts, each a count of its words: word -> [[number of a text, how much of it]].
+  const indexed = (texts) => {
+    const found = new Map(), sizes = texts.map((of) => [...of.values()].reduce((sum, many) => sum + many, 0));
+    const mean = sizes.reduce((sum, size) => sum + size, 0) / Math.max(1, sizes.length);
+    texts.forEach((of, at) => {
+      const norm = SATURATED * (1 - LENGTH + (LENGTH * sizes[at]) / mean);
+      for (const [word, many] of of) {
+        if (!found.has(word)) found.set(word, []);
+        found.get(word).push([at, (many * (SATURATED + 1)) / (many + norm)]);
+      }
+    });
+    return found;
+  };
+
+  // What a word of a query is in an index of so many texts, with how telling it is. same: the words that count as it.
+  const term = (index, same, many) => {
+    const of = new Map();
+    for (const word of same)
+      for (const [at, much] of index.get(word) ?? []) of.set(at, Math.max(of.get(at) ?? 0, much));
+    return { of, weight: of.size ? Math.log(1 + many / of.size) : 0 };
+  };
+
+  // What each text scores that has a word of the query: the more of the query it has, the more.
+  const scored = (terms) => {
+    const all = terms.reduce((sum, { weight }) => sum + weight, 0), scores = new Map(), covered = new Map();
+    for (const { of, weight } of terms)
+      for (const [at, much] of of) {
+        scores.set(at, (scores.get(at) ?? 0) + weight * much);
+        covered.set(at, (covered.get(at) ?? 0) + weight);
+      }
+    return [...scores].map(([at, score]) => [at, score * (covered.get(at) / all)]);
+  };
 
   class Ranking {
     constructor(items) {
       this.items = items;
-      this.found = new Map(); // word -> [[item, how much of it]]
-      const counts = items.map((item) => {
-        const of = new Map();
-        for (const [field, weight] of Object.entries(FIELDS))
-          for (const word of words(plain(item[field] ?? ""))) of.set(word, (of.get(word) ?? 0) + weight);
-        return of;
-      });
-      const sizes = counts.map((of) => [...of.values()].reduce((sum, many) => sum + many, 0));
-      const mean = sizes.reduce((sum, size) => sum + size, 0) / Math.max(1, sizes.length);
-      counts.forEach((of, at) => {
-        const norm = SATURATED * (1 - LENGTH + (LENGTH * sizes[at]) / mean);
-        for (const [word, many] of of) {
-          if (!this.found.has(word)) this.found.set(word, []);
-          this.found.get(word).push([at, (many * (SATURATED + 1)) / (many + norm)]);
+      this.addresses = [...new Set(items.map(({ location }) => page(location)))];
+      const number = new Map(this.addresses.map((address, at) => [address, at])), pages = this.addresses.map(() => new Map());
+      const add = (of, text, weight) => words(plain(text ?? "")).forEach((word) => of.set(word, (of.get(word) ?? 0) + weight));
+      this.names = this.addresses.map((address) => ({ files: [ofFile(address)], keywords: [] })); // of each page, as words
+      const sections = items.map(({ location, title, keywords, text }) => {
+        const section = new Map(), address = page(location), at = number.get(address);
+        for (const [field, value] of Object.entries({ title, keywords, text })) {
+          add(section, value, OF_SECTION[field]);
+          add(pages[at], value, OF_PAGE[field === "title" && location !== address ? "heading" : field]);
         }
+        if (keywords) this.names[at].keywords.push(...keywords.split(/,\s*/).map(name));
+        if (/^(frequencies|position_maps|reference\/commands)\./.test(address)) this.names[at].files.push(ofFile(location)); // a schedule's section
+        return section;
       });
+      this.found = indexed(sections);
+      this.pages = indexed(pages);
       this.known = [...this.found.keys()];
     }
 
-    // What a query's words are in the index, with how telling each is: the last may be the beginning of one.
+    // The words of a query in sections and in pages: the last may be the beginning of one.
     terms(input) {
-      let asked = [...new Set(words(input))];
-      const telling = asked.filter((word) => !COMMON.has(word));
-      if (telling.length) asked = telling;
+      const telling = name(input), asked = telling.length ? telling : [...new Set(words(input))];
       return asked.map((word, at) => {
         const open = at === asked.length - 1 && word.length > 2 && !this.found.has(word);
         const same = open ? this.known.filter((other) => other.startsWith(word)) : [word];
-        const of = new Map();
-        for (const other of same)
-          for (const [item, much] of this.found.get(other) ?? []) of.set(item, Math.max(of.get(item) ?? 0, much));
-        return { word, of, weight: of.size ? Math.log(1 + this.items.length / of.size) : 0 };
+        return { word, section: term(this.found, same, this.items.length), page: term(this.pages, same, this.addresses.length) };
       });
+    }
+
+    // By how much a page comes earlier for what it is and what the query names: a function of the page's number.
+    factor(input, terms) {
+      const weights = new Map(terms.map(({ word, section }) => [word, section.weight])), all = [...weights.values()].reduce((sum, weight) => sum + weight, 0);
+      const share = (named) => (named.length && named.every((word) => weights.has(word)) ? named.reduce((sum, word) => sum + weights.get(word), 0) / all : 0); // of the query
+      const most = (names) => Math.max(0, ...names.map(share));
+      const spoken = new Set(joined(input).toLowerCase().match(/[\p{L}\p{N}]+/gu)); // an encoding has its name: "learning" does not mean `learned`
+      const called = (at) => (/^encodings\//.test(this.addresses[at]) && !spelled(this.addresses[at]).every((word) => spoken.has(word)) ? 0 : most(this.names[at].files));
+      const several = this.addresses.filter((address, at) => /^encodings\//.test(address) && called(at)).length > 1;
+      const meant = [...(WHY.test(input) ? [CHAPTERS] : []), ...(several ? [CHOICE] : [])];
+      const chinese = HAN.test(input);
+      return (at) => {
+        const address = this.addresses[at], { keywords } = this.names[at];
+        const edition = this.addresses.includes(address.replace(/\.html$/, ".zh.html")), named = keywords.some((each) => each.some((word) => HAN.test(word)));
+        const foreign = /\.zh\.|#lang=zh/.test(address) !== chinese && !(chinese && named && !edition); // an English page is found by its Chinese keywords
+        return KINDS.find(([kind]) => kind.test(address))[1] * NAMED ** called(at) * KEYWORD ** most(keywords) * (meant.some((pages) => pages.test(address)) ? MEANT : 1) * (foreign ? OTHER : 1);
+      };
     }
 
     // The sections of a query, best first, those of a page together.
     rank(input) {
-      const terms = this.terms(input), all = terms.reduce((sum, { weight }) => sum + weight, 0), scores = new Map(), covered = new Map();
-      for (const { of, weight } of terms)
-        for (const [item, much] of of) {
-          scores.set(item, (scores.get(item) ?? 0) + weight * much);
-          covered.set(item, (covered.get(item) ?? 0) + weight);
-        }
-      const pages = new Map(); // address -> its sections and the words that any of them has
-      for (const [item, score] of scores) {
-        const address = page(this.items[item].location);
-        if (!pages.has(address)) pages.set(address, []);
-        pages.get(address).push([item, score * (covered.get(item) / all) ** 2]);
+      const terms = this.terms(input), factor = this.factor(input, terms), sections = new Map(); // address -> [[section, score]]
+      for (const [at, score] of scored(terms.map(({ section }) => section))) {
+        const address = page(this.items[at].location);
+        if (!sections.has(address)) sections.set(address, []);
+        sections.get(address).push([at, score]);
       }
-      const asked = new Set(terms.map(({ word }) => word));
-      const called = (address) => words(address.replace(/^.*[/#]|\.html$/g, "").replaceAll("_", " ")); // by the name of its file, or of a schedule's section
-      const named = (address, sections) => (/^(frequencies|position_maps)\./.test(address) ? sections.map(([item]) => this.items[item].location) : []);
-      const language = (address) => (/\.zh\.|#lang=zh/.test(address) === HAN.test(input) ? 1 : HAN.test(input) && /^encodings\//.test(address) ? 1 : OTHER);
-      const ranked = [...pages].map(([address, sections]) => {
-        sections.sort(([, one], [, two]) => two - one);
-        const rest = sections.slice(1, 4).reduce((sum, [, score]) => sum + score, 0);
-        return { sections: sections.slice(0, 3), score: (sections[0][1] + 0.15 * rest) * KINDS.find(([kind]) => kind.test(address))[1] * ([address, ...named(address, sections)].some((each) => called(each).every((word) => asked.has(word))) ? NAMED : 1) * language(address) };
+      const declared = CODE.test(input) && input.trim().split(".").at(-1); // a name of the API
+      const declares = (address) => declared && /^reference\//.test(address) && sections.get(address).some(([at]) => this.items[at].location.split(".").at(-1) === declared);
+      const ranked = scored(terms.map((each) => each.page)).filter(([at]) => sections.has(this.addresses[at])).map(([at, score]) => {
+        const address = this.addresses[at], best = sections.get(address).sort(([, one], [, two]) => two - one);
+        return { best: best.slice(0, 3), score: (best[0][1] + score) * (declares(address) ? DECLARED : factor(at)) };
       });
       ranked.sort((one, two) => two.score - one.score);
-      return { terms, ids: ranked.flatMap(({ sections }) => sections.map(([item]) => item)).slice(0, SHOWN) };
+      return { terms, ids: ranked.flatMap(({ best }) => best.map(([at]) => at)).slice(0, SHOWN) };
     }
 
     // As the theme's worker answers: of each section where its title and text have the words.

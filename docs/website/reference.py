@@ -63,7 +63,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.distributed": ("Shards of a sequence", ()),
     "posenc.lab.engines": ("Execution engines", ()),
     "posenc.lab.compare": ("Comparisons", ("Comparison", "compare")),
-    "posenc.lab.text": ("Settings of comparisons", ("Settings", "PRESETS", "CORE", "NAIVE")),
+    "posenc.lab.text": ("Settings of comparisons", ("Settings", "PRESETS", "CORE")),
     "posenc.lab.experiment": ("Experiments", ("Experiment", "Run", "Preset")),
     "posenc.lab.synthetic.experiment": ("Generated tasks", ()),
     "posenc.lab.data": ("Data of comparisons", ("load", "Corpus", "draw")),

@@ -6,17 +6,18 @@ from pathlib import Path
 from website.markdown import COPIED, for_site, place
 from website.page import ROOT, Page, heading
 
+LICENCE = ROOT / "LICENSE"
+
 
 def files() -> list[Path]:
-    """The examples, and the committed results with their tables and programs, which pages link to."""
+    """The licence, the examples, and the committed results with their tables and programs, which pages link to."""
     found = (path for name in ("benchmarks", "examples") for path in (ROOT / name).rglob("*") if path.suffix in COPIED)
-    return sorted(path for path in found if path.is_file())
+    return [LICENCE, *sorted(path for path in found if path.is_file())]
 
 
 def project() -> list[Page]:
-    """The texts beside the README: the licence, changes, how to contribute, security."""
-    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    pages = [Page("project/license.md", "Licence", f"# Licence\n\n```text\n{licence}```\n")]
+    """The texts beside the README: how to contribute, changes, security."""
+    pages = []
     for path in sorted(ROOT.glob("*.md")):
         where = place(path)
         if where is not None and where != Path("index.md"):

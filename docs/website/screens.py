@@ -42,8 +42,7 @@ def reports(folder: Path) -> None:
     """Write a report of each kind that a page shows: report.html, middle.html, analyze.html."""
     with gzip.open(LEADERBOARD, "rt", encoding="utf-8") as file:
         text = json.load(file)["tasks"]["text"]
-    for part in ("variants", "extensions"):
-        text[part] = [each for each in text[part] if each.get("encoding", each.get("against")) in CORE]
+    text["variants"] = [each for each in text["variants"] if each["encoding"] in CORE]
     text |= {
         "complete": True,
         "created": "",

@@ -27,6 +27,7 @@ from website.wat import assembled
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).with_name("story")
+PAGE = "story-live.html"
 RECORDED = ROOT / "benchmarks" / "story.json"
 TRAINED, LENGTH = 256, 512
 """Tokens of the model's context, and of a story."""
@@ -65,10 +66,10 @@ def files(recorded: Mapping[str, Any] | None = None) -> dict[str, str]:
     committed one."""
     recorded = recorded or json.loads(RECORDED.read_text(encoding="utf-8"))
     if not fetched():
-        return {"story-live.html": page(recorded, [])}
+        return {PAGE: page(recorded, [])}
     scripts = {"story-live/0.js": f"posenc.weights({_json(model_data())},{_json(vocabulary())});\n"}
     scripts |= {f"story-live/{number}.js": f'posenc.part("{part}");\n' for number, part in enumerate(parts(), 1)}
-    return {"story-live.html": page(recorded, list(scripts)), **scripts}
+    return {PAGE: page(recorded, list(scripts)), **scripts}
 
 
 def page(recorded: Mapping[str, Any], sources: Sequence[str]) -> str:
@@ -229,7 +230,7 @@ def fetched() -> bool:
     try:
         stories15m().fetch()
     except OSError as error:
-        print(f"story-live.html shows its recorded story alone: {error}", file=sys.stderr)
+        print(f"{PAGE} shows its recorded story alone: {error}", file=sys.stderr)
         return False
     return True
 

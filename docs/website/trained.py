@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy
 import torch
+from guide_code.shared import by_distance
 from torch import Tensor
 
-from posenc.analysis.scores import by_distance
 from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
@@ -148,8 +148,8 @@ def of_angles(model: Transformer, text: Tensor) -> dict[str, Tensor]:
     encoding = model.encoding
     assert isinstance(encoding, AccumulatedRotary)
     x, positions = caught(model, phrase())
-    steps = encoding.steps(positions.with_gates(gates_of(encoding, x, 0)), 0)
-    return {**of_scores(model, text), "angles": steps.double().cumsum(2)[0, 0]}
+    _, angles = encoding.angles(positions.with_gates(gates_of(encoding, x, 0)), 0)
+    return {**of_scores(model, text), "angles": angles[0, 0]}
 
 
 def of_prefix(model: Transformer, text: Tensor) -> dict[str, Tensor]:

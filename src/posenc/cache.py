@@ -8,6 +8,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posenc.encoding import Encoding, Pass, checked_gates, require_fit
 from posenc.errors import InputError, check_flags, check_integers, check_sizes
@@ -176,11 +177,8 @@ class KVCache:
             return
         rotation = _rotation(encoding, layer)
         if by is not None and over_rotated and rotation and by[1] and rotation != by[1]:
-            raise InputError(
-                f"layer {layer} has keys under {by[1]}, new ones come under {rotation}",
-                "use a cache with one encoding, or KVCache(rotated=False)",
-                argument="cache",
-            )
+            remedy = "use a cache with one encoding, or KVCache(rotated=False)"
+            raise _unfit(f"layer {layer} has keys under {by[1]}, new ones come under {rotation}; {remedy}")
         self._rotated_by[layer] = None if encoding is None else ref(encoding), rotation
 
     def _filled(
@@ -192,36 +190,28 @@ class KVCache:
         if old is None or old.tokens < before:
             if before:
                 has = 0 if old is None else old.tokens
-                raise InputError(
-                    f"layer {layer} has {has} tokens, positions are for {before} before the new ones",
-                    "pass cache.positions(n)",
-                    argument="cache",
-                )
+                raise _unfit(f"layer {layer} has {has} tokens, positions are for {before}: pass cache.positions(n)")
             old = _Layer(tuple([x[:, :, :0] for x in new]), 0, rotated)
         if len(old.tensors) != len(new):
-            raise InputError(
-                f"layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
-                f"{len(new) - 2} of gates: use a cache with one encoding",
-                argument="cache",
-            )
+            made = f"its encoding makes {len(new)}, {len(new) - 2} of them gates"
+            raise _unfit(f"layer {layer} has {len(old.tensors)} tensors, {made}: use it with one encoding")
         if self.capacity is not None and tokens > self.capacity:
-            raise InputError(
-                f"{tokens} tokens, capacity={self.capacity}", "make it larger, or leave it out", argument="cache"
-            )
+            raise _unfit(f"{tokens} tokens, capacity={self.capacity}: make it larger, or leave it out")
         for x, more in zip(old.tensors, new, strict=True):
             if (x.shape[:2], x.shape[3], x.dtype) != (more.shape[:2], more.shape[3], more.dtype):
-                raise InputError(
-                    f"layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: "
-                    "another batch, model or precision needs another cache",
-                    argument="cache",
-                )
+                given = f"{more.dtype} {tuple(more.shape)}: another batch, model or precision needs another cache"
+                raise _unfit(f"layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {given}")
         ragged = positions.q_order.shape[0] > 1
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not stores:
             stored = old.filled(before)
             if before == 0:  # of what is overwritten no graph is left
                 stored = [x.detach() for x in stored]
             pairs = zip(stored, new, strict=True)
-            tensors = [_scattered(x, y, positions) if ragged else torch.cat((x, y), 2) for x, y in pairs]
+            if ragged:
+                room = 0, 0, 0, tokens - before
+                tensors = [pad(x, room).scatter(2, _slots(y, positions), y) for x, y in pairs]
+            else:
+                tensors = [torch.cat(pair, 2) for pair in pairs]
             return _Layer(tuple(tensors), tokens, rotated)
         tensors = []
         for x, more in zip(old.tensors, new, strict=True):
@@ -232,6 +222,11 @@ class KVCache:
                 x[:, :, before:tokens] = more
             tensors.append(x)
         return _Layer(tuple(tensors), tokens, rotated)
+
+
+def _unfit(problem: str) -> InputError:
+    """The error for a cache that does not fit a call."""
+    return InputError(problem, argument="cache")
 
 
 class _Step(NamedTuple):
@@ -306,10 +301,8 @@ def _next(last: Positions, count: int, num_queries: int) -> Positions:
         mask = torch.cat((mask[:, :count], new.expand(mask.shape[0], -1)), 1)
         made = Positions.from_mask(mask, num_queries, causal=True)
     if not counts or last.k_document is not None or last.blocks or last.sharding is not None:
-        raise InputError(
-            "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
-            "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
-        )
+        remedy = "pass Positions of all, such as Positions.from_ids(ids, key_ids, causal=True)"
+        raise InputError(f"cache.positions(): the cached tokens are not one text a row, counted from 0: {remedy}")
     prefix = last.prefix
     if prefix is not None:
         prefix = torch.cat((prefix[:, :count], torch.zeros_like(new).expand(prefix.shape[0], -1)), 1)
@@ -332,8 +325,3 @@ def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:
 def _slots(x: Tensor, positions: Positions) -> Tensor:
     """Where the tokens of x, (batch, heads, n, width), go in rows of different lengths: behind the last one of each."""
     return positions.q_order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
-
-
-def _scattered(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
-    grown = torch.nn.functional.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
-    return grown.scatter(2, _slots(new, positions), new)

@@ -10,6 +10,7 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 import copyreg
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -71,12 +72,12 @@ SYNONYMS = (
     ("bidirectional", "causal", "is_causal", "is_decoder"),
     ("layout", "interleaved", "is_neox_style", "traditional"),
     ("schedule", "rope_scaling", "rope_parameters", "scaling"),
+    ("rotary", "rope", "neox"), ("rotary_interleaved", "gptj"), ("m_rope", "mrope"), ("sinusoidal", "sincos"), ("alibi", "slopes"),
     ("rotary_dim", "rotary_ndims", "rotary_pct", "partial_rotary_factor"),
-    ("init_std", "initializer_range"),
-    ("axes", "num_axes", "ndim"),
+    ("init_std", "initializer_range"), ("axes", "num_axes", "ndim"),
     ("before", "window", "window_size", "sliding_window"),
 )  # fmt: skip
-"""Names of one option in posenc's encodings and in other libraries."""
+"""Names of one option, or of one encoding, in posenc and in other libraries."""
 
 
 class _NoValue(Enum):  # whose members torch.compile knows
@@ -295,10 +296,8 @@ def refuse_distributed(**tensors: Tensor) -> None:
     """Refuse DTensors."""
     for name, x in tensors.items():
         if is_distributed(x):
-            raise InputError(
-                f"{name} is a DTensor: pass this process's part, {name}.to_local(), and for some of the heads the encoding's part, "
-                "encoding.heads(slice(first, end))"
-            )
+            remedy = f"pass this process's part, {name}.to_local(), and its encoding.heads(slice(first, end))"
+            raise InputError(f"{name} is a DTensor: {remedy}")
 
 
 def check_devices(user: str, *tensors: Tensor | None) -> None:
@@ -306,11 +305,8 @@ def check_devices(user: str, *tensors: Tensor | None) -> None:
     memory that nobody wrote to."""
     on_meta = {x.is_meta for x in tensors if x is not None}
     if len(on_meta) > 1:
-        devices = {str(x.device) for x in tensors if x is not None}
-        raise InputError(
-            f"{user}: tensors on {' and '.join(sorted(devices))}; an encoding's parameters on meta have no values: "
-            "load them, or encoding.to_empty(device=...) and then initialise"
-        )
+        where = " and ".join(sorted({str(x.device) for x in tensors if x is not None}))
+        raise InputError(f"{user}: tensors on {where}, and those on meta have no values: load or initialise them")
 
 
 def as_numbers(
@@ -437,6 +433,8 @@ def needs(package: str, extra: str) -> None:
 
 def import_failed(error: BaseException) -> str | None:
     """What to say of an import that failed inside an installed package: which, and the innermost cause; None: of other errors."""
+    if sys.flags.optimize > 1 and "docstring" in str(error):
+        return "transformers reads docstrings, which Python leaves out here: unset PYTHONOPTIMIZE"
     if not isinstance(error, ImportError):
         return None
     frames = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
@@ -444,9 +442,7 @@ def import_failed(error: BaseException) -> str | None:
     inner: BaseException = error
     while (cause := inner.__cause__ or inner.__context__) is not None:
         inner = cause
-    remedy = (
-        "install versions that fit each other, in a new environment for instance; `pip check` names some that do not"
-    )
+    remedy = "install versions that fit each other, as in a new environment; `pip check` names some that do not"
     return f"{package} cannot be imported here: {described(inner)}; {remedy}"
 
 

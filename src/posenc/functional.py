@@ -12,7 +12,6 @@ from torch.autograd import forward_ad
 
 from posenc.errors import (
     InputError,
-    check_flags,
     check_integers,
     check_numbers,
     check_positive,
@@ -55,8 +54,7 @@ def frequency_curve(
     """
     check_even("dim", dim)
     check_positive(base=base)
-    if curve not in CURVES:
-        raise unknown("curve", curve, CURVES)
+    check_word("curve", curve, CURVES)
     check_numbers(exponent=exponent)
     if curve == "power" and not exponent > 0:
         raise InputError("t^exponent needs a positive exponent", exponent=exponent)
@@ -134,9 +132,7 @@ def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     for name, channels in (("first", first), ("second", second)):
         check_tensor(name, channels, integers=True)
         if channels.shape != angles.shape or angles.dim() != 1:
-            raise InputError(
-                f"{name} {tuple(channels.shape)} for angles {tuple(angles.shape)}: pass one channel an angle"
-            )
+            raise InputError(f"{name} {tuple(channels.shape)}: pass one channel for each of {angles.numel()} angles")
         if channels.numel() and not 0 <= int(channels.min()) <= int(channels.max()) < dim:
             raise InputError(f"{name} has channels outside 0 .. dim - 1 = {dim - 1}: pass those of the matrix")
     first, second = first.long(), second.long()
@@ -199,11 +195,8 @@ def t5_bucket(
     per_side = num_buckets // 2 if bidirectional else num_buckets
     exact = per_side // 2
     if exact < 1 or max_distance <= exact:
-        raise InputError(
-            f"needs at least {4 if bidirectional else 2} buckets and max_distance above {exact}",
-            num_buckets=num_buckets,
-            max_distance=max_distance,
-        )
+        needs = f"needs at least {4 if bidirectional else 2} buckets and max_distance above {exact}"
+        raise InputError(needs, num_buckets=num_buckets, max_distance=max_distance)
     if bidirectional:
         side = (relative_position > 0).long() * per_side
         distance = relative_position.abs()
@@ -230,11 +223,8 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
     distance = distance if distance.is_floating_point() else distance.long()
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
-        raise InputError(
-            f"needs an even number of at least 4 buckets and max_distance above {exact + 1}",
-            num_buckets=num_buckets,
-            max_distance=max_distance,
-        )
+        needs = f"needs an even number of at least 4 buckets and max_distance above {exact + 1}"
+        raise InputError(needs, num_buckets=num_buckets, max_distance=max_distance)
     # float32 on purpose, as in t5_bucket
     far = distance.abs().clamp(min=exact).float() / exact
     growth = far.log() / far.new_full((), (max_distance - 1) / exact).log()
@@ -255,37 +245,29 @@ TINY = 2**13
 """Elements up to which the number of calls is what costs."""
 
 
-def rotary(
-    x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
-) -> Tensor:
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0) -> Tensor:
     """Rotate pairs of channels: (..., seq, head_dim) -> the same shape and dtype (Su et al. 2021, RoFormer, eq. 34).
 
     cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair: a batch of tables takes an axis
-    for the heads, cos[:, None]. They need not be of unit length
-    (YaRN's attention factor, xPos) and may require gradients. The 2 * pairs channels from `start` on are rotated and
-    the rest passes through (partial rotary). layout: "half" pairs channel c with c + pairs (GPT-NeoX, Llama in
-    transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J). inplace: overwrite x and return it.
-    Half precision is computed in float32 and rounded once. The result lies in memory as x does.
+    for the heads, cos[:, None]. They need not be of unit length (YaRN's attention factor, xPos) and may require gradients.
+    The 2 * pairs channels from `start` on are rotated, and the rest passes through (partial rotary). layout: "half" pairs
+    channel c with c + pairs (GPT-NeoX, Llama in transformers), "interleaved" 2c with 2c + 1 (RoFormer, GPT-J). Half precision
+    is computed in float32 and rounded once. The result lies in memory as x does.
 
-    transformers' tables hold each angle twice: pass cos[..., :rotary_dim // 2]. Under partial rotary the full table
-    fits x too, and rotates twice the channels that it should.
+    transformers' tables hold each angle twice: pass cos[..., :rotary_dim // 2].
 
     Raises:
-        InputError: x of integers, tables that do not fit x, an unknown layout, or inplace where autograd needs the old x
-            or where entries of x share memory.
+        InputError: x of integers, tables that do not fit x, or an unknown layout.
     """
     if not torch.compiler.is_compiling() and not (
         type(x) is type(cos) is type(sin) is Tensor
         and type(start) is int
-        and type(inplace) is bool
         and x.device == cos.device == sin.device
         and x.layout is cos.layout is sin.layout is torch.strided
     ):
-        _check_given(x, cos, sin, start, inplace)
+        _check_given(x, cos, sin, start)
     if x.dim() == 0 or cos.dim() == 0 or sin.dim() == 0:
-        raise InputError(
-            f"x {tuple(x.shape)}, cos {tuple(cos.shape)} and sin {tuple(sin.shape)}: pass (.., seq, channels)"
-        )
+        raise InputError(f"x {x.dim()}-D, cos {cos.dim()}-D, sin {sin.dim()}-D: pass (.., seq, channels)")
     pairs, width = cos.shape[-1], x.shape[-1]
     if cos.is_complex() or sin.is_complex():
         raise InputError(f"cos of {cos.dtype}, sin of {sin.dtype}: pass real numbers, each by itself")
@@ -294,37 +276,24 @@ def rotary(
     if start < 0:
         raise InputError("the first channel that is rotated must be at least 0", start=start)
     if start + 2 * pairs > width:
-        raise InputError(
-            f"cos has {pairs} columns for head_dim={width}{f' and start={start}' if start else ''}: pass one per "
-            "rotated pair, at most head_dim/2 (tables that repeat each angle, as in transformers, are "
-            "cos[..., :head_dim//2] here)"
-        )
+        remedy = "one per rotated pair, cos[..., :head_dim // 2] of tables that repeat each angle"
+        raise InputError(f"cos has {pairs} columns for head_dim={width} and start={start}: pass {remedy}")
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
     if not torch.compiler.is_compiling() and not (
         _fits(cos, x) and (sin.shape == cos.shape or (sin.shape[-1] == pairs and _fits(sin, x)))
     ):
-        raise InputError(
-            f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
-            "per token of x or one for all; a batch of tables, (batch, seq, pairs), needs cos[:, None]"
-        )
+        remedy = "pass (..., seq, pairs); a batch of tables, (batch, seq, pairs), needs cos[:, None]"
+        raise InputError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: {remedy}")
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
-    if inplace:
-        _check_inplace(x, cos, learned)
-    if torch.compiler.is_compiling():
-        sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
-        if training and x.requires_grad and not learned:
-            rotated = _Rotation.apply(x, cos, sin, layout, start, False)  # type: ignore[no-untyped-call]
-        else:
-            rotated = formula(x, cos, sin, layout, start)
-        return x.copy_(rotated) if inplace else rotated
-    if learned or transformed():
-        rotated = formula(x, cos, sin, layout, start)
-        return x.copy_(rotated) if inplace else rotated
-    if training and x.requires_grad:
-        return _Rotation.apply(x, cos, sin, layout, start, inplace)  # type: ignore[no-untyped-call]
-    return _rotate(x, cos, sin, layout, start, inplace)
+    if training and x.requires_grad and not learned and (torch.compiler.is_compiling() or not transformed()):
+        if torch.compiler.is_compiling():
+            sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
+        return _Rotation.apply(x, cos, sin, layout, start)  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling() or learned or transformed():
+        return formula(x, cos, sin, layout, start)
+    return _rotate(x, cos, sin, layout, start)
 
 
 def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
@@ -345,9 +314,8 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if precise != dtype:
         parts = [part.to(dtype) for part in parts]
     if layout == "interleaved":
-        parts = [
-            torch.stack(parts, -1).reshape(*parts[0].shape[:-1], 2 * pairs)
-        ]  # flatten has no rule for batched gradients
+        # flatten has no rule for batched gradients
+        parts = [torch.stack(parts, -1).reshape(*parts[0].shape[:-1], 2 * pairs)]
     if start:
         parts.insert(0, x[..., :start].expand(*parts[0].shape[:-1], -1))
     if start + 2 * pairs < x.shape[-1]:
@@ -356,15 +324,14 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     return rotated.transpose(-2, -3) if order else rotated
 
 
-def turns_token(x: Tensor) -> bool:
-    """Whether `turn_token` applies to heads whose channels all rotate: one token, with nothing to
-    differentiate."""
+def rotates_token(x: Tensor) -> bool:
+    """Whether `rotate_token` applies to heads whose channels all rotate: one token, and nothing to differentiate."""
     if x.shape[2] != 1 or torch.compiler.is_compiling():
         return False
     return x.numel() <= TINY and not (x.requires_grad and torch.is_grad_enabled()) and not transformed()
 
 
-def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+def rotate_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """Rotate the heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
     if layout == "half":
         partner = x.roll(x.shape[-1] // 2, -1)
@@ -385,30 +352,27 @@ class _Rotation(torch.autograd.Function):
     """The rotation with tables that are constants. Its backward is itself with the opposite angle."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout, ctx.start = layout, start
         if torch.compiler.is_compiling():  # which would derive a backward of twice the passes
             return formula(x, cos, sin, layout, start)
-        if inplace:
-            ctx.mark_dirty(x)
-        return _rotate(x, cos, sin, layout, start, inplace)
+        return _rotate(x, cos, sin, layout, start)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
         if torch.compiler.is_compiling() or batched(gradient):
-            return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None, None
-        return rotary(gradient, cos, -sin, layout=ctx.layout, start=ctx.start), None, None, None, None, None
+            return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None
+        return rotary(gradient, cos, -sin, layout=ctx.layout, start=ctx.start), None, None, None, None
 
 
-def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool) -> None:
+def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int) -> None:
     for name, given in (("x", x), ("cos", cos), ("sin", sin)):
         check_value(name, given, Tensor)
         if given.device != x.device:
             raise InputError(f"{name} is on {given.device}, x on {x.device}: pass {name}.to(x.device)")
     check_integers(start=start)
-    check_flags(inplace=inplace)
 
 
 def _fits(table: Tensor, x: Tensor) -> bool:
@@ -425,36 +389,6 @@ def _covers(x: Tensor, table: Tensor) -> bool:
         if n != 1 and n != m:  # of sizes that are symbols Dynamo takes those of a tuple for others
             return False
     return table.dim() <= x.dim()
-
-
-def overlaps(x: Tensor) -> bool:
-    """Whether entries of x are, or for strides that interlock may be, one in memory."""
-    if torch.compiler.is_compiling():
-        return False
-    reach = 0
-    for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
-        if n > 1:
-            if step <= reach:
-                return x.numel() > 0
-            reach += (n - 1) * step
-    return False
-
-
-def unaliased(table: Tensor, x: Tensor) -> Tensor:
-    """A table that does not change while x is overwritten."""
-    return table.clone() if table.untyped_storage()._cdata == x.untyped_storage()._cdata else table
-
-
-def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
-    remedy = "pass inplace=False"
-    if learned:
-        raise InputError("the gradient of cos and sin needs the unrotated x", remedy, inplace=True)
-    if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
-        raise InputError("x is a leaf that requires grad, which autograd forbids to overwrite", remedy, inplace=True)
-    if overlaps(x):
-        raise InputError("x is expanded or overlaps, several of its entries are one in memory", remedy, inplace=True)
-    if not _covers(x, cos):
-        raise InputError(f"the result for tables {tuple(cos.shape)} is larger than x", remedy, inplace=True)
 
 
 def exactly(x: Tensor) -> AbstractContextManager[Any]:
@@ -490,20 +424,16 @@ def intercepted() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
-    if x.numel() <= TINY and not inplace:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
+    if x.numel() <= TINY:
         return formula(x, cos, sin, layout, start)
     if not _covers(x, cos):
         x = x.expand(*torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]), -1)
     pairs = cos.shape[-1]
-    if inplace:
-        cos, sin = unaliased(cos, x), unaliased(sin, x)
-    out = x if inplace else torch.empty_like(x)
-    target = out
+    target = out = torch.empty_like(x)
     if 2 * pairs < x.shape[-1]:
-        if not inplace:
-            for rest in (slice(start), slice(start + 2 * pairs, None)):
-                out[..., rest] = x[..., rest]
+        for rest in (slice(start), slice(start + 2 * pairs, None)):
+            out[..., rest] = x[..., rest]
         x, target = x[..., start : start + 2 * pairs], out[..., start : start + 2 * pairs]
     precise = _precise(x, cos)
     if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
@@ -518,7 +448,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inp
             c, s = (table[..., tokens, :] if table.dim() > 1 and table.shape[-2] > 1 else table for table in (cos, sin))
             block, result, c, s = x[..., tokens, :], target[..., tokens, :], c.to(precise), s.to(precise)
         if layout == "half":
-            _rotate_half(block.to(precise, copy=inplace), c, s, result)
+            _rotate_half(block.to(precise), c, s, result)
         else:
             _rotate_copied(block, c, s, result)
     return out
@@ -655,7 +585,5 @@ def check_even(name: str, value: int) -> None:
     """Refuse a width that cannot be split into pairs, or that nothing has."""
     check_integers(**{name: value})
     if value < 2 or value % 2:
-        raise InputError(
-            "positions act on pairs of channels, so it must be even and at least 2", argument=name, value=value
-        )
+        raise InputError("channels go in pairs, so it must be even and at least 2", argument=name, value=value)
     check_sizes(**{name: value})

@@ -7,14 +7,14 @@ branches in one softmax. Positions count from 0 at each document's first token.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, check_integers, check_positive, unknown
+from posenc.errors import InputError, check_integers, check_positive, check_word
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 from posenc.positions.visibility import Branch, PositionMapping, Region
@@ -60,11 +60,9 @@ class PositionMap:
         return self  # it is immutable
 
     @cached_property
-    def turns(self) -> tuple[Branch, ...]:
+    def rerotations(self) -> tuple[Branch, ...]:
         """The branches for queries and keys that are rotated at their positions already."""
-        return tuple(
-            Branch(branch.region, _turn(branch.q), _turn(branch.k), branch.most, turns=True) for branch in self.branches
-        )
+        return tuple(replace(each, q=_shift(each.q), k=_shift(each.k)) for each in self.branches)
 
     def relative(self, positions: Positions) -> Tensor:
         """The relative position that each query and key are scored at, (batch or 1, num_queries, num_keys) in float64;
@@ -80,7 +78,7 @@ class PositionMap:
         return relative
 
 
-def _turn(mapping: PositionMapping | None) -> PositionMapping:
+def _shift(mapping: PositionMapping | None) -> PositionMapping:
     """From a token's position to how far the map moves it."""
     return torch.zeros_like if mapping is None else lambda p: mapping(p) - p
 
@@ -115,10 +113,9 @@ def inverse_leaky(window: int, *, factor: float) -> PositionMap:
     factor: how much faster far positions run; the source takes twice the extension, and a quarter of the context length
     as window. Source: Su 2023, kexue.fm/archives/9728.
     """
-    check_integers(1, window=window)
     check_positive(factor=factor)
-    far = Branch(Region(nearest=window), lambda i: (exact(i) - window) * factor + window, lambda j: exact(j) * factor)
-    return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
+    leaky = leaky_rerope(window, factor=1 / factor)
+    return PositionMap("inverse_leaky", {"window": window, "factor": factor}, leaky.branches, True, ("su2023inverse",))
 
 
 def self_extend(window: int, *, group: int) -> PositionMap:
@@ -147,9 +144,7 @@ def jet_long(window: int, *, trained: int, groups: int, least: int = 1) -> Posit
     """
     check_integers(1, window=window, trained=trained, groups=groups, least=least)
     if least > groups:
-        raise InputError(
-            "least is at most groups, the largest number of tokens per position", least=least, groups=groups
-        )
+        raise InputError("least is at most groups", least=least, groups=groups)
     if window > trained:
         raise InputError("the window is at most the context length", window=window, trained=trained)
     grouped = list(range(max(least, 2), groups + 1))
@@ -243,9 +238,7 @@ def dual_chunk(chunk: int, *, local: int) -> PositionMap:
     """
     check_integers(1, chunk=chunk, local=local)
     if 2 * local > chunk:
-        raise InputError(
-            "local is at most half of chunk, so that near keys are in two chunks", chunk=chunk, local=local
-        )
+        raise InputError("local is at most half of chunk", chunk=chunk, local=local)
     size = chunk - local
     farthest = min(2 * size - 1, chunk)
 
@@ -275,35 +268,6 @@ MAPS: dict[str, Callable[..., PositionMap]] = {
 }  # fmt: skip
 """Every map by name."""
 
-FORMULAS: dict[str, tuple[str, ...]] = {
-    "rerope": (r"r' = \min(r, w)",),
-    "leaky_rerope": (r"r' = \begin{cases} r & \quad r < w \\ w + (r - w) / s & \quad r \ge w \end{cases}",),
-    "inverse_leaky": (r"r' = \begin{cases} r & \quad r < w \\ w + (r - w)\, s & \quad r \ge w \end{cases}",),
-    "self_extend": (
-        r"r' = \begin{cases} r & \quad r < w \\ \lfloor i/G \rfloor - \lfloor j/G \rfloor + w - w/G & \quad r \ge w \end{cases}",
-    ),
-    "jet_long": (
-        r"r' = \begin{cases} r & \quad r < w \\ \lfloor i/G_i \rfloor - \lfloor j/G_i \rfloor & \quad r \ge w \end{cases}",
-        r"G_i = \min(\lfloor i/L \rfloor + 1, G)",
-    ),
-    "dual_chunk": (
-        r"r' = \begin{cases} r & \quad i, j \text{ in one chunk} \\ \min(i \; \mathrm{mod} \; m + m, c) - j \; \mathrm{mod} \; m & \quad j \text{ in the chunk before} \\ "
-        r"c - j \; \mathrm{mod} \; m & \quad \text{otherwise} \end{cases}",
-        r"m = c - \ell",
-    ),
-    "string": (r"r' = \begin{cases} r & \quad r < S \\ r - S + w & \quad r \ge S \end{cases}",),
-    "lampe": (
-        r"r' = \begin{cases} r & \quad r < w \\ \mu(i) - \mu(j) + w - 1 - \mu(w) & \quad r \ge w \end{cases}",
-        r"\mu(p) = \left\lfloor \frac{p\, u}{N - 1} \right\rfloor",
-    ),
-    "streaming": (
-        r"r' = \begin{cases} r & \quad r < n \\ \min(i, m + n - 1) - j & \quad r \ge n,\ j < m \\ \text{hidden} & \quad \text{otherwise} \end{cases}",
-    ),
-    "lm_infinite": (r"r' = \begin{cases} r & \quad r < w \\ w & \quad r \ge w,\ j < m \\ \text{hidden} & \quad \text{otherwise} \end{cases}",),
-}  # fmt: skip
-"""LaTeX of every map: r = i - j the distance of a query at i and a key at j, r' the relative position that they are scored at, w the
-window, s the factor, L the context length; other letters are arguments by their first letter, m sinks and n recent tokens."""
-
 
 def create(spec: Mapping[str, Any]) -> PositionMap:
     """A map from {"name": "self_extend", "window": 1024, "group": 8}; every other key is an option of that map.
@@ -313,8 +277,7 @@ def create(spec: Mapping[str, Any]) -> PositionMap:
     """
     options = dict(spec)
     name = options.pop("name", None)
-    if not isinstance(name, str) or name not in MAPS:
-        raise unknown("position map", name, MAPS)
+    check_word("position map", name, MAPS)
     try:
         return MAPS[name](**options)
     except TypeError as error:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from posenc_cli.arguments import INDENT, Described, Mistake, Parser, check_required, given, mistyped
+from posenc_cli.arguments import INDENT, Described, Mistake, Parser, check_model, check_required, given, mistyped
 from posenc_cli.cached import table
 from posenc_cli.completion import SCRIPTS, proposals
 from posenc_cli.left import instead
@@ -74,6 +74,8 @@ def answer(words: Sequence[str]) -> int | None:
         check_required(described, values)
     if message := mistyped(described, values, table()["known"]):
         raise Mistake(message)
+    if "print_config" not in values:
+        check_model(values.get("model"))
     if name == "list" and not values.keys() & {"config", "print_config", "out"}:
         from posenc_cli.listing import answered
 

@@ -356,6 +356,21 @@ def values_of(namespace: argparse.Namespace) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
 
 
+def check_model(name: object) -> None:
+    """Refuse a model that is nowhere, before transformers is imported and the hub is asked.
+
+    Raises:
+        Mistake: no such file or folder, nor a name such as the hub has.
+    """
+    if (
+        isinstance(name, str)
+        and name != "demo"
+        and not os.path.exists(name)
+        and not re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    ):
+        raise Mistake(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
+
+
 def check_required(command: Described, values: Mapping[str, Any]) -> None:
     """Raises:
     Mistake: a setting without a default is not given; the message has an example."""

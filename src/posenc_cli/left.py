@@ -2,9 +2,33 @@
 """What left posenc in this version, and what to use instead. Imports nothing."""
 
 LEFT: dict[str, str] = {
+    "--against": "name the encodings to train and those of the table, and give --preset leaderboard --merge benchmarks/leaderboard",
+    "lab.leaderboard.against": "give compare_tasks merge=['benchmarks/leaderboard'] and the settings of the preset leaderboard",
+    "lab.leaderboard.archive": "use benchmarks/archives.py",
+    "lab.experiment.load_experiment": "put the class into posenc.lab.compare.EXPERIMENTS under its name",
+    "lab.archive": "use benchmarks/archives.py of the repository",
+    **dict.fromkeys(
+        ("--data-sha256", "--text-sha256", "--model-fingerprint", "data_sha256", "text_sha256", "model_fingerprint"),
+        "compare the digests in results.json of the two runs",
+    ),
+    "lab.statistics.different": "use benchmarks/pairs.py of the repository",
+    "lab.statistics.contrast": "use benchmarks/pairs.py of the repository",
+    "lab.evals.comparison.question_in_front": "adapt examples/question_in_front.py",
+    "lab.table.latex": "copy the table of the page as LaTeX by its button",
+    "thorough": "give --preset standard with more --steps, --seeds and --samples",
+    "lab.behaviour": "read programs in results.json, the versions that measured",
+    "lab.measure.behaviour": "read programs in results.json, the versions that measured",
     "--for": "name the methods that the program runs with --candidates, for vLLM and llama.cpp frequency schedules",
     "pretrained.export.expresses": "call posenc.to_hf, whose report names what each program computes",
-    "interpolate": "take hierarchical, or resample the table with torch.nn.functional.interpolate",
+    **dict.fromkeys(
+        ("videorope", "v2pe", "circle_rope", "pretrained.multimodal_positions.RULES"),
+        "number the tokens by the model's own code, and pass the numbers to Positions.from_ids",
+    ),
+    "pretrained.adapters": "extend a model as it was when the adapter was trained, before peft.PeftModel.from_pretrained",
+    "pretrained.export.rope_parameters_of": "write rope_theta and the schedule's options into config.rope_parameters",
+    "pretrained.plain_form": "call save_pretrained, and load the model with posenc.load",
+    "pretrained.recorded": "read benchmarks/recorded_answers.json",
+    "pretrained.lm_eval.main": "call posenc.pretrained.lm_eval.write",
     "pretrained.load.chosen_because": "read model.dtype",
     "pretrained.load.computing_dtype": "give dtype, without which a model has its checkpoint's",
     "pretrained.load.stored_dtype": "read model.dtype",
@@ -25,8 +49,18 @@ LEFT: dict[str, str] = {
     "frequencies.diff": "call posenc.analysis.diff",
     "multimodal": "call posenc.pretrained.multimodal",
     "ring": "shard the positions, and keys are gathered",
+    "inplace": "leave it out and take the result, which is a new tensor",
     "solver": "leave it out: FLOATER has rk4 alone, and more substeps are nearer to the exact flow",
     "with_tree": "make the positions as examples/draft_tree.py does",
+    **dict.fromkeys(
+        ("--dtypes", "analysis.phase_error", "analysis.plots.phase_error"),
+        "call guide_code.phase_error of docs/ in the repository, as the guide does",
+    ),
+    **dict.fromkeys(
+        [f"analysis.plots.{name}" for name in ("base_bound", "norms", "shift_error", "step_sizes")],
+        "read the numbers in the finding, or plot its fields",
+    ),
+    "analysis.Model": "call posenc.analysis.longest_length(base, head_dim)",
     # the name as it is typed -> what to use instead: an instruction with a verb, without a full stop
     "auto": "call posenc.choose(model, tokenizer, factor=...), or run posenc extend MODEL --method auto",
     "--yes": "leave it out, no run asks before it starts",
@@ -44,7 +78,7 @@ LEFT: dict[str, str] = {
     "checkpoint_minutes": "call it again, which trains anew only what had not finished",
     "vision": "adapt examples/small_vit.py, which trains and tests a small vision Transformer",
     **{
-        f"niah_{kind}": "run lm-eval's task of this name, see docs/lm-eval.md"
+        f"niah_{kind}": "run lm-eval's task of this name, see docs/evaluate.md"
         for kind in (
             "single_1",
             "single_2",
@@ -56,10 +90,10 @@ LEFT: dict[str, str] = {
             "multiquery",
         )
     },
-    "variable_tracking": "run lm-eval's ruler_vt, see docs/lm-eval.md",
-    "common_words": "run lm-eval's ruler_cwe, see docs/lm-eval.md",
-    "frequent_words": "run lm-eval's ruler_fwe, see docs/lm-eval.md",
-    "many_shot": "run many-shot tasks of lm-eval with --num_fewshot, see docs/lm-eval.md",
+    "variable_tracking": "run lm-eval's ruler_vt, see docs/evaluate.md",
+    "common_words": "run lm-eval's ruler_cwe, see docs/evaluate.md",
+    "frequent_words": "run lm-eval's ruler_fwe, see docs/evaluate.md",
+    "many_shot": "run many-shot tasks of lm-eval with --num_fewshot, see docs/evaluate.md",
     "--quick": "give fewer --n and --rounds",
     "--memory": "run python benchmarks/bench in the repository, which measures memory",
     "--no-memory": "leave it out, posenc bench times alone",
@@ -85,13 +119,16 @@ LEFT: dict[str, str] = {
     "plots": "take figure.svg beside a report, or save any figure by the buttons below it",
     "control": "leave it out, differences are paired and have intervals",
     "first_token": "adapt examples/own_task.py or a class of posenc.lab.synthetic.tasks",
-    "modular": "adapt a class of posenc.lab.synthetic.tasks, as docs/synthetic-lab.md shows",
+    "modular": "adapt a class of posenc.lab.synthetic.tasks, as docs/compare.md shows",
     "cite": "write posenc list --cite NAME",
     "completion": "write posenc --print-completion SHELL",
     "conform": "write posenc check FUNCTION --as KIND",
     "diff": "write posenc analyze SCHEDULE SCHEDULE",
     "predict": "write posenc explore --predict ENCODING ...",
     "to_gguf": "convert the model with llama.cpp's convert_hf_to_gguf.py, and extend that file by posenc extend FILE.gguf --gguf NEW.gguf",
+    "remainder": "write a subclass of StickBreaking whose values have a column for it",
+    "evq_cosh": "write explicit:stretch=NUMBERS",
+    "anti_periodic": "write explicit:stretch=NUMBERS",
 }
 """Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
 

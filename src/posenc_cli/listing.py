@@ -28,6 +28,23 @@ ASKED = {"findings", "kinds"}
 HIDDEN = ("name", "title", "family", "also", "summary")
 """What is in the head of an entry, or for the search alone."""
 
+PAGES = {
+    "docs/guides/choose.md": "choose which encoding best encoder bidirectional decoder images audio speech music",
+    "docs/longer_context.md": "long longer context length lengths extrapolation extrapolates extend extension",
+    "docs/attention.md": "flash attention sdpa flexattention fast fused kernel memory backend capped softcap",
+    "docs/guides/recipes.md": "cross attention time series timestamps timm lightning accelerate multiheadattention compile static cache weights",
+    "docs/guides/padding-packing-caches.md": "padding packing packed kv cache caches prefix mask",
+    "docs/guides/symptoms.md": "worse nan slow slower differs problem troubleshooting error",
+    "docs/huggingface.md": "transformers huggingface hf trainer bert encoder encoders generate",
+    "docs/vision-grid.md": "image images video vit vision grid patches",
+    "docs/export.md": "gguf vllm sglang llama.cpp ollama mlx serve serving save export convert",
+    "docs/finetune.md": "finetune finetuning fine tuning lora peft trl train",
+    "docs/evaluate.md": "passkey needle haystack perplexity evaluate evaluation benchmark retrieval",
+    "docs/doctor.md": "doctor check wrong broken config bug",
+    "docs/distributed.md": "distributed fsdp ddp parallel sharded context tensor",
+}
+"""Where the documentation speaks of what people search for, by words."""
+
 UNLIMITED = 10**6
 """Columns, where no terminal breaks lines."""
 
@@ -100,11 +117,18 @@ def listed(
     rows = {each: of_kind for each, of_kind in rows.items() if of_kind}
     if not rows:
         what = f"--search {' '.join(search)}" if search else f"--acts-on {acts_on}"
-        raise Mistake(f"{what}: nothing is found; posenc list shows all names")
+        elsewhere = _pages(words) if search else ""
+        raise Mistake(f"{what}: nothing is found; {elsewhere and f'see {elsewhere}, or '}posenc list shows all names")
     public = {each: [{k: v for k, v in row.items() if k not in ("also",)} for row in of_kind] for each, of_kind in rows.items()}  # fmt: skip
     if names:
         return public, "\n\n".join(_entry(each, row) for each, of_kind in rows.items() for row in of_kind)
-    return public, _overview(rows, summaries=bool(search))
+    text = _overview(rows, summaries=bool(search))
+    return public, f"{text}\nSee also {elsewhere}." if search and (elsewhere := _pages(words)) else text
+
+
+def _pages(words: set[str]) -> str:
+    """The pages that have all of the words."""
+    return ", ".join(page for page, text in PAGES.items() if words <= _searched({"page": text}, words))
 
 
 def _findable(name: str, rows: Rows) -> str:

@@ -2,10 +2,12 @@
 """What the program posenc answers without torch, as one table that is made of the code: by the build, into the wheel, or at
 first use, into the user's cache."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from posenc.cli.commands import COMMANDS
@@ -14,7 +16,7 @@ from posenc.encodings.catalogue import FAMILIES, cite, pattern_rows, rows
 from posenc.encodings.patterns import PATTERNS
 from posenc.errors import summary
 from posenc.frequencies import SCHEDULES, options_of, schedules
-from posenc.position_maps import FORMULAS, MAPS
+from posenc.position_maps import MAPS
 from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
 from posenc_cli.arguments import Known
@@ -79,12 +81,13 @@ def listing() -> dict[str, list[dict[str, Any]]]:
         also = ", ".join(filter(None, (ALIASES.get(name), CHINESE.get(name))))
         return {"name": name, "title": title, **of_encoding, "also": also} | row
 
+    formulas = json.loads((Path(schedules.__file__).parent / "formulas.json").read_text(encoding="utf-8"))
     name, sentence = r"[:,] | \(", r"(?<=[.?])\s"
     return {
         "encodings": list(map(titled, sorted(rows(), key=lambda row: list(FAMILIES).index(row["family"])))),
         "patterns": list(map(titled, pattern_rows())),
-        "schedules": [row(n, name, made, options_of(n), schedules.FORMULAS[n]) for n, made in SCHEDULES.items()],
-        "position_maps": [row(n, name, made, signature(made).parameters, FORMULAS[n]) for n, made in MAPS.items()],
+        "schedules": [row(n, name, made, options_of(n), formulas["schedules"][n]) for n, made in SCHEDULES.items()],
+        "position_maps": [row(n, name, made, signature(made).parameters, formulas["position_maps"][n]) for n, made in MAPS.items()],
         "methods": [
             {"name": n, "title": f"{method.kind}, {TUNING.get(method.tuning, method.tuning)}", "kind": method.kind, "tuning": method.tuning, "summary": method.summary}
             for n, method in METHODS.items()

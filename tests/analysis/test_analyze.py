@@ -39,7 +39,7 @@ def test_every_encoding_is_analysed(name):
 
 def test_each_section_applies_where_it_should():
     sections = {name: {s.name for s in analyze(name, length=16).sections} for name in ("rope", "alibi", "none")}
-    assert {"rotation", "base", "precision", "kernel", "shift"} <= sections["rope"]
+    assert {"rotation", "base", "kernel", "shift"} <= sections["rope"]
     assert "bias" not in sections["rope"]
     assert sections["alibi"] & {"bias", "rotation", "kernel"} == {"bias"}
     assert sections["none"] & {"properties", "bias", "rotation"} == set()

@@ -156,7 +156,7 @@ def test_the_command(capsys, tmp_path):
         (["default", "default", "--length", "0", "--at", "5"], "--length 0: must be from 1"),
         (["yarn", "ntk", "--at", "0"], "--at 0: must be a positive number"),
         (["yarn", "ntk", "--at", "inf"], "--at inf: pass a number that is finite"),
-        (["yarn", "ntk", "--head-dim", "63"], "dim 63: positions act on pairs of channels, so it must be even"),
+        (["yarn", "ntk", "--head-dim", "63"], "dim 63: channels go in pairs, so it must be even"),
         (["yarn", "ntk", "--head-dim", "0"], "--head-dim 0: "),
         (["yarn", "ntk", "--head-dim", "-4"], "--head-dim -4: "),
         (["yarn", "ntk", "--base", "0"], "--base 0"),

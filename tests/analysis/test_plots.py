@@ -21,16 +21,12 @@ def findings():
     codes = "sinusoidal", "t5", "learned:max_positions=64"
     spectra = [(analysis.spectrum(text, 64),) for text in codes]
     shifts = [(analysis.shift_matrix(text, length=64),) for text in codes]
-    errors = [(analysis.phase_error("rope", 600),), (analysis.phase_error("rope", 60, "float64"),)]
     scores = analysis.scores("t5", 16, samples=2)
     return {
-        **shared("heat_map dot_products norms", *[(text,) for text in codes]),
+        **shared("heat_map dot_products", *[(text,) for text in codes]),
         **shared("singular_values wavelengths", *spectra),
-        **shared("shift_matrix shift_error", *shifts),
-        "step_sizes": [(analysis.steps(text, 64),) for text in codes],
+        "shift_matrix": shifts,
         "kernel": [(analysis.kernel("rope", 48),)],
-        "base_bound": [(analysis.base_bound([64, 128], step=0.05),)],
-        **shared("phase_error", *errors),
         **shared("effective_scores scores_by_head", (scores,)),
         "pair_wavelengths": [(analysis.rotation("rope", 100),)],
         "bias_by_distance": [(analysis.bias("alibi", 8),)],
@@ -99,11 +95,3 @@ def test_lines_are_the_numbers(findings):
     axes = first_axes(plots.wavelengths, analysis.spectrum("rope:rotary_dim=16", 64))
     assert len(axes.collections[0].get_offsets()) == 16
     assert "48 channels are constant" in [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def test_models_are_marked_at_their_length_and_base(findings):
-    bound = findings["base_bound"][0][0]
-
-    lines = first_axes(plots.base_bound, bound).lines
-    marks = {(line.get_xdata()[0], line.get_ydata()[0]) for line in lines if len(line.get_xdata()) == 1}
-    assert marks == {(model.length, model.base) for model in bound.models}

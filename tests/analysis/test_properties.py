@@ -146,13 +146,6 @@ def test_a_step_of_normalized_positions_shrinks_with_the_text():
     assert "depends on the text's length" in found.sentences()[1]
 
 
-def test_binary_digits_jump():
-    found = steps("binary:bits=16", length=1024)
-    assert found.smallest[0] == 1
-    assert found.largest[0] == math.sqrt(10)  # 511 to 512 changes ten digits
-    assert not found.holds
-
-
 def test_codes_that_are_all_the_same_have_no_steps():
     found = steps(lambda at: torch.ones(len(at), 4))
     assert not found.holds

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import Model, base_bound, longest_length, smallest_base
+from posenc.analysis import base_bound, longest_length, smallest_base
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 
@@ -33,7 +33,6 @@ def test_smallest_bases_known(length):
     assert float(f"{smallest_base(length, 128):.1e}") == KNOWN[length]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("length", "base"), [(32768, 6.3e5), (65536, 2.1e6), (131072, 4.9e6)])
 def test_smallest_bases_known_of_long_texts(length, base):
     assert float(f"{smallest_base(length, 128, step=1e-4):.1e}") == base
@@ -55,14 +54,12 @@ def test_it_is_the_smallest_on_its_grid(length, pairs):
         below, tried = below / (1 + step), tried + 1
 
 
-def test_base_bound_and_its_models():
-    ours = Model("ours", 64, 1e5, 8192)
-    found = base_bound([256, 512], 64, step=0.01, models=[ours, Model("safe", 64, 1e5, 2048)])
-    assert found.longest == (3616, 3616)
-    assert found.limits == pytest.approx((415.2, 830.5), rel=1e-3)
-    sentences = found.sentences()
-    assert "first negative at 3616, short of" in sentences[2]
-    assert "first negative at 3616, beyond" in sentences[3]
+@pytest.mark.parametrize(("base", "longest", "verdict"), [(1e4, 725, "beyond"), (10.0, 5, "short of")])
+def test_a_base_beside_the_smallest(base, longest, verdict):
+    found = base_bound(base, 64, 128, step=0.01)
+    assert (found.lengths, found.longest) == ((128, 512), longest)
+    assert found.bases == (smallest_base(128, 64, step=0.01), smallest_base(512, 64, step=0.01))
+    assert f"first negative at {longest}, {verdict} the length of training, 128." in found.summary()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +71,7 @@ def test_base_bound_and_its_models():
         (lambda: smallest_base(100, 63), r"head_dim=63"),
         (lambda: smallest_base(100, 64, step=0.0), r"step=0.0"),
         (lambda: smallest_base(100, 2, step=1.0), r"at every base up to 1e\+15"),
-        (lambda: base_bound([]), r"lengths is empty"),
+        (lambda: base_bound(1e4, 64, 0), r"trained=0"),
     ],
 )
 def test_bad_input(call, match):

@@ -172,7 +172,7 @@ def test_softcap_is_a_positive_number(cap):
 
 def test_gradients_through_flex(monkeypatch):
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
-    monkeypatch.setattr("posenc.backends.flex._trains", lambda problem: False)
+    monkeypatch.setattr("posenc.backends.flex.trains", lambda problem: False)
     given = [x.requires_grad_() for x in tensors(5, 5)]
     for case in CASES:
         leaves = [*given, *summed(case).parameters()]
@@ -246,7 +246,6 @@ def test_what_explain_says():
     assert "only as a function" in explain(q, k, v, Bent(H), causal=True).reason
 
 
-@pytest.mark.slow
 def test_compiled_for_the_cpu_by_flex():
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, H, 130, 16, generator=g) for _ in range(3))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import posenc
-from posenc import Encoding, InputError, PerLayer, Positions, Rotary, attention, create
+from posenc import Encoding, InputError, Positions, Rotary, attention, create
 from posenc.bias import Positional
 from posenc.conformance import check
 from test_attention import LAYOUTS, B, D, H, tensors
@@ -161,13 +161,6 @@ def test_a_prefix_of_one_key_is_torchs_bias_kv():
     assert torch.allclose(out, theirs(x, x, x)[0], atol=1e-12)
 
 
-def test_layers_have_their_own():
-    q, k, v = tensors(5, 5, KV)
-    layers = PerLayer(PREFIX, SINK)
-    assert torch.equal(attention(q, k, v, layers, layer=0), attention(q, k, v, PREFIX))
-    assert torch.equal(attention(q, k, v, layers, layer=1), attention(q, k, v, SINK))
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda c: Rotary(c.width) + Prefix(c.kv_heads, c.width), lambda c: QuerySink(c.num_heads, c.width)],
@@ -195,9 +188,9 @@ def returning(hook, value):
         ("query_sink", torch.zeros(H), r"Mine.query_sink returned .*\(2, 4, 5\)"),
         ("query_sink", torch.zeros(B, H, 3), r"Mine.query_sink returned .*\(2, 4, 5\)"),
         ("prefix_kv", torch.zeros(KV, 3, D), r"Mine.prefix_kv returned .*pair"),
-        ("prefix_kv", (torch.zeros(H, 3, D), torch.zeros(H, 3, D)), r"Mine.prefix_kv returned keys"),
-        ("prefix_kv", (torch.zeros(KV, 3, D), torch.zeros(KV, 3, D + 1)), r"Mine.prefix_kv returned values"),
-        ("prefix_kv", (torch.zeros(KV, 3, D), torch.zeros(KV, 2, D)), r"Mine.prefix_kv returned values"),
+        ("prefix_kv", (torch.zeros(H, 3, D), torch.zeros(H, 3, D)), r"Mine.prefix_kv returned .*: return keys"),
+        ("prefix_kv", (torch.zeros(KV, 3, D), torch.zeros(KV, 3, D + 1)), r"Mine.prefix_kv returned .*: return values"),
+        ("prefix_kv", (torch.zeros(KV, 3, D), torch.zeros(KV, 2, D)), r"Mine.prefix_kv returned .*: return values"),
     ],
 )
 def test_what_the_hooks_return_is_validated(hook, value, message):

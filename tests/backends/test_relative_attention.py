@@ -19,9 +19,15 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 
 
-def draw(*shape, dtype=torch.float32, seed=0, grad=True):
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def draw(*shape, dtype=torch.float32, seed=0):
     g = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=g).to(DEVICE, dtype).requires_grad_(grad)
+    return torch.randn(shape, generator=g).to(DEVICE, dtype)
 
 
 def formula(q, k, v, vector, products, row, scale, diagonal):
@@ -60,7 +66,7 @@ CASES = {
 
 def arguments(case, dtype=torch.float32):
     batch, heads, groups, queries, keys, width, values, diagonal, terms = CASES[case]
-    q = draw(batch, queries, heads, width, dtype=dtype).detach().transpose(1, 2).requires_grad_()  # strided
+    q = draw(batch, queries, heads, width, dtype=dtype).transpose(1, 2)  # strided
     k = draw(batch, heads // groups, keys, width, dtype=dtype)
     v = draw(batch, heads // groups, keys, values, dtype=dtype, seed=1)
     vector = draw(heads, queries + keys - 1) if "vector" in terms else None
@@ -74,56 +80,39 @@ def arguments(case, dtype=torch.float32):
 
 
 def compared(case, dtype=torch.float32):
-    """(found, wanted) for the output, the log-sum-exp and all gradients."""
+    """(found, wanted) for the output and the log-sum-exp."""
     given = arguments(case, dtype)
-    learned = [x for x in given[:5] if x is not None]
     out, lse = relative_attention(*given, "ieee")
     want, want_lse, empty = formula(*given)
     assert out.dtype == dtype
     assert (lse[..., empty] == -torch.inf).all()
-    lse = lse.masked_fill(empty, 0.0)
-    a, b = (draw(*x.shape, grad=False).double() for x in (want, want_lse))
-    found = torch.autograd.grad((out.double() * a).sum() + (lse * b).sum(), learned)
-    wanted = torch.autograd.grad((want * a).sum() + (want_lse * b).sum(), learned)
-    return zip((out, lse, *found), (want, want_lse, *wanted), strict=True)
+    return zip((out, lse.masked_fill(empty, 0.0)), (want, want_lse), strict=True)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients(case):
+def test_output(case):
     for found, wanted in compared(case):
-        assert (found - wanted).abs().max() < 2e-6 * max(1.0, float(wanted.detach().abs().max()))
+        assert (found - wanted).abs().max() < 2e-6 * max(1.0, float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize(("case", "dtype"), [("causal, grouped", torch.bfloat16), ("both", torch.float16)])
 def test_half_precision(case, dtype):
     for found, wanted in compared(case, dtype):
-        assert (found - wanted).abs().max() < 4 * torch.finfo(dtype).eps * max(1.0, float(wanted.detach().abs().max()))
+        assert (found - wanted).abs().max() < 4 * torch.finfo(dtype).eps * max(1.0, float(wanted.abs().max()))
 
 
 def test_a_bias_may_hide_keys():
     q, k, v, vector, *rest = arguments("square")
-    band = vector.detach().masked_fill(torch.arange(79, device=DEVICE) < 30, -torch.inf)
+    band = vector.masked_fill(torch.arange(79, device=DEVICE) < 30, -torch.inf)
     for x, y in zip(relative_attention(q, k, v, band, *rest, "ieee"), formula(q, k, v, band, *rest), strict=False):
         assert (x - y).abs().max() < 1e-5
     out, _ = relative_attention(q, k, v, torch.full_like(band, -torch.inf), *rest, "ieee")
     assert not out.any()
-    assert all(not x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
-
-
-@pytest.mark.slow
-def test_deterministic_gradient_of_the_vector(monkeypatch):
-    given = arguments("causal, grouped")
-    given[3].grad = None
-    wanted = torch.autograd.grad(relative_attention(*given, "ieee")[0].square().sum(), given[3])
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    found, again = (torch.autograd.grad(relative_attention(*given, "ieee")[0].square().sum(), given[3]) for _ in "12")
-    assert torch.allclose(found[0], wanted[0], atol=1e-5)
-    assert torch.equal(found[0], again[0])
 
 
 @pytest.mark.parametrize("case", ["cached, values narrower", "both"])
 def test_custom_op(case):
-    """Its schema, fake tensors and gradients are what torch.compile and torch.export rely on."""
+    """Its schema and fake tensors are what torch.compile and torch.export rely on."""
     torch.library.opcheck(relative_attention, (*arguments(case), "ieee"))
 
 
@@ -140,17 +129,10 @@ ENCODINGS = [
 
 
 def both(q, k, v, encoding, positions):
-    """Output and gradients from the kernel, and from the reference in float64."""
-    learned = list(encoding.parameters())
-    results = []
+    """The output from the kernel, and from the reference in float64."""
     for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
-        given = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-        problem = prepare(Call(*given, encoding.to(dtype), positions))
-        out = BACKENDS[backend].plan(problem).run(problem)
-        weights = draw(*out.shape, grad=False).to(dtype)
-        found = torch.autograd.grad((out * weights).sum(), [*given, *learned], allow_unused=True)
-        results.append([out, *(x for x in found if x is not None)])
-    return zip(*results, strict=True)
+        problem = prepare(Call(*(x.to(dtype) for x in (q, k, v)), encoding.to(dtype), positions))
+        yield BACKENDS[backend].plan(problem).run(problem)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +153,10 @@ def test_encodings_are_the_reference(name, layout):
     encoding.share([(torch.nn.Identity(), lambda x: x[..., :16])])
     q = draw(1, heads, positions.num_queries, width)
     k, v = (draw(1, 2, positions.num_keys, width, seed=n) for n in (1, 2))
-    for found, wanted in both(q, k, v, encoding, positions):
-        assert (found - wanted).abs().max() < 5e-6 * max(1.0, float(wanted.detach().abs().max()))
+    found, wanted = both(q, k, v, encoding, positions)
+    assert (found - wanted).abs().max() < 5e-6 * max(1.0, float(wanted.abs().max()))
 
 
-@pytest.mark.slow
 def test_a_compiled_model_and_an_exported_one():
     encoding = T5(2, init_std=1.0).to(DEVICE)
 
@@ -187,19 +168,19 @@ def test_a_compiled_model_and_an_exported_one():
         def forward(self, q, k, v):
             return attention(q, k, v, self.encoding, causal=True, backend="triton")
 
-    given = [draw(1, 2, 20, 8, seed=n, grad=False) for n in range(3)]
+    given = [draw(1, 2, 20, 8, seed=n) for n in range(3)]
     want = attention(*given, encoding, causal=True, backend="reference")
     compiled = torch.compile(Layer(), fullgraph=True, dynamic=True, backend="aot_eager")
     assert torch.allclose(compiled(*given), want, atol=1e-5)
     n = torch.export.Dim("n", min=2, max=100)
     exported = torch.export.export(Layer(), tuple(given), dynamic_shapes=({2: n},) * 3)
-    longer = [draw(1, 2, 33, 8, seed=n, grad=False) for n in range(3)]
+    longer = [draw(1, 2, 33, 8, seed=n) for n in range(3)]
     want = attention(*longer, encoding, causal=True, backend="reference")
     assert torch.allclose(exported.module()(*longer), want, atol=1e-5)
 
 
 def test_what_it_refuses():
-    q, k, v = (draw(2, 4, 6, 8, seed=n, grad=False) for n in range(3))
+    q, k, v = (draw(2, 4, 6, 8, seed=n) for n in range(3))
     made = {
         name: create(name, dim=32, num_heads=4, head_dim=8, num_layers=1).to(DEVICE)
         for name in ("shaw", "fire", "swin")
@@ -211,11 +192,13 @@ def test_what_it_refuses():
         "no form for Positional": {"encoding": made["fire"]},
         "other positions": {"encoding": made["swin"]},
         "float32 and less": {"q": q.double(), "k": k.double(), "v": v.double()},
-        "300 wide": {"v": draw(2, 4, 6, 300, grad=False)},
+        "300 wide": {"v": draw(2, 4, 6, 300)},
     }  # fmt: skip
     for reason, changed in calls.items():
         with pytest.raises(InputError, match=reason):
             attention(**{"q": q, "k": k, "v": v, "backend": "triton"} | changed)
+    with torch.enable_grad(), pytest.raises(InputError, match="no gradients"):
+        attention(q, k, v, T5(4).to(DEVICE), causal=True, backend="triton")
     plan = explain(q, k, v, ALiBi(4).to(DEVICE), backend="triton")
     assert "not measured" in plan.reason
     assert explain(q, k, v, ALiBi(4).to(DEVICE)).backend != "triton"
@@ -231,14 +214,13 @@ def test_it_needs_a_gpu_or_the_interpreter(monkeypatch):
         attention(q, q, q, Rotary(8), backend="triton")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 def test_kernels_compile_without_a_gpu(sm):
     script = Path(__file__).parents[2] / "benchmarks" / "gpu_prediction.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, script, str(sm), "80"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"| sm_{sm}, 80, ") == 9
+    assert done.stdout.count(f"| sm_{sm}, 80, ") == 3
 
 
 def test_the_interpreter_stands_in_for_a_gpu_only():
@@ -256,11 +238,6 @@ def test_gpu_tiles(name, width):
     encoding = create(name, dim=4 * width, num_heads=4, head_dim=width, num_layers=1).cuda()
     q, k, v = (draw(2, 4, 1000, width, seed=n, dtype=torch.bfloat16) for n in range(3))
     p = Positions.arange(1000, causal=True, device="cuda")
-    learned = [q, k, v, *encoding.parameters()]
-    results = []
-    for backend in ("triton", "reference"):
-        out = attention(q, k, v, encoding, p, backend=backend)
-        results.append([out, *torch.autograd.grad(out.float().square().sum(), learned)])
-    for found, wanted in zip(*results, strict=True):
-        assert (found - wanted).abs().max() < 0.03 * wanted.abs().max()
-    assert math.isfinite(float(results[0][0].sum()))
+    found, wanted = (attention(q, k, v, encoding, p, backend=backend) for backend in ("triton", "reference"))
+    assert (found - wanted).abs().max() < 0.03 * wanted.abs().max()
+    assert math.isfinite(float(found.sum()))

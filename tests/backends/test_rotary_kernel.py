@@ -64,11 +64,6 @@ def test_it_is_the_rotation(layout, order, width, pairs, start, rows):
     q, k, (cos, sin) = random(5, 3, width, order), random(2, 3, width, order), tables(rows, 3, pairs)
     wanted = [rotary(x, cos, sin, layout=layout, start=start) for x in (q, k)]
     assert_close(turn(q, k, cos, sin, layout=layout, start=start), tuple(wanted))
-    copies = q.clone(), k.clone()
-    found = turn(*copies, cos, sin, layout=layout, start=start, inplace=True)
-    assert found[0] is copies[0]
-    assert found[1] is copies[1]
-    assert_close(found, tuple(wanted))
 
 
 @LAYOUTS
@@ -262,20 +257,16 @@ def test_without_triton_the_remedy_is_named():
 
 
 @LAYOUTS
-@pytest.mark.parametrize("inplace", [False, True])
-def test_no_pairs_turn_nothing(layout, inplace):
+def test_no_pairs_turn_nothing(layout):
     q, k, (cos, sin) = random(3, 4, 8), random(1, 4, 8), tables(1, 4, 0)
-    found = turn(q, k, cos, sin, layout=layout, inplace=inplace)
-    assert_close(found, (q, k), rtol=0, atol=0)
-    assert (found[0] is q) == inplace
+    assert_close(turn(q, k, cos, sin, layout=layout), (q, k), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("heads", [(0, 2), (3, 0), (0, 0)])
-@pytest.mark.parametrize("inplace", [False, True])
-def test_queries_or_keys_without_heads(heads, inplace):
+def test_queries_or_keys_without_heads(heads):
     q, k, (cos, sin) = random(heads[0], 4, 8), random(heads[1], 4, 8), tables(1, 4, 4)
     wanted = rotary(q, cos, sin), rotary(k, cos, sin)
-    assert_close(turn(q, k, cos, sin, inplace=inplace), wanted)
+    assert_close(turn(q, k, cos, sin), wanted)
 
 
 def test_the_grid_grows_along_its_one_long_axis(monkeypatch):
@@ -295,19 +286,11 @@ def test_the_grid_grows_along_its_one_long_axis(monkeypatch):
     assert grids == [(210000,)]
 
 
-def test_tables_may_lie_in_what_is_overwritten():
-    x, k = random(3, 4, 8, "plain"), random(1, 4, 8)
-    cos, sin = x[:1, :1, :, :4], x[:1, :1, :, 4:]
-    wanted = rotary(x, cos, sin), rotary(k, cos, sin)
-    assert_close(turn(x, k, cos, sin, inplace=True), wanted)
-
-
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
         (lambda x: x.double(), {}, "q of torch.float64"),
         (lambda x: x, {"layout": "halves"}, "unknown layout 'halves'"),
-        (lambda x: x[:1].expand(2, -1, -1, -1), {"inplace": True}, "one in memory"),
     ],
 )
 def test_what_would_be_wrong_is_refused(change, options, message):
@@ -322,18 +305,16 @@ def test_what_would_be_wrong_is_refused(change, options, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": (2, 1, 4, 8)}, "the same tokens"),
+        ({"k": (2, 1, 4, 8)}, "pass the same tokens"),
         ({"k": (2, 1, 3, 6)}, "the same tokens"),
-        ({"cos": (3, 1, 3, 4)}, r"pass \(1 or 2, 1, 3, pairs\)"),
-        ({"cos": (1, 2, 3, 4)}, r"pass \(1 or 2, 1, 3, pairs\)"),
+        ({"cos": (3, 1, 3, 4)}, r"cos \(., ., 3, 4\).*pass the same tokens"),
+        ({"cos": (1, 2, 3, 4)}, r"cos \(., ., 3, 4\).*pass the same tokens"),
         ({"start": 1}, "start=1"),
-        ({"learned": True}, "no gradient for cos"),
-        ({"inplace": True}, "would overwrite"),
+        ({"learned": True}, "constants for them"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
     q, k = torch.ones(2, 3, 3, 8, requires_grad=True), torch.ones(change.get("k", (2, 1, 3, 8)))
     cos = torch.ones(change.get("cos", (1, 1, 3, 4)), requires_grad="learned" in change)
-    options = {name: change[name] for name in ("start", "inplace") if name in change}
     with pytest.raises(InputError, match=message):
-        turn(q, k, cos, cos.detach(), **options)
+        turn(q, k, cos, cos.detach(), start=change.get("start", 0))

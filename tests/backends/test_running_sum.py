@@ -102,25 +102,6 @@ def test_exact_far_from_the_start(backend):
     assert (attend(p, short, q, keys, values) - want).abs().max() < 2e-6
 
 
-def test_a_step_is_the_last_row_of_all():
-    q, k, v = tensors(9, 9, 2)
-    encoding = Rotary(D) + Forgetting(H, 2, D).double()
-    every = attention(q, k, v, encoding, Positions.arange(9, causal=True))
-    for n in range(1, 9):
-        step = attention(
-            q[:, :, n - 1 : n], k[:, :, :n], v[:, :, :n], encoding, Positions.arange(1, n - 1, causal=True)
-        )
-        assert torch.allclose(step, every[:, :, n - 1 : n], atol=1e-12)
-
-
-def test_documents_do_not_leak():
-    q, k, v = tensors(9, 9, 2)
-    encoding = Forgetting(H, 2, D).double()
-    packed = attention(q, k, v, encoding, Positions.packed([4, 5], causal=True))
-    parts = [attention(*(x[:, :, at] for x in (q, k, v)), encoding, causal=True) for at in (slice(4), slice(4, 9))]
-    assert torch.allclose(packed, torch.cat(parts, 2), atol=1e-12)
-
-
 def test_conformance():
     report = check(lambda c: Rotary(c.width) + Forgetting(c.num_heads, c.kv_heads, c.width), slow=False)
     assert report.passed, str(report)

@@ -1,10 +1,9 @@
 """The table of benchmarks/frontier.md says what the committed results say."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-import pytest
+import frontier
 from bench.frontier import FRONTIER
 
 ROOT = Path(__file__).parents[2]
@@ -12,15 +11,7 @@ FOUND = json.loads((ROOT / "benchmarks/frontier.json").read_text(encoding="utf-8
 PAGE = (ROOT / "benchmarks/frontier.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def frontier():
-    spec = spec_from_file_location("frontier", ROOT / "benchmarks/frontier.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_has_the_table_of_the_results(frontier):
+def test_the_page_has_the_table_of_the_results():
     assert frontier.written(PAGE, FOUND) == PAGE
     changed = json.loads(json.dumps(FOUND))
     changed["bench"]["trials"][0]["rows"][1]["ratio"]["median"] += 1
@@ -39,7 +30,7 @@ def test_every_encoding_was_measured_and_is_right():
     assert [name for name, _ in differing] == ["naive rotation, then SDPA"], "learned frequencies at 8192 in float32"
 
 
-def test_several_folders_are_put_together(frontier, tmp_path):
+def test_several_folders_are_put_together(tmp_path):
     first, second = (FOUND["bench"] | {"trials": FOUND["bench"]["trials"][at]} for at in (slice(3), slice(2, 5)))
     for name, results in (("first", first), ("second", second)):
         (tmp_path / name).mkdir()

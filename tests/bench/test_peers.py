@@ -9,22 +9,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_case_is_measured_and_its_results_are_kept(tmp_path):
-    command = [
-        sys.executable,
-        "benchmarks/bench",
-        "alibi",
-        "--n",
-        "24",
-        "--mode",
-        "forward",
-        "--rounds",
-        "3",
-        "--no-memory",
-        "--dtype",
-        "float32",
-    ]
+    flags = ["alibi", "--n", "24", "--mode", "forward", "--rounds", "3", "--no-memory", "--dtype", "float32", "--out"]
+    command = [sys.executable, "benchmarks/bench", *flags, str(tmp_path)]
     for kept in (0, 1):
-        subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         results = json.loads((tmp_path / "results.json").read_text())
         assert results["trials_kept_from_before"] == kept
     (trial,) = results["trials"]

@@ -1,16 +1,13 @@
 """The tables of speed say what the committed results say, and nothing else; made-up results show how."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import speed_tables
 from bench.table import in_seconds, markdown, notes
 
 ROOT = Path(__file__).parents[2]
-SPEC = spec_from_file_location("speed_tables", ROOT / "benchmarks/speed_tables.py")
-speed_tables = module_from_spec(SPEC)
-SPEC.loader.exec_module(speed_tables)
 DOCUMENTS = speed_tables.DOCUMENTS
 
 

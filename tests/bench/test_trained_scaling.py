@@ -2,15 +2,12 @@
 
 import json
 import re
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import trained_scaling
 
 ROOT = Path(__file__).parents[2]
-SPEC = spec_from_file_location("trained_scaling", ROOT / "benchmarks/trained_scaling.py")
-trained_scaling = module_from_spec(SPEC)
-SPEC.loader.exec_module(trained_scaling)
 RESULTS = json.loads((ROOT / "benchmarks/trained_scaling.json").read_text())
 
 

@@ -1,9 +1,11 @@
 """What an error looks like on the command line: a place for a bug in the user's code, and a traceback on demand."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from posenc import cli
-from posenc.errors import InputError
+from posenc.errors import InputError, import_failed
 from posenc.lab.messages import located, users_line
 from posenc.pretrained.checked import reading
 
@@ -97,3 +99,19 @@ def test_an_import_that_fails_in_a_package_names_it_and_the_innermost_cause(tmp_
     with pytest.raises(InputError, match=r"lazy cannot be imported here: RuntimeError: operator vision::nms") as raised, reading("a.gguf: cannot be read: "):  # fmt: skip
         print(lazy.LlamaConfig)
     assert "a.gguf" not in str(raised.value)
+    monkeypatch.setattr("posenc.errors.sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    assert "unset PYTHONOPTIMIZE" in import_failed(ValueError("no docstring"))
+
+
+def test_a_model_that_is_nowhere_is_refused_at_once(tmp_path, capsys):
+    """Before, after PyTorch, transformers and several calls of the hub: 47 s."""
+    from posenc_cli.answers import answer
+    from posenc_cli.arguments import Mistake
+
+    for model in ("nothing", "./owner/name", "a/b/c", "config.json", "a b/c"):
+        for words in (["doctor", model], ["eval", model], ["extend", model, "--method", "yarn", "--factor", "2"]):
+            with pytest.raises(Mistake, match="no such file or folder, and not a name on the Hugging Face hub"):
+                answer(words)
+            assert cli.main(words) == 2
+            assert "no such file or folder" in capsys.readouterr().err
+    assert answer(["doctor", "owner/name"]) is answer(["doctor", str(tmp_path)]) is None

@@ -10,7 +10,7 @@ import pytest
 import posenc
 from posenc import cli
 from posenc.cli.command import with_flags
-from posenc.errors import InputError, counted
+from posenc.errors import InputError
 from posenc_cli.answers import waiting
 from test_error_fields import raised_texts
 
@@ -36,13 +36,6 @@ def test_a_remedy_names_the_flag_that_the_command_has():
         if setting.type is bool:
             both = InputError("is wrong", f"pass {name}=True or {name}=False")
             assert with_flags(both, command) == f"is wrong; pass {setting.written} or {off}"
-
-
-def test_an_option_inside_a_name_is_no_flag():
-    error = InputError("is wrong", "give yarn:factor=4, or 'a factor=3' and x.factor=2", method="ntk")
-    extend = cli.COMMANDS["extend"]
-    assert with_flags(error, extend).startswith("--method ntk: is wrong; give yarn:factor=4")
-    assert "x.factor=2" in with_flags(error, extend)
 
 
 def test_a_positional_is_written_as_it_was_typed():
@@ -80,27 +73,6 @@ def test_what_to_pass_is_a_remedy():
 def test_an_error_about_another_argument_states_nothing_twice(inner, other, text):
     remedy = "or leave it" if text.endswith("or leave it") else ""
     assert str(inner.about(remedy, **other)) == text
-
-
-# ---------------------------------------------------------------- numbers
-
-
-def test_one_is_in_the_singular():
-    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
-
-
-ONE = re.compile(r"(?<![\d.,])1 (step|token|position|layer|pair|seed|prompt|document|head|channel|sample|cell)s\b")
-
-
-@pytest.mark.parametrize(("head_dim", "length"), [(2, 1), (2, 2), (4, 1)])
-@pytest.mark.parametrize(
-    "schedules", [("default", "linear"), ("yarn", "linear"), ("proportional", "linear")], ids="-".join
-)
-def test_diff_counts_one_in_the_singular(schedules, head_dim, length, capsys):
-    assert cli.main(["analyze", *schedules, f"--head-dim={head_dim}", f"--length={length}", "--factor=64"]) == 0
-    out = capsys.readouterr().out.replace(f"of {head_dim // 2} pairs", "").replace("all 1 pairs", "")
-    assert not ONE.search(out), out
-    assert posenc.analysis.diff(*schedules, head_dim, 1e4, factor=64, length=length).length == length
 
 
 # ---------------------------------------------------------------- files

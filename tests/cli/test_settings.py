@@ -14,7 +14,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli.command import as_yaml, parse, settings_in, with_flags
 from posenc.cli.common import one_line, one_line_warnings
@@ -23,12 +22,10 @@ from posenc.lab.compare import EXPERIMENTS, Comparison
 from posenc.lab.evals.config import PRESETS as EVALUATIONS
 from posenc.lab.evals.config import settings_of
 from references import PATIENCE
-from references.small_models import small_model
-from references.tokenizers import small_tokenizer
 
 SMALL = (
     "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 "
-    "--targets 8"
+    "--targets 8 --no-curve"
 )
 
 
@@ -78,13 +75,6 @@ def test_what_has_no_flag_and_what_is_required_may_be_in_the_file(tmp_path):
     assert parsed("check", "--config", file(tmp_path, "as: rotary\n"), "a:b").kind == "rotary"
     with pytest.raises(InputError, match=r"required: --method, MODEL"):
         parsed("extend", "--config", file(tmp_path, "factor: 2\n"))
-
-
-def test_a_digest_in_a_file_is_of_what_the_file_names(tmp_path):
-    path = file(tmp_path, f"data_sha256: {'0' * 64}\n")
-    assert parsed("compare", "--config", path).data_sha256 == "0" * 64
-    for flags in (["--data", "pydoc"], ["--data-tokens", "9"], ["--packed"]):
-        assert parsed("compare", "--config", path, *flags).data_sha256 is None
 
 
 @pytest.mark.parametrize("text", ["no", "1_000", "2020-01-01", "1:30", "null", "1e3", "010"])
@@ -152,7 +142,7 @@ def test_without_pyyaml_toml_is_read(tmp_path, monkeypatch):
         (InputError("No such file", directory="/proc/x"), "--out /proc/x: No such file"),
         (InputError("name a folder", out=""), "--out '': name a folder"),
         (InputError("name a folder", out="a b"), "--out 'a b': name a folder"),
-        (InputError("has changed", argument="data_sha256"), "--data-sha256: has changed"),
+        (InputError("is missing", argument="num_layers"), "--num-layers: is missing"),
         (InputError("start at 1", "as in 1 2", factors=(2, 4)), "--factors 2 4: start at 1; as in 1 2"),
         (InputError("give one", seeds=3, num_layers=2), "--seeds 3, --num-layers 2: give one"),
         (InputError("--steps 0: must be at least 1"), "--steps 0: must be at least 1"),
@@ -187,7 +177,7 @@ def commands(draw):
     command = draw(st.sampled_from([each for each in cli.COMMANDS.values() if each.name not in ("compare", "eval")]))
     known, values = settings_in(command), {}
     for name, setting in command.settings().items():
-        text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not text.startswith("-"))
+        text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: text[:1] not in ("-", ":"))
         kinds = {bool: st.booleans(), int: st.integers(0), float: st.floats(0, allow_nan=False), str: text}
         one = st.sampled_from(setting.choices) if setting.choices else kinds[setting.type]
         if setting.default is MISSING or (not setting.how.unless and draw(st.booleans())):
@@ -209,7 +199,7 @@ COMMANDS = {
     "bench": ["bench", "rope", "--n", "8", "--mode", "forward"],
     "check": ["check", "rope", "--fast"],
     "compare": ["compare", "--task", "copy", "parity", "--preset", "quick", "--steps", "1"],
-    "eval": ["eval", "no-such-model"],
+    "eval": ["eval", "no/such-model"],
     "list": ["list", "rope"],
 }
 
@@ -245,19 +235,10 @@ def test_a_report_is_written_again(tmp_path):
     assert [cli.main([*COMMANDS["list"], "--out", str(tmp_path)])] == [0]
 
 
-def test_a_folder_has_the_settings_of_its_results(tmp_path, capsys):
-    one, two = (str(tmp_path / name) for name in ("one", "two"))
-    assert cli.main(["analyze", "ntk", "yarn", "--factor", "8", "--out", one]) == 0
-    assert cli.main(["analyze", "--config", f"{one}/config.yaml", "--out", two]) == 0
-    assert (Path(one) / "analysis.json").read_bytes() == (Path(two) / "analysis.json").read_bytes()
-    assert settings_of_folder(one) == settings_of_folder(two)
-    capsys.readouterr()
-
-
 @pytest.mark.parametrize(
     ("task", "preset"),
     [
-        pytest.param(name, preset, marks=() if at == 0 or name in ("text", "vision") else pytest.mark.slow)
+        pytest.param(name, preset, marks=() if at == 0 or name == "text" else pytest.mark.slow)
         for name, task in EXPERIMENTS.items()
         for at, preset in enumerate(task.presets)
     ],
@@ -305,7 +286,7 @@ def posenc(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 
 
-COSTS = ("created", "seconds", "tokens_per_second", "peak_bytes", "load", "command")
+COSTS = ("created", "seconds", "tokens_per_second", "ms_per_token", "peak_bytes", "load", "command")
 """What differs from run to run of the same."""
 
 
@@ -327,17 +308,7 @@ def text(tmp_path):
     return path
 
 
-def test_a_text_that_has_changed_is_refused(tmp_path, text, capsys):
-    path = file(tmp_path, f"data: {text}\ndata_sha256: {'0' * 64}\n")
-    assert cli.main(["compare", "--config", path, "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert f"--data {text}: has changed" in err
-    assert "leave data_sha256 out" in err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_comparison_run_again_gives_the_same_numbers(tmp_path, text, capsys):
+def test_a_comparison_run_again_gives_the_same_numbers(tmp_path, text):
     one, two = (tmp_path / name for name in ("one", "two"))
     flags = ["--data", text, "--encodings", "rope,alibi", "--seeds", 2, *SMALL.split(), "--out", one]
     assert cli.main(["compare", *map(str, flags)]) == 0
@@ -345,27 +316,6 @@ def test_a_comparison_run_again_gives_the_same_numbers(tmp_path, text, capsys):
     assert done.returncode == 0, done.stderr
     assert numbers(one) == numbers(two)
     assert settings_of_folder(one) == settings_of_folder(two)
-    text.write_text(text.read_text() + "more")
-    assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 2
-    assert "has changed" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_an_evaluation_run_again_gives_the_same_numbers(tmp_path, capsys):
-    model, one, two = (tmp_path / name for name in ("model", "one", "two"))
-    small_model("llama", vocab_size=VOCABULARY).save_pretrained(model)
-    small_tokenizer(VOCABULARY).save_pretrained(model)
-    flags = "--tasks copying:segment=8 --methods rerope:window=16 --lengths 80 --samples 2 --generate"
-    assert cli.main(["eval", str(model), *flags.split(), "--out", str(one)]) == 0
-    done = posenc("eval", "--config", one / "config.yaml", "--out", two)
-    assert done.returncode == 0, done.stderr
-    assert numbers(one) == numbers(two)
-    assert settings_of_folder(one) == settings_of_folder(two)
-    path = one / "config.yaml"
-    path.write_text(path.read_text().replace('model_fingerprint: "', 'model_fingerprint: "f0'))
-    assert cli.main(["eval", "--config", str(path), "--out", str(two)]) == 2
-    assert "has changed" in capsys.readouterr().err
-    assert parsed("eval", "--config", str(path), "--dtype", "float32").model_fingerprint is None
 
 
 # ---------------------------------------------------------------- messages

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_a_fault_is_named(kind, function, words):
     for part in words.split("; "):
         assert any(part in finding for finding in verdict.findings), str(verdict)
         assert part in str(verdict)
-    assert json.loads(json.dumps(verdict.to_dict()))["findings"] == list(verdict.findings)
+    assert json.loads(json.dumps(asdict(verdict)))["findings"] == list(verdict.findings)
 
 
 def returned(kind, explanation, cases):
@@ -105,7 +106,7 @@ def test_a_function_that_raises_in_every_case_is_not_judged():
     assert verdict.passed is None
     assert "could not be run" in str(verdict)
     assert re.fullmatch(r"raises FileNotFoundError: clang \(.*test_diagnosis.py:\d+\)", verdict.findings[0])
-    assert json.loads(json.dumps(verdict.to_dict()))["passed"] is None
+    assert json.loads(json.dumps(asdict(verdict)))["passed"] is None
 
 
 def test_a_function_that_answers_some_cases_is_judged():
@@ -207,7 +208,7 @@ def test_a_dtype_that_is_not_offered_is_no_fault():
 def test_numbers_that_are_none_do_not_break_the_json():
     verdict = conform(lambda num_heads: [math.nan] * num_heads, "alibi")
     assert not verdict.passed
-    assert "NaN" not in json.dumps(verdict.to_dict())
+    assert "NaN" not in json.dumps(asdict(verdict))
 
 
 def by_keywords(**given):

@@ -29,7 +29,6 @@ def test_some_cases_of_each_suite(project):
         agrees(case, project)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("project", SUITES)
 def test_many_cases_of_each_suite(project):
     cases = list(SUITES[project][2]())

@@ -23,7 +23,6 @@ def test_a_call_is_answered_as_it_is_alone(name):
         CallSequences(EncodingUnderTest(named(name))).compare(seed=1, bases=BASES[FAST.index(name) % 3 :: 3])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_calls_are_answered_as_they_are_alone(name):
     sequences = CallSequences(EncodingUnderTest(named(name)))

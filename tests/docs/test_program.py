@@ -21,7 +21,7 @@ from posenc_cli.answers import DONE, FAILED, USAGE
 from posenc_cli.arguments import Described, example, laid_out
 from posenc_cli.completion import SCRIPTS, proposals
 from posenc_cli.left import LEFT
-from posenc_cli.listing import ASKED, KINDS, bibtex, cited, listed
+from posenc_cli.listing import ASKED, KINDS, PAGES, bibtex, cited, listed
 from posenc_cli.names import nearest, unknown_name
 
 WIDTHS = (40, 60, 80, 120)
@@ -369,3 +369,14 @@ def test_help_of_what_only_a_cluster_needs_is_in_help_all(capsys):
 def test_a_mistake_is_raised_alike_by_both_parsers():
     with pytest.raises(InputError, match="did you mean 'quick'"):
         parse(cli.COMMANDS["compare"], ["--preset", "quik"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_words_that_no_entry_has_are_answered_with_pages_that_exist(page):
+    assert (Path(__file__).parents[2] / page).is_file()
+    for word in PAGES[page].split():
+        try:
+            text = listed(TABLE, search=[word])[1]
+        except ValueError as error:
+            text = str(error)
+        assert page in text

@@ -16,20 +16,13 @@ from posenc.functional import deberta_bucket
 from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import biases, content
 from posenc.testing.oracles.attention import attend
-from references.calls import distances, qkv
+from references.calls import AT_INTEGERS, distances, qkv
 
 deberta, deberta_v2 = (import_module(f"transformers.models.{n}.modeling_{n}") for n in ("deberta", "deberta_v2"))
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 # transformers takes the square root of 3 head_dim in float32: scores, here some tens, are off by 2^-24 of themselves
 FLOAT32_SCALE = {"rtol": 0, "atol": 1e-6}
-WHERE = {
-    "bidirectional": Positions.arange(9),
-    "cached": Positions.arange(3, 6, causal=True),
-    "packed": Positions.packed([3, 5]),
-    "per row": Positions.from_ids(torch.stack((torch.arange(8), torch.arange(8) * 5 % 8 - 4))),
-}
-EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys())
 TERMS = ["c2p", "p2c", "p2p", "p2c|c2p", "c2p|p2c|p2p"]
 
 
@@ -51,7 +44,7 @@ def by_formula(encoding, keys, queries, q, k, v, positions, delta):
     return attend(q, k, v, scale=scale, visible=positions.mask(), bias=bias.detach() * scale)
 
 
-@EVERYWHERE
+@AT_INTEGERS
 @pytest.mark.parametrize("paper_index", [False, True])
 @pytest.mark.parametrize("terms", TERMS)
 def test_v1_is_the_formula(terms, paper_index, positions):
@@ -71,7 +64,7 @@ def test_v1_is_the_formula(terms, paper_index, positions):
         assert_close(posenc.attention(q, k, v, encoding, positions, layer=1, backend=backend), want, **EXACT)
 
 
-@EVERYWHERE
+@AT_INTEGERS
 @pytest.mark.parametrize("paper_index", [False, True])
 @pytest.mark.parametrize(("terms", "norm", "kv_heads"), [("c2p|p2c", True, 4), ("c2p|p2c|p2p", False, 2)])
 def test_v2_is_the_formula_with_shared_projections(terms, norm, kv_heads, paper_index, positions):
@@ -184,14 +177,6 @@ def test_buckets(buckets, most):
     assert torch.equal(ours, -ours.flip(0))
 
 
-def test_bucket_answers_of_the_authors_code():
-    # computed with microsoft/DeBERTa's make_log_bucket_position for 256 buckets up to 512, distances below 512
-    known = {0: 0, 127: 127, 128: 128, 129: 129, 132: 131, 150: 143, 200: 169, 256: 192, 300: 207, 400: 233, 511: 255}
-    assert dict(zip(known, deberta_bucket(torch.tensor(list(known))).tolist(), strict=True)) == known
-    first = [0, 1, 2, 3, 4, 5, 5, 5, *[6] * 8, *[7] * 16, 8]
-    assert deberta_bucket(torch.arange(33), num_buckets=8, max_distance=32).tolist() == first
-
-
 @pytest.mark.parametrize(("buckets", "most"), [(2, 32), (7, 32), (8, 5)])
 def test_buckets_that_are_refused(buckets, most):
     with pytest.raises(posenc.InputError, match=f"num_buckets={buckets}, max_distance={most}"):
@@ -246,30 +231,9 @@ def test_projections_that_were_never_given():
     encoding = DeBERTaV2(8, num_heads=2, head_dim=4)
     for projections in ([], [(nn.Linear(8, 8), nn.Linear(8, 8))]):
         encoding.share(projections)
-        with pytest.raises(posenc.InputError, match=r"layer 1: give it the model's by share"):
+        with pytest.raises(posenc.InputError, match=r"layer 1: give the model's to share"):
             posenc.attention(x, x, x, encoding, layer=1)
     posenc.attention(x, x, x, encoding, layer=0)
-
-
-@pytest.mark.parametrize("positions", [WHERE["cached"], WHERE["per row"]], ids=["cached", "per row"])
-@pytest.mark.parametrize("paper_index", [False, True])
-@pytest.mark.parametrize("cls", [DeBERTa, DeBERTaV2])
-def test_gradients(cls, paper_index, positions):
-    options = {"position_buckets": 4, "shared": False} if cls is DeBERTaV2 else {}
-    encoding = cls(
-        5,
-        num_heads=4,
-        head_dim=6,
-        num_layers=1,
-        max_relative_positions=5,
-        terms="c2p|p2c|p2p",
-        paper_index=paper_index,
-        **options,
-    )
-    randomised(encoding)
-    q, k, v = (x.requires_grad_() for x in qkv(positions, 4, 2, 6))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 
 
 def test_parameters_are_those_of_the_terms():
@@ -310,8 +274,6 @@ def test_calls_that_are_refused():
         posenc.attention(x[..., :2], x[..., :2], x, encoding)
     with pytest.raises(posenc.InputError, match="integer positions only"):
         posenc.attention(x, x, x, encoding, Positions.from_ids(torch.tensor([0.5, 1, 2])))
-    with pytest.raises(posenc.InputError, match="num_layers=2"):
-        posenc.attention(x, x, x, encoding, layer=2)
     with pytest.raises(RuntimeError, match="size mismatch for table"):
         encoding.load_state_dict(
             DeBERTa(8, num_heads=2, head_dim=4, num_layers=2, max_relative_positions=9).state_dict()

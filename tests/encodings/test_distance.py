@@ -1,16 +1,14 @@
-"""KERPLE, Sandwich and the simple relative form: the formulas, known answers, invariants."""
+"""KERPLE, Sandwich and the simple relative form: the formulas, known answers."""
 
 import json
 from importlib import import_module
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import posenc
-from posenc import KERPLE, ALiBi, GridALiBi, InputError, Positions, Sandwich, Sines, functional
+from posenc import KERPLE, ALiBi, GridALiBi, InputError, Positions, Sandwich, Sines
 from posenc.testing.oracles import biases
 from references.calls import (
     BACKENDS,
@@ -21,6 +19,7 @@ from references.calls import (
     dense,
     distances,
     random,
+    refusals,
 )  # fmt: skip
 
 # ---------------------------------------------------------------- ALiBi of images
@@ -55,18 +54,6 @@ def test_grid_alibi_of_text_is_alibi(positions):
     assert torch.equal(dense(GridALiBi(3), positions, 3), dense(ALiBi(3), positions, 3))
 
 
-@given(height=st.integers(1, 5), width=st.integers(1, 5))
-def test_grid_alibi_is_the_same_up_down_left_and_right(height, width):
-    bias = dense(GridALiBi(3), Positions.grid(height, width), 3)[0].unflatten(1, (height, width))
-    bias = bias.unflatten(3, (height, width))
-    turned = dense(GridALiBi(3), Positions.grid(width, height), 3)[0].unflatten(1, (width, height))
-    assert torch.equal(bias, turned.unflatten(3, (width, height)).permute(0, 2, 1, 4, 3))
-    assert torch.equal(bias, bias.flip(1, 3))
-    assert torch.equal(bias, bias.flip(2, 4))
-    row = dense(GridALiBi(3), Positions.grid(1, width), 3)
-    assert torch.equal(row, dense(ALiBi(3), Positions.arange(width), 3)), "one row is ALiBi"
-
-
 def test_grid_alibi_known_answer():
     bias = dense(GridALiBi(1), Positions.grid(4, 5), 1)[0, 0]
     assert bias[0, 3 * 5 + 4].item() == -5 / 2**8, "3 rows and 4 columns away, at the only slope 2^-8"
@@ -83,17 +70,6 @@ def test_kerple_is_the_papers_formula(positions, kind, backend):
     p, a = encoding.p[0, :, None, None], encoding.a[0, :, None, None]
     check_against(lambda q, k: biases.kerple(kind, p, a, distances(positions)), encoding, positions, backend)
     assert not torch.equal(dense(encoding, positions, 3, layer=1), dense(encoding, positions, 3))
-
-
-def test_kerple_power_of_one_is_alibi():
-    # ALiBi's flattest slope is 2^-8, below the authors' bound of 0.01
-    encoding = KERPLE(5, kind="power", bound=1e-3).double()
-    encoding.p.data.fill_(1)
-    encoding.a.data.copy_(functional.alibi_slopes(5))
-    positions = Positions.arange(4, 300)
-    assert_close(dense(encoding, positions, 5), dense(ALiBi(5), positions, 5), **EXACT)
-    encoding.p.data.fill_(1.01)
-    assert (dense(encoding, positions, 5) - dense(ALiBi(5), positions, 5)).abs().max() > 1
 
 
 def test_kerple_starts_where_the_authors_do():
@@ -133,12 +109,6 @@ def test_kerple_is_finite_at_and_before_the_query(kind):
     assert torch.equal(actual[:, 2], actual[:, 3])
 
 
-@given(near=st.integers(0, 5000), further=st.integers(1, 5000), kind=st.sampled_from(["log", "power"]))
-def test_kerple_falls_with_the_distance(near, further, kind):
-    actual = at_distances(KERPLE(3, kind=kind), [near, near + further], 3)
-    assert (actual[:, 1] < actual[:, 0]).all()
-
-
 # ---------------------------------------------------------------- Sandwich
 
 
@@ -158,13 +128,6 @@ def test_sandwich_known_answers():
     assert_close(actual[7], actual[0] / 8)
 
 
-@given(i=st.integers(0, 2**20), distance=st.integers(-3000, 3000), dim_bar=st.sampled_from([2, 16, 128]))
-def test_sandwich_is_the_product_of_two_sinusoidal_codes(i, distance, dim_bar):
-    codes = functional.sinusoidal(torch.tensor([i, i - distance]), dim_bar, dtype=torch.float64)
-    actual = dense(Sandwich(8, dim_bar=dim_bar), Positions.from_ids([i], [i - distance]), 8)[0, 0, 0, 0]
-    assert float(actual) == pytest.approx(float(codes[0] @ codes[1]), abs=1e-7)
-
-
 def test_sandwich_counts_exactly_where_float32_cannot():
     far = 2**24  # float32 has no 2^24 + 1
     actual = Sandwich(2).bias(*[torch.zeros(1, 2, 1, 4)] * 2, Positions.from_ids([far + 1], [far])).dense("cpu")
@@ -182,36 +145,20 @@ def test_sines_is_its_formula(positions, backend):
     check_against(lambda q, k: biases.sines(distances(positions), 11, *weights), encoding, positions, backend)
 
 
-def test_sines_tell_direction_and_repeat_after_twice_the_length():
-    encoding = random(Sines(2, train_length=8))
-    actual = at_distances(encoding, list(range(-8, 9)), 2)
-    assert_close(actual[:, 0], actual[:, 16])
-    apart = torch.cdist(actual.T, actual.T) + torch.eye(17, dtype=torch.float64)
-    apart[0, 16] = apart[16, 0] = 1.0
-    assert apart.min() > 1e-3, "distances from -8 to 7 have codes of their own"
-    assert_close(at_distances(encoding, [3, -5], 2), at_distances(encoding, [19, 11], 2))
-
-
 # ---------------------------------------------------------------- refusals
 
 SHORT, GRID = Positions.arange(4, causal=True), Positions.grid(2, 2)
 REFUSED = {
     "kind": (lambda: KERPLE(2, kind="powr"), "kind 'powr'.*power"),
     "bound": (lambda: KERPLE(2, bound=1.5), "bound=1.5"),
-    "layer": (lambda: dense(KERPLE(2, num_layers=2), SHORT, 2, layer=2), "num_layers=2"),
     "heads": (lambda: dense(Sandwich(3), SHORT, 2), "2 heads.*num_heads=3"),
     "no heads": (lambda: KERPLE(0), "num_heads=0"),
     "odd": (lambda: Sandwich(3, dim_bar=7), "dim_bar=7"),
     "length": (lambda: Sines(2, train_length=0), "train_length=0"),
     "std": (lambda: Sines(2, train_length=4, init_std=-1), "init_std=-1"),
-    "axes": (lambda: dense(KERPLE(2), GRID, 2), "KERPLE takes one coordinate"),
 }
 
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(call, message):
-    with pytest.raises(posenc.InputError, match=message):
-        call()
+test_refusals = refusals(REFUSED)
 
 
 # ---------------------------------------------------------------- ALiBi with other slopes
@@ -236,21 +183,6 @@ def test_alibi_with_slopes_of_heads_and_of_rows(positions, backend):
         check_against(lambda q, k, s=each: -s * distances(positions).abs(), ALiBi(3, slopes=slopes), positions, backend)
 
 
-def test_slopes_of_rows_are_each_row_alone_where_keys_are_cached_too():
-    rows = torch.rand(2, 4)
-    q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
-    full, cache, outs = ALiBi(4, slopes=rows), posenc.KVCache(), []
-    for at in range(9):
-        step = slice(at, at + 1)
-        one = Positions.arange(1, at, causal=True)
-        outs.append(posenc.attention(q[:, :, step], k[:, :, step], v[:, :, step], full, one, cache=cache))
-    whole = posenc.attention(q, k, v, full, causal=True)
-    assert_close(torch.cat(outs, 2), whole)
-    for row in range(2):
-        alone = [x[row : row + 1] for x in (q, k, v)]
-        assert_close(posenc.attention(*alone, ALiBi(4, slopes=rows[row]), causal=True), whole[row : row + 1])
-
-
 def test_slopes_are_in_the_spec_and_in_a_text():
     for encoding in (ALiBi(2, slopes=[0.5, 1]), ALiBi(2, slopes=torch.rand(3, 2)), ALiBi(2, bias_max=16)):
         assert torch.equal(posenc.from_spec(json.loads(json.dumps(encoding.spec()))).slope_table, encoding.slope_table)
@@ -263,7 +195,7 @@ def test_slopes_are_in_the_spec_and_in_a_text():
     [
         (
             lambda: ALiBi(2, slopes=[1, 2, 3]),
-            r"slopes=\[1, 2, 3\]: pass numbers up to 1e\+20, \(2,\), one for each head",
+            r"slopes=\[1, 2, 3\]: pass numbers up to 1e\+20, \(2,\) or \(batch, 2\)",
         ),
         (lambda: ALiBi(2, slopes=[1, float("nan")]), "slopes=.*pass numbers up to"),
         (lambda: ALiBi(2, slopes=torch.ones(2, 2, 2)), "slopes=.*pass numbers up to"),
@@ -280,9 +212,9 @@ def test_slopes_are_in_the_spec_and_in_a_text():
         (lambda: GridALiBi(2, bias_max=127.0), "bias_max=127.0: must be at most 126"),
         (
             lambda: dense(ALiBi(2, slopes=[[1, 2], [3, 4]]), Positions.arange(4), 2),
-            "slopes of 2 rows: q has a batch of 1",
+            "slopes of 2 rows, q has 1",
         ),
-        (lambda: dense(GridALiBi(2, slopes=[[1, 2]]), Positions.grid(2, 2), 2), "on a grid GridALiBi takes"),
+        (lambda: dense(GridALiBi(2, slopes=[[1, 2]]), Positions.grid(2, 2), 2), "GridALiBi takes .* on a grid"),
     ],
 )
 def test_bad_slopes(make, message):

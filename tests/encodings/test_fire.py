@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-import posenc
 from posenc import FIRE, Positions
 from posenc.testing.oracles import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against, dense, random
+from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against, dense, random, refusals
 
 
 def fire_formula(encoding, positions):
@@ -90,16 +89,10 @@ def test_fire_does_not_hold_hidden_units_once_per_head():
 
 SHORT, GRID = Positions.arange(4, causal=True), Positions.grid(2, 2)
 REFUSED = {
-    "axes": (lambda: dense(FIRE(2), GRID, 2), "FIRE takes one coordinate"),
     "heads": (lambda: dense(FIRE(3), SHORT, 2), "2 heads.*num_heads=3"),
-    "layer": (lambda: dense(FIRE(2, num_layers=2), SHORT, 2, layer=2), "num_layers=2"),
     "threshold": (lambda: FIRE(2, threshold=-1), "threshold=-1"),
     "eps": (lambda: FIRE(2, eps=0.0), "eps=0"),
     "hidden": (lambda: FIRE(2, hidden=0), "hidden=0"),
 }
 
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(call, message):
-    with pytest.raises(posenc.InputError, match=message):
-        call()
+test_refusals = refusals(REFUSED)

@@ -1,4 +1,4 @@
-"""Key-gated additive GRAPE: the formula, gradients, distances far from the start, memory."""
+"""Key-gated additive GRAPE: the formula, and distances far from the start."""
 
 import math
 
@@ -14,13 +14,12 @@ from posenc.testing.oracles import biases, content
 from references.calls import (
     BACKENDS,
     EVERYWHERE,
-    EXACT,
     LAYOUTS,
     check_against,
-    check_gradients,
     distances,
     qkv,
     random,
+    refusals,
 )
 
 
@@ -57,20 +56,6 @@ def test_it_starts_at_omega_with_directions_of_length_one(omega):
     assert_close(bias, alibi * omega * math.log(2), rtol=1e-5, atol=1e-6)
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("kv_heads", [4, 1])
-def test_gradients_are_those_of_the_reference(positions, kv_heads, tiles):
-    check_gradients(random(GRAPEA(4, head_dim=4)), positions, 4, kv_heads)
-
-
-def test_flex_attention():
-    q, k, v = qkv(LAYOUTS["causal"], 4, 2)
-    encoding = random(GRAPEA(4, head_dim=4))
-    with torch.no_grad():
-        ours = attention(q, k, v, encoding, LAYOUTS["causal"], backend="flex")
-        assert_close(ours, attention(q, k, v, encoding, LAYOUTS["causal"], backend="reference"), **EXACT)
-
-
 class Given(Encoding):
     def __init__(self, slopes):
         super().__init__()
@@ -94,12 +79,6 @@ def test_distances_are_exact_far_from_the_start(backend):
         assert (ours - attention(q, k, v, None, near)).abs().max() > 0.1
 
 
-def test_its_terms_are_computed_a_tile_at_a_time():
-    encoding, (q, k, v) = GRAPEA(2, head_dim=8), torch.randn(3, 1, 2, 2048, 8).unbind()
-    explained = posenc.explain(q, k, v, encoding, causal=True)
-    assert explained.reason.startswith("terms are computed a tile at a time")
-
-
 def slopes_of(slopes, positions=LAYOUTS["causal"]):
     return attention(*qkv(positions), Given(slopes), positions)
 
@@ -109,16 +88,10 @@ REFUSED = {
     "init_std": (lambda: GRAPEA(2, head_dim=4, init_std=-1.0), "init_std=-1"),
     "heads": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(2, head_dim=4), LAYOUTS["causal"]), "num_heads=2"),
     "width": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, head_dim=8), LAYOUTS["causal"]), "head_dim=8"),
-    "layer": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, head_dim=4, num_layers=2), LAYOUTS["causal"], layer=2), "num_layers=2"),
-    "grid": (lambda: attention(*qkv(Positions.grid(2, 2)), GRAPEA(3, head_dim=4), Positions.grid(2, 2)), "one coordinate"),
     "slopes on a grid": (lambda: slopes_of(torch.zeros(1, 3, 4), Positions.grid(2, 2)), "several coordinates"),
     "slopes of other keys": (lambda: slopes_of(torch.zeros(1, 3, 6)), r"slopes of shape \(1, 3, 6\): .* num_keys is 7"),
     "slopes of other heads": (lambda: slopes_of(torch.zeros(1, 2, 7)), "has 2 heads, q has 3"),
     "slopes of a wrong rank": (lambda: slopes_of(torch.zeros(3, 7)), r"slopes is .* pass a tensor of shape \(batch or 1"),
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(call, message):
-    with pytest.raises(posenc.InputError, match=message):
-        call()
+test_refusals = refusals(REFUSED)

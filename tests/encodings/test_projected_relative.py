@@ -1,4 +1,4 @@
-"""Inkling's relative bias: the formula, transformers' module, x-transformers', memory, gates."""
+"""Inkling's relative bias: the formula, transformers' module, x-transformers', gates."""
 
 import pytest
 import torch
@@ -6,13 +6,10 @@ from torch.testing import assert_close
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 from x_transformers.x_transformers import RelativeProjPositionalBias
 
-import posenc
 from posenc import Positions, ProjectedRelative, attention
 from posenc.encoding import gates_of
 from posenc.testing.oracles import content
-from references.calls import BACKENDS, CAUSAL, DIM, EXACT, LAYOUTS, check_against, distances, qkv, random
-
-INTEGERS = {name: p for name, p in LAYOUTS.items() if name != "fractional"}
+from references.calls import AT_INTEGERS, BACKENDS, DIM, EXACT, LAYOUTS, check_against, distances, qkv, random, refusals
 
 
 def made(extent=4, **options):
@@ -25,7 +22,7 @@ def test_it_is_declared_complete():
 
 @BACKENDS
 @pytest.mark.parametrize("kv_heads", [3, 1])
-@pytest.mark.parametrize("positions", INTEGERS.values(), ids=INTEGERS.keys())
+@AT_INTEGERS
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = made(num_layers=2)
     weight, table = encoding.projection.weight[0], encoding.table[0]
@@ -60,39 +57,6 @@ def test_it_is_that_of_x_transformers(cached):
     assert_close(ours, theirs(x[:, cached:], 3 + cached), **EXACT)
 
 
-@pytest.mark.parametrize("layout", ["causal", "left padded", "packed", "cached"])
-def test_gradients_are_those_of_the_formula(layout):
-    positions, encoding = CAUSAL[layout], made(3)
-    x = torch.randn(2, positions.num_keys, DIM, dtype=torch.float64, requires_grad=True)
-    q, k, v = (part.requires_grad_() for part in qkv(positions))
-    leaves = [x, q, k, v, *encoding.parameters()]
-    results = []
-    for backend in ("auto", "reference"):
-        out = attention(q, k, v, encoding, positions, gates=gates_of(encoding, x), backend=backend)
-        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for ours, wanted in zip(*results, strict=True):
-        assert_close(ours, wanted, **EXACT)
-
-
-def test_its_terms_are_computed_a_tile_at_a_time():
-    encoding, (q, k, v) = (
-        ProjectedRelative(8, num_heads=2, extent=64, profiles=4),
-        torch.randn(3, 1, 2, 2048, 8).unbind(),
-    )
-    gates = gates_of(encoding, torch.randn(1, 2048, 8))
-    explained = posenc.explain(q, k, v, encoding, causal=True, gates=gates)
-    assert explained.reason.startswith("terms are computed a tile at a time")
-
-
-def test_keys_beyond_the_extent_have_no_bias():
-    encoding, positions = made(4), Positions.arange(9, causal=True)
-    q, k, _ = qkv(positions)
-    bias = encoding.bias(q, k, positions.with_gates((torch.randn(1, 3, 9, 2),))).dense(q.device)[0, 0]
-    distance = positions.q.T - positions.k
-    assert bool((bias[(distance < 0) | (distance >= 4)] == 0).all())
-    assert bool((bias[(distance >= 0) & (distance < 4)] != 0).all())
-
-
 def call(encoding=None, positions=None, gates=None, heads=3):
     positions = LAYOUTS["causal"] if positions is None else positions
     return attention(*qkv(positions, heads, heads), made() if encoding is None else encoding, positions, gates=gates)
@@ -105,12 +69,6 @@ REFUSED = {
     "no gates": (call, "gates: 0 tensors, projected_relative makes 1"),
     "heads": (lambda: call(heads=2, gates=torch.zeros(2, 2, 7, 2)), "num_heads=3"),
     "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer distances"),
-    "grid": (lambda: call(positions=Positions.grid(2, 2), gates=torch.zeros(2, 3, 4, 2)), "one coordinate"),
-    "layer": (lambda: gates_of(made(num_layers=2), torch.zeros(1, 3, DIM), 2), "num_layers=2"),
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(call, message):
-    with pytest.raises(posenc.InputError, match=message):
-        call()
+test_refusals = refusals(REFUSED)

@@ -6,14 +6,11 @@ from importlib import import_module
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-import posenc
 from posenc import AxialRotary, InputError, MixedRotary, MRotary, Positions, Rotary
-from posenc.testing.oracles import places, rotations
+from posenc.testing.oracles import rotations
 from references.calls import scores
 
 dinov3_vit, llama4, pixtral, qwen2_vl, qwen3_vl = (
@@ -118,19 +115,6 @@ def test_axial_rope_is_llama4_vision(side):
     assert (wrong[0] - ours[0]).abs().max() > 0.1, "coordinates from zero give other values"
 
 
-def test_images_packed_into_one_row_have_their_own_size():
-    sizes, rope = [(2, 3), (4, 1), (3, 3)], AxialRotary(8, **DINOV3)
-    grids = [Positions.grid(h, w, prefix=1) for h, w in sizes]
-    lengths = [g.num_keys for g in grids]
-    documents = Positions.packed(lengths)
-    together = Positions.from_ids(torch.cat([g.q for g in grids], 1), placed=torch.cat([g.q_placed for g in grids], 1))
-    packed = together.derived(q_document=documents.q_document, k_document=documents.k_document)
-    q, k, v = random(3, 2, 3, sum(lengths), 8)
-    out = posenc.attention(q, k, v, rope, packed)
-    for (h, w), a, b, c, ours in zip(sizes, *(x.split(lengths, 2) for x in (q, k, v, out)), strict=True):
-        assert_close(ours, posenc.attention(a, b, c, rope, Positions.grid(h, w, prefix=1)), **EXACT)
-
-
 # ---------------------------------------------------------------- M-RoPE
 
 
@@ -177,7 +161,7 @@ def test_sections_are_those_of_the_models():
 def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
     encoding = MRotary(head_dim, time_last=True, sections=None if head_dim == 128 else sections)
     assert encoding.sections == sections
-    axes = places.low_frequency_time(sections)
+    axes = "".join("hw"[pair % 2] for pair in range(sum(sections[1:]))) + "t" * sections[0]
     assert "".join("thw"[axis] for axis in encoding.frequency.argmax(1)) == axes
     q, at = random(1, 1, 7, head_dim), torch.randint(-9, 99, (7, 3))
     turned, _ = encoding.rotate(q, q, Positions.from_ids(at[None]))
@@ -241,26 +225,6 @@ def test_mixed_rope_does_not_round_under_autocast():
     assert_close(tuple(x.double() for x in plain), exact, rtol=0, atol=1e-5)
 
 
-def test_gradients_of_the_learned_directions():
-    encoding = MixedRotary(8, num_heads=4, num_kv_heads=2).double()
-    q, k, v = random(1, 4, 7, 8), random(1, 2, 7, 8), random(1, 2, 7, 3)
-    p = Positions.grid(2, 3, prefix=1)
-
-    def out(frequency: Tensor) -> Tensor:
-        return torch.func.functional_call(_Attend(encoding), {"encoding.frequency": frequency}, (q, k, v, p))
-
-    assert torch.autograd.gradcheck(out, encoding.frequency)
-
-
-class _Attend(torch.nn.Module):
-    def __init__(self, encoding: posenc.Encoding) -> None:
-        super().__init__()
-        self.encoding = encoding
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, p: Positions) -> Tensor:
-        return posenc.attention(q, k, v, self.encoding, p)
-
-
 # ---------------------------------------------------------------- what holds for all
 
 
@@ -269,17 +233,6 @@ ALL = pytest.mark.parametrize(
     [AxialRotary(8), AxialRotary(8, **PIXTRAL), AxialRotary(8, **LLAMA4), MixedRotary(8, num_heads=2).double()],
     ids=["axial", "pixtral", "llama4", "mixed"],
 )
-
-
-@ALL
-@given(st.integers(-50, 50), st.integers(-50, 50))
-def test_only_differences_of_coordinates_matter(encoding, down, right):
-    g = torch.Generator().manual_seed(1)
-    q, k = torch.randn(2, 1, 2, 12, 8, dtype=torch.float64, generator=g)
-    # not through -1, which says prefix
-    ids = Positions.grid(3, 4).q + torch.tensor([100, 100])
-    here, there = (scores(encoding, q, k, Positions.from_ids(i)) for i in (ids, ids + torch.tensor([down, right])))
-    assert_close(here, there, rtol=0, atol=1e-9)
 
 
 @ALL
@@ -296,8 +249,8 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AxialRotary(10), "head_dim=10: each of 2 axes"),
-        (lambda: AxialRotary(8, axes=3), "head_dim=8: each of 3 axes"),
+        (lambda: AxialRotary(10), "head_dim=10: pass a multiple of 4"),
+        (lambda: AxialRotary(8, axes=3), "head_dim=8: pass a multiple of 6"),
         (lambda: AxialRotary(8, axes=0), "axes=0"),
         (lambda: AxialRotary(8, layout="neox"), "unknown layout"),
         (lambda: MixedRotary(10, num_heads=2), "head_dim=10"),
@@ -306,13 +259,12 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
         (lambda: MRotary(16, interleaved=True, time_last=True), "interleaved=True, time_last=True: pass one of them"),
         (lambda: MRotary(16, sections=(2, 2, 4), time_last=True), "as many of h as of w, or one more"),
-        (lambda: MRotary(16, sections=(4, 4, 4)), "add up to head_dim/2 = 8"),
+        (lambda: MRotary(16, sections=(4, 4, 4)), "add up to 12, not to head_dim/2 = 8"),
         (lambda: MRotary(16, sections=(0, 4, 4), interleaved=True), "neither can exceed a third"),
         (lambda: MRotary(16, schedule={"name": "ntks"}), "did you mean 'ntk'"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 8), Positions.grid(2, 2, 2)), "AxialRotary takes 2 coordinates"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 4), Positions.arange(8)), "made with head_dim=8"),
-        (lambda: MixedRotary(8, num_heads=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
-        (lambda: MixedRotary(8, num_heads=1, num_layers=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer=2"),
+        (lambda: MixedRotary(8, num_heads=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads: this MixedRotary has num_heads=2"),
         (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the full sequence"),
     ],
 )  # fmt: skip
@@ -330,9 +282,7 @@ def test_centred_refuses_coordinates_from_which_no_size_follows():
         ids = torch.cat((torch.full((prefix, 2), -9), coordinates - torch.tensor([1, 0])))[None]
         placed = torch.tensor([[False] * prefix + [True] * 6])
         x = random(1, 2, 6 + prefix, 16)
-        with pytest.raises(
-            InputError, match=r"a coordinate is negative, so the size of its image is not known: pass Positions"
-        ):
+        with pytest.raises(InputError, match="coordinates below 0: pass Positions"):
             encoding.rotate(x, x, Positions.from_ids(ids, placed=placed if prefix else None))
     given = Positions.from_ids(coordinates[None])
     for ours, theirs in zip(encoding.rotate(q, q, given), encoding.rotate(q, q, known), strict=True):

@@ -1,4 +1,4 @@
-"""Rotated values: the sum over pairs, one value at a time; DeepSeek-V4's attention in transformers; caches, prefixes, sums."""
+"""Rotated values: the sum over pairs, one value at a time; DeepSeek-V4's attention in transformers; caches and prefixes."""
 
 import itertools
 
@@ -10,12 +10,9 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 
 import posenc
 from posenc import (
-    ALiBi,
     DecoupledRotary,
     Encoding,
-    InputError,
     LearnedSink,
-    PerLayer,
     Positions,
     PrefixKV,
     Rotary,
@@ -30,7 +27,7 @@ from posenc.cache import KVCache
 from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import attention as oracles
 from posenc.testing.oracles import rotations
-from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, distances, qkv, random
+from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, distances, qkv, random, refusals
 
 ARGUMENTS = {
     "all": {},
@@ -81,21 +78,6 @@ def dense(encoding: Encoding, positions: Positions, q, k, v, prefix=None):
         torch.cat((scores, q @ keys.mT * 8**-0.5), -1).softmax(-1).split([k.shape[2], keys.shape[1]], -1)
     )
     return torch.einsum("bhij,bhijd->bhid", weights, turned) + of_prefix @ values
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference", "flex"])
-@pytest.mark.usefixtures("untraced")
-def test_gradients_are_those_of_the_sum_over_pairs(backend):
-    positions, trains = LAYOUTS["packed"], backend != "flex"
-    q, k, v = (x.requires_grad_(trains) for x in qkv(positions, 4, 2, 8))
-    with torch.set_grad_enabled(trains):
-        out = posenc.attention(q, k, v, Rotary(8) + RoVE(8), positions, backend=backend)
-        want = dense(RoVE(8), positions, q, k, v)
-    assert_close(out, want, **EXACT)
-    if trains:
-        upstream = torch.randn_like(out)
-        for a, b in zip(*(torch.autograd.grad(x, (q, k, v), upstream) for x in (out, want)), strict=True):
-            assert_close(a, b, **EXACT)
 
 
 def test_it_is_deepseek_v4s_attention():
@@ -157,15 +139,14 @@ def test_values_that_are_added_by_key_are_added_before_the_rotation():
 REFUSED = {
     "by distance": (
         lambda: attend(RoVE(8) + Shaw(8, num_heads=3)),
-        "adds to values by their distance and rotates them",
+        "what is added to values by distance cannot be turned back",
     ),
     "two": (lambda: RoVE(8) + Rotary(8) + RoVE(8, rotary_dim=4), "several encodings that rotate values"),
-    "width": (lambda: attend(RoVE(6)), "v of width 8.*head_dim=6"),
+    "width": (lambda: attend(RoVE(6)), "head_dim 8.*head_dim=6"),
     "odd": (lambda: RoVE(7), "head_dim=7"),
     "odd share": (lambda: RoVE(12, rotary_dim=0.25), "rotary_dim=3"),
     "share": (lambda: RoVE(8, rotary_dim=1.5), "rotary_dim=1.5"),
     "too many": (lambda: RoVE(8, rotary_dim=10), "rotary_dim=10"),
-    "axes": (lambda: attend(RoVE(8), Positions.grid(1, 7)), "RoVE takes one coordinate"),
 }
 
 
@@ -174,20 +155,7 @@ def attend(encoding, positions=None):
     return posenc.attention(*qkv(positions, 3, 3, 8), encoding, positions)
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
-
-
-def test_only_the_layers_that_have_it_turn_values():
-    both = PerLayer(Rotary(8) + RoVE(8), ALiBi(3))
-    positions = Positions.arange(7, causal=True)
-    q, k, v = qkv(positions, 3, 3, 8)
-    for layer, part in enumerate((Rotary(8) + RoVE(8), ALiBi(3))):
-        out = posenc.attention(q, k, v, both, positions, layer=layer)
-        assert torch.equal(out, posenc.attention(q, k, v, part, positions))
-    assert both.sites() == ("rotate", "bias", "rotate_values")
+test_refusals = refusals(REFUSED)
 
 
 def test_a_share_of_the_head_is_a_number_of_channels():

@@ -5,13 +5,12 @@ import torch
 from torch.testing import assert_close
 from x_transformers.attend import selective_attn
 
-import posenc
 from posenc import Positions, Rotary, SelectiveAttention, attention
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
 from posenc.encodings import selective
 from posenc.testing.oracles import content
-from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against, document_by_document, qkv
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against, document_by_document, qkv, refusals
 
 EVERYWHERE = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
 
@@ -129,8 +128,4 @@ REFUSED = {
     "layout": (lambda: SelectiveAttention(4, layout="pairs"), "unknown layout 'pairs'"),
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(call, message):
-    with pytest.raises(posenc.InputError, match=message):
-        call()
+test_refusals = refusals(REFUSED)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import ALiBi, Positions, Rotary, StickBreaking, Sum, bias
 from posenc.testing.oracles import gates
-from references.calls import BACKENDS, EXACT, IN_ORDER, qkv, random
+from references.calls import BACKENDS, EXACT, IN_ORDER, qkv, refusals
 
 
 @BACKENDS
@@ -29,14 +29,14 @@ def test_sticks_are_broken_from_the_nearest_key_on(positions, attend_current, ba
 
 
 @pytest.mark.parametrize("attend_current", [False, True])
-def test_values_gradients_and_remainders_are_those_of_the_formula(attend_current):
+def test_values_and_gradients_are_those_of_the_formula(attend_current):
     positions = Positions.arange(40, causal=True)
-    encoding = random(StickBreaking(attend_current, remainder=True, num_heads=3, head_dim=4))
-    leaves = [*(x.requires_grad_() for x in qkv(positions)), encoding.rest]
+    encoding = StickBreaking(attend_current)
+    leaves = [x.requires_grad_() for x in qkv(positions)]
     out = posenc.attention(*leaves[:3], encoding, positions)
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1 if attend_current else 0)
     weights = gates.broken_sticks((leaves[0] @ leaves[1].mT / 2).masked_fill(hidden, -torch.inf))
-    expected = weights @ leaves[2] + (1 - weights.sum(-1, keepdim=True)) * encoding.rest[0, :, None]
+    expected = weights @ leaves[2]
     assert_close(out, expected, **EXACT)
     weight = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):
@@ -80,7 +80,6 @@ def call(encoding, positions=P, **options):
     return posenc.attention(*qkv(positions), encoding, positions, **options)
 
 
-REST = StickBreaking(remainder=True, num_heads=2, head_dim=4).double()
 REFUSED = {
     "not causal": (lambda: call(StickBreaking(), P.with_causal(False)), "causal positions"),
     "prefix": (lambda: call(StickBreaking(), P.with_prefix(2)), "causal positions"),
@@ -92,15 +91,8 @@ REFUSED = {
     ),
     "twice": (lambda: call(StickBreaking() + StickBreaking()), "takes the place of the softmax: return one"),
     "flex": (lambda: call(StickBreaking(), backend="flex"), "no weights but the softmax's"),
-    "sizes": (lambda: StickBreaking(remainder=True, num_heads=2), "remainder=True, num_heads=2, head_dim=None"),
-    "heads": (lambda: call(REST), r"shape \(2, 4\): make it \(3, 4\)"),
     "flag": (lambda: StickBreaking(attend_current=1), "attend_current=1"),
     "linear": (lambda: posenc.linear_attention(*qkv(P), StickBreaking(), P), "no scores for .*modify"),
-    "rest": (lambda: bias.Weights(lambda *x: x[0], rest=torch.zeros(3)), r"rest.*num_heads or 1, width of v"),
 }
 
-
-@pytest.mark.parametrize(("attempt", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(attempt, message):
-    with pytest.raises(posenc.InputError, match=message):
-        attempt()
+test_refusals = refusals(REFUSED)

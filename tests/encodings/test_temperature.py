@@ -9,8 +9,6 @@ import transformers
 
 import posenc
 from posenc import LearnedSink, LogN, Positions, SoftmaxN, StepTemperature, Temperature
-from posenc.testing.oracles import biases
-from posenc.testing.oracles.attention import attend
 
 gpt_oss = import_module("transformers.models.gpt_oss.modeling_gpt_oss")
 llama4 = import_module("transformers.models.llama4.modeling_llama4")
@@ -62,61 +60,6 @@ def test_learned_sinks_are_gpt_oss(backend):
     out = posenc.attention(q, k, v, encoding, causal=True, layer=2, backend=backend)
     assert torch.allclose(module.o_proj(out.transpose(1, 2).flatten(2)), theirs, atol=1e-11)
     assert not torch.allclose(posenc.attention(q, k, v, encoding, causal=True, layer=1), out, atol=1e-3)
-
-
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_a_sink_beside_other_encodings(with_bias):
-    q, k, v = inputs()
-    logits = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
-    encoding = LearnedSink(4).double()
-    encoding.logits.data[0] = logits
-    n = q.shape[2]
-    bias = biases.alibi_bias(4, n, n) if with_bias else 0.0
-    both = encoding + posenc.ALiBi(4) if with_bias else encoding
-    expected = attend(q, k, v, scale=6**-0.5, visible=torch.ones(n, n).tril().bool(), sink=logits, bias=bias)
-    assert torch.allclose(posenc.attention(q, k, v, both, causal=True), expected, atol=1e-12)
-
-
-def test_gradients_of_sinks_and_of_what_they_meet():
-    q, k, v = (x.requires_grad_() for x in inputs(n=4))
-    encoding = LearnedSink(4).double()
-    torch.nn.init.normal_(encoding.logits)
-    hidden = Positions.from_mask(torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]), causal=True)  # a row that sees nothing
-
-    def attend(q, k, v, logits):
-        encoding.logits.data = logits.data
-        return posenc.attention(q, k, v, None, hidden, sink=logits[0])
-
-    assert torch.autograd.gradcheck(attend, (q, k, v, encoding.logits))
-
-
-@pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("offset", [0, 3, 60])
-def test_log_n_scales_queries_by_what_they_see(offset, clip):
-    q, k, v = inputs(kv_heads=4, n=5)
-    k, v = (torch.randn(2, 4, 5 + offset, 6, dtype=torch.float64) for _ in range(2))
-    factors = [math.log(offset + i + 1) / math.log(8) for i in range(5)]
-    if clip:
-        factors = [max(1.0, f) for f in factors]
-    scaled = q * torch.tensor(factors, dtype=torch.float64)[:, None]
-    positions = Positions.arange(5, offset, causal=True)
-    ours = posenc.attention(q, k, v, LogN(8, clip=clip), positions)
-    assert torch.allclose(ours, posenc.attention(scaled, k, v, None, positions), atol=1e-12)
-
-
-def test_log_n_keeps_entropy_from_growing():
-    """Chiang and Cholak: without it, a query that singles out one key loses it among ever more others."""
-    k = torch.zeros(1, 1, 4096, 4, dtype=torch.float64)
-    k[0, 0, 0, 0] = 1.0
-    weight = {}
-    for name, encoding in (("plain", None), ("log_n", LogN(64))):
-        for n in (64, 4096):
-            q = torch.full((1, 1, 1, 4), 8.0, dtype=torch.float64)
-            v = torch.zeros(1, 1, n, 1, dtype=torch.float64)
-            v[0, 0, 0] = 1.0
-            weight[name, n] = float(posenc.attention(q, k[:, :, :n], v, encoding, Positions.arange(1, n - 1)))
-    assert weight["plain", 4096] < 0.1 * weight["plain", 64]
-    assert weight["log_n", 4096] > 0.8 * weight["log_n", 64]
 
 
 def test_step_temperature_is_llama_4():
@@ -172,9 +115,8 @@ def test_temperature_is_a_factor_of_scores(offset):
         (lambda: StepTemperature(8, first=2), "first=2: must be"),
         (lambda: LearnedSink(0), "num_heads=0"),
         (lambda: LogN(1), "train_length=1"),
-        (lambda: LearnedSink(2, num_layers=2).sink(2), "layer=2"),
         (lambda: (SoftmaxN() + LearnedSink(2)).sink(), "several sinks"),
-        (lambda: posenc.attention(*inputs(), LearnedSink(3)), "one logit per head"),
+        (lambda: posenc.attention(*inputs(), LearnedSink(3)), "pass a number, .* logits"),
     ],
 )
 def test_refusals(make, message):
@@ -182,16 +124,17 @@ def test_refusals(make, message):
         make()
 
 
-def test_log_n_counts_what_is_seen():
+@pytest.mark.parametrize("clip", [True, False])
+def test_log_n_counts_what_is_seen(clip):
     q, k, _ = inputs(n=6)
-    factor = lambda n: max(1.0, math.log(n) / math.log(3)) if n else 1.0  # noqa: E731
+    factor = lambda n: max(1.0 if clip else 0.0, math.log(max(n, 1)) / math.log(3))  # noqa: E731
     for positions in (
         Positions.arange(6), Positions.packed([2, 4], causal=True), Positions.from_ids([[0, 0, 5, 5, 9, 9]], causal=True),
         Positions.from_mask(torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]), causal=True),
     ):  # fmt: skip
         seen = positions.mask()[:, 0].sum(-1).tolist()
         expected = torch.tensor([[factor(n) for n in row] for row in seen], dtype=torch.float64)
-        actual = LogN(3).rotate(q, k, positions)[0] / q
+        actual = LogN(3, clip=clip).rotate(q, k, positions)[0] / q
         assert torch.allclose(actual, expected[:, None, :, None].expand_as(actual), atol=1e-12)
 
 

@@ -66,30 +66,6 @@ def test_bucket_16_is_free_for_cls():
     assert 16 not in biases.t5(distances, True, 32, 128)
 
 
-@pytest.mark.parametrize("cls", [TUPE, TUPER])
-def test_cls_is_untied(cls):
-    encoding, positions = made(cls), Positions.packed([4, 6])
-    q, k, _ = qkv(positions, 4, 2, 6)
-    terms = encoding.bias(q, k, positions)
-    bias = sum(t.dense(q.device) for t in (terms if isinstance(terms, list) else [terms]))[0]
-    for start, end in ((0, 4), (4, 10)):  # in each document
-        row, column = bias[:, start, start:end], bias[:, start + 1 : end, start]
-        assert_close(row, row[:, :1].expand_as(row), **EXACT)
-        assert_close(column, column[:, :1].expand_as(column), **EXACT)
-        assert (row[:, 0] - column[:, 0]).abs().min() > 1e-3, "the two constants are different ones"
-    assert_close(bias[:, 1:4, 1:4], bias[:, 5:8, 5:8], **EXACT)
-
-
-def test_content_and_position_share_a_scale():
-    assert TUPE(4, dim=8, num_heads=2, head_dim=4).scale(4) == pytest.approx(8**-0.5)
-    q, k, v = qkv(WHERE["bidirectional"], 4, 2, 6)
-    silent = made()
-    for parameter in silent.query.parameters():
-        torch.nn.init.zeros_(parameter)
-    plain = posenc.attention(q, k, v, scale=12**-0.5)
-    assert_close(posenc.attention(q, k, v, silent), plain, **EXACT)
-
-
 def test_structures_and_tables():
     q, k, _ = qkv(WHERE["cached"], 4, 2, 6)
     absolute = made().bias(q, k, WHERE["cached"])
@@ -140,7 +116,5 @@ def test_calls_that_are_refused():
     for ids, message in (([0.5, 1, 2], "integer positions only"), ([0, -1, 2], "position -1 is negative")):
         with pytest.raises(posenc.InputError, match=message):
             posenc.attention(x, x, x, encoding, Positions.from_ids(torch.tensor(ids)))
-    with pytest.raises(posenc.InputError, match="one coordinate"):
-        posenc.attention(x, x, x, encoding, Positions.grid(1, 3))
     with pytest.raises(RuntimeError, match="size mismatch for table"):
         encoding.load_state_dict(TUPE(9, dim=8, num_heads=2, head_dim=4).state_dict())

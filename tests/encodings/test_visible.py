@@ -80,19 +80,6 @@ def test_flex(sides, layout):
     assert torch.allclose(attention(*qkv, window, positions, backend="flex"), expected, atol=1e-10)
 
 
-def test_layers_have_their_own():
-    encoding = create("rope+window:before=3/rope", head_dim=D, num_heads=H, num_layers=4)
-    q, k, v = tensors(N)
-    for layer in range(4):
-        positions = Positions.arange(N, causal=True)
-        expected = attention(q, k, v, posenc.Rotary(D), positions.with_window(3) if layer % 2 == 0 else positions)
-        assert torch.allclose(attention(q, k, v, encoding, positions, layer=layer), expected, atol=1e-12)
-    assert posenc.from_spec(encoding.spec()).spec() == encoding.spec()
-    per_head = Window([1, None, 3], after=2)
-    assert posenc.from_spec(per_head.spec()).before == [1, None, 3]
-    assert create("window:before=1,2,3,4").before == [1, 2, 3, 4]
-
-
 def test_hidden_keys_are_skipped():
     everything = visited(posenc.NoPE(), H, D)[0]
     assert max(visited(Window(7), H, D)) < everything / 2

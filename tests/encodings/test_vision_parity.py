@@ -1,4 +1,4 @@
-"""2-D rotations, sinusoids and tables of offsets against timm, and Qwen2-VL's image tower of transformers.
+"""2-D rotations and sinusoids against timm, and Qwen2-VL's image tower of transformers.
 
 test_rotary_axes, test_window and test_absolute have the comparisons with the other models of transformers.
 """
@@ -11,23 +11,17 @@ import transformers
 from torch import Tensor
 from torch.testing import assert_close
 
-import posenc
 from posenc import (
     AxialRotary,
-    ClassWindowTable,
     GridSinusoidal,
-    LogWindow,
     MixedRotary,
     MRotary,
     Positions,
-    WindowTable,
 )
 from references import timm_here
-from references.calls import dense
 
 timm_here.timm()
-from timm.layers import gen_relative_position_index, pos_embed_rel, pos_embed_sincos  # noqa: E402
-from timm.models import beit, swin_transformer, swin_transformer_v2  # noqa: E402
+from timm.layers import pos_embed_sincos  # noqa: E402
 
 GRIDS = pytest.mark.parametrize(("height", "width"), [(3, 5), (5, 2), (4, 4), (1, 7), (14, 9)])
 FLOAT32 = {"rtol": 0, "atol": 2e-5}
@@ -112,17 +106,6 @@ def test_mixed_rope_is_timms(indexing, height, width):
         assert_close(ours, turned(q, table[layer], False).detach(), **FLOAT32)
 
 
-def test_mixed_rope_starts_as_timms_does():
-    theirs = pos_embed_sincos.init_random_2d_freqs(16, depth=3, num_heads=5)
-    ours = MixedRotary(16, num_heads=5, num_layers=3).frequency.detach()
-    magnitude = ours.norm(dim=-1)
-    assert_close(magnitude, theirs.norm(dim=0), rtol=0, atol=1e-6)
-    x, y = theirs
-    turn = lambda x, y: torch.atan2(y[..., 4:], x[..., 4:]) - torch.atan2(y[..., :4], x[..., :4])  # noqa: E731
-    for second_half in (turn(x, y), turn(ours[..., 1], ours[..., 0])):
-        assert_close(second_half.sin(), torch.ones_like(second_half), rtol=0, atol=1e-5)
-
-
 @GRIDS
 @pytest.mark.parametrize(("head_dim", "sections"), [(24, (4, 4, 4)), (32, (6, 5, 5)), (72, (12, 12, 12))])
 def test_m_rope_of_an_image_is_timms(head_dim, sections, height, width):
@@ -182,86 +165,6 @@ def test_timms_reversed_coordinates_are_wrong_but_for_squares():
     assert (theirs - want).abs().max() > 1
     transposed = theirs.view(5, 3, 16).transpose(0, 1).flatten(0, 1)
     assert_close(transposed, want, rtol=0, atol=2e-6)
-
-
-# ---------------------------------------------------------------- tables of offsets
-
-
-def rows(height, width, prefix):
-    encoding = (ClassWindowTable if prefix else WindowTable)(1, height=height, width=width)
-    encoding.table.data[0, :, 0] = torch.arange(encoding.table.shape[1])
-    return dense(encoding, Positions.grid(height, width, prefix=prefix), 1)[0, 0].long()
-
-
-@GRIDS
-def test_the_rows_of_offsets_are_timms(height, width):
-    window = height, width
-    assert torch.equal(rows(*window, 0), gen_relative_position_index(window))
-    assert torch.equal(rows(*window, 1), gen_relative_position_index(window, class_token=True))
-    assert torch.equal(rows(*window, 1), beit.gen_relative_position_index(window))
-    assert torch.equal(rows(*window, 0), swin_transformer.get_relative_position_index(*window))
-
-
-@GRIDS
-@pytest.mark.parametrize("prefix", [0, 1])
-def test_window_tables_are_timms_rel_pos_bias(prefix, height, width):
-    module = pos_embed_rel.RelPosBias((height, width), num_heads=3, prefix_tokens=prefix)
-    torch.nn.init.normal_(module.relative_position_bias_table)
-    encoding = (ClassWindowTable if prefix else WindowTable)(3, height=height, width=width)
-    encoding.table.data[0] = module.relative_position_bias_table.data
-    ours = dense(encoding, Positions.grid(height, width, prefix=prefix), 3)
-    assert_close(ours.float(), module.get_bias().detach(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(("height", "width"), [(3, 5), (5, 2), (4, 4), (14, 9)])
-@pytest.mark.parametrize("trained", [None, (3, 6)])
-def test_log_window_is_timms_rel_pos_mlp(trained, height, width):
-    module = pos_embed_rel.RelPosMlp(
-        (height, width), num_heads=3, hidden_dim=6, mode="swin", pretrained_window_size=trained or (0, 0)
-    ).eval()
-    encoding = LogWindow(
-        3, height=(trained or (height, width))[0], width=(trained or (height, width))[1], hidden=6, cosine=False
-    )
-    mlp = module.mlp
-    for ours, theirs in (
-        (encoding.mlp.weight_in, mlp.fc1.weight), (encoding.mlp.bias_in, mlp.fc1.bias), (encoding.mlp.weight_out, mlp.fc2.weight)
-    ):  # fmt: skip
-        ours.data[0] = theirs.data
-    ours = dense(encoding, Positions.grid(height, width), 3)
-    assert_close(ours.float(), module.get_bias().detach(), rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5)])
-def test_attention_of_a_window_is_timms_swin(height, width):
-    module = swin_transformer.WindowAttention(24, num_heads=3, window_size=(height, width)).eval()
-    torch.nn.init.normal_(module.relative_position_bias_table)
-    encoding = WindowTable(3, height=height, width=width)
-    encoding.table.data[0] = module.relative_position_bias_table.data
-    x = torch.randn(2, height * width, 24)
-    q, k, v = module.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
-    out = posenc.attention(q, k, v, encoding, Positions.grid(height, width)).transpose(1, 2).flatten(2)
-    assert_close(module.proj(out), module(x), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5)])
-@pytest.mark.parametrize("trained", [None, (3, 6)])
-def test_attention_of_a_window_is_timms_swin_v2(trained, height, width):
-    module = swin_transformer_v2.WindowAttention(
-        24, window_size=(height, width), num_heads=3, pretrained_window_size=trained or (0, 0)
-    ).eval()
-    torch.nn.init.normal_(module.cpb_mlp[2].weight, std=0.3)
-    module.logit_scale.data.copy_(torch.linspace(0.5, 6, 3)[:, None, None])
-    encoding = LogWindow(3, height=(trained or (height, width))[0], width=(trained or (height, width))[1])
-    for ours, theirs in (
-        (encoding.mlp.weight_in, module.cpb_mlp[0].weight), (encoding.mlp.bias_in, module.cpb_mlp[0].bias),
-        (encoding.mlp.weight_out, module.cpb_mlp[2].weight), (encoding.temperature, module.logit_scale[:, 0, 0]),
-    ):  # fmt: skip
-        ours.data[0] = theirs.data
-    x = torch.randn(2, height * width, 24)
-    bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
-    q, k, v = torch.nn.functional.linear(x, module.qkv.weight, bias).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
-    out = posenc.attention(q, k, v, encoding, Positions.grid(height, width)).transpose(1, 2).flatten(2)
-    assert_close(module.proj(out), module(x), rtol=0, atol=2e-5)
 
 
 def test_transformers_takes_no_torchvision_to_be_here():

@@ -10,7 +10,7 @@ from posenc.backends import sdpa
 from posenc.encoding import gates_of
 from posenc.testing.oracles import gates
 from posenc.testing.oracles.attention import mix
-from references.calls import BACKENDS, DIM, EXACT, IN_ORDER, check_against, document_by_document, qkv, random
+from references.calls import BACKENDS, DIM, EXACT, IN_ORDER, check_against, document_by_document, qkv, random, refusals
 
 
 def wall_formula(encoding, positions):
@@ -76,32 +76,6 @@ def test_no_decay_overflows_and_none_rounds_another():
     assert_close(out, by_formula(*(x.double() for x in (q, k, v, gates))).float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [150, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weak_gates_make_products_and_strong_ones_chunks_of_the_same_scores(count, dtype, monkeypatch):
-    positions, encoding = Positions.arange(count, 150 - count, causal=True), Wall(DIM, num_heads=2, head_dim=8)
-    q, k, v = (x.to(dtype).requires_grad_() for x in qkv(positions, 2, 2, 8))
-    gates = (-torch.rand(2, 2, 150, 8, dtype=dtype) / 10).requires_grad_()
-    results = []
-    for limit in (32, -1):
-        monkeypatch.setattr("posenc.encodings.wall.DOUBLINGS", limit)
-        out = posenc.attention(q, k, v, encoding, positions, gates=gates)
-        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, gates))])
-    for ours, theirs in zip(*results, strict=True):
-        assert_close(ours, theirs, **(EXACT if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}))
-
-
-def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
-    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**10)
-    n, sizes = 512, []
-    positions, encoding = Positions.arange(n, causal=True), Wall(DIM, num_heads=1, head_dim=8)
-    q, k, v = (x[:1].float().requires_grad_() for x in qkv(positions, 1, 1, 8))
-    gates = encoding.gates(torch.randn(1, n, DIM))
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-        posenc.attention(q, k, v, encoding, positions, gates=gates)
-    assert max(sizes) <= n * 64
-
-
 def test_scale_temperatures_and_rotations_act_on_what_is_scored():
     positions = Positions.arange(6, causal=True)
     q, k, v = qkv(positions, 2, 2, 4)
@@ -157,7 +131,6 @@ REFUSED = {
     ),
     "heads": (lambda: call(WALL, heads=3), "3 heads.*num_heads=2"),
     "width": (lambda: call(WALL, width=6), "head_dim 6.*head_dim=4"),
-    "layer": (lambda: Wall(DIM, num_heads=2, head_dim=4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2), "num_layers=2"),
     "size": (lambda: Wall(0, num_heads=2, head_dim=4), "dim=0"),
     "bias": (lambda: Wall(DIM, num_heads=2, head_dim=4, init_bias="high"), "init_bias='high'"),
     "two": (lambda: call(WALL + Wall(DIM, num_heads=2, head_dim=4)), "several"),
@@ -171,11 +144,7 @@ REFUSED = {
     ),
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("attempt", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refusals(attempt, message):
-    with pytest.raises(posenc.InputError, match=message):
-        attempt()
+test_refusals = refusals(REFUSED)
 
 
 @pytest.mark.parametrize("text", ["xpos+wall", "wall+xpos", "xpos:gamma=0.1:scale_base=8+wall"])

@@ -9,24 +9,7 @@ from hypothesis import strategies as st
 from transformers.models.llama import modeling_llama as llama
 
 from posenc import InputError, Positions, Rotary, frequencies
-from references.schedules import llama_config, of_transformers
-
-SCALED = ["yarn", "yarn_paper", "yarn_revised", "llama3"]
-DIMS = st.integers(2, 96).map(lambda n: 2 * n)
-BASES = st.sampled_from([1e4, 5e5, 1e6])
-FACTORS = st.floats(1, 64)
-LENGTHS = st.integers(64, 200000)
-
-
-@given(
-    head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS, truncate=st.booleans(), fast=st.sampled_from([8.0, 32.0])
-)
-def test_yarn_is_that_of_transformers(head_dim, base, factor, length, truncate, fast):
-    options = {"factor": factor, "original_max_positions": length, "truncate": truncate, "beta_fast": fast}
-    inv_freq, attention_factor = of_transformers("yarn", head_dim, base, **options)
-    ours = frequencies.yarn(head_dim, base=base, **options)
-    torch.testing.assert_close(ours.inv_freq.float(), inv_freq, rtol=1e-5, atol=0)
-    assert ours.attention_factor == pytest.approx(attention_factor)
+from references.schedules import BASES, DIMS, FACTORS, LENGTHS, llama_config, of_transformers
 
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS, high=st.sampled_from([2.0, 4.0]))
@@ -39,20 +22,6 @@ def test_llama3_is_that_of_transformers(head_dim, base, factor, length, high):
     assert ours.attention_factor == attention_factor == 1.0
 
 
-@pytest.mark.parametrize("name", SCALED)
-@given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS)
-def test_fast_frequencies_stay_and_slow_ones_are_divided(name, head_dim, base, factor, length):
-    plain = frequencies.default(head_dim, base=base).inv_freq
-    scaled = frequencies.create({"name": name, "factor": factor, "original_max_positions": length}, head_dim, base=base)
-    stretch = plain / scaled.inv_freq
-    assert bool((stretch > 1 - 1e-12).all() and (stretch < factor + 1e-9).all())
-    assert bool((stretch.diff() > -1e-9).all())
-    if name in ("yarn_paper", "llama3"):  # by turns: exactly so at both ends
-        turns, (slow, fast) = length * plain / (2 * math.pi), (1, 4 if name == "llama3" else 32)
-        assert torch.equal(stretch[turns >= fast], torch.ones_like(stretch[turns >= fast]))
-        assert torch.allclose(stretch[turns <= slow], torch.tensor(factor, dtype=torch.float64))
-
-
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS)
 def test_llama3_is_the_papers_yarn_with_other_limits(head_dim, base, factor, length):
     options = {"factor": factor, "original_max_positions": length}
@@ -60,12 +29,6 @@ def test_llama3_is_the_papers_yarn_with_other_limits(head_dim, base, factor, len
     llama3 = frequencies.llama3(head_dim, base=base, **options)
     assert torch.equal(paper.inv_freq, llama3.inv_freq)
     assert paper.attention_factor == llama3.attention_factor
-
-
-def test_the_papers_yarn_and_the_codes_differ():
-    options = {"factor": 4.0, "original_max_positions": 2048}
-    code, paper = frequencies.yarn(64, **options).inv_freq, frequencies.yarn_paper(64, **options).inv_freq
-    assert (code / paper).max() > 1.6
 
 
 def test_temperatures_others_have_given_yarn():

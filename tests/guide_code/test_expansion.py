@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import transformers
 from guide_code.expansion import (
     column,
     decay,
@@ -112,25 +111,6 @@ def test_codes_of_zero_do_nothing():
     assert "inf" not in " ".join(found.sentences())
 
 
-def test_terms_of_a_cube_by_hand():
-    """f = (sum x)^3 at x = 1: f + 3 S^2 P + 3 S P^2 + P^3 with S and P the sums of the content and of the codes."""
-    n, content, code = 3, 2.0, 0.5
-    found = expansion(
-        lambda x: x.sum((1, 2)).pow(3), torch.full((n, 1), content), codes=lambda p: torch.full((len(p), 1), code)
-    )
-    s, p = n * content, n * code
-    assert found.whole.change == pytest.approx((s + p) ** 3 - s**3)
-    assert found.whole.first == pytest.approx(3 * s**2 * p)
-    assert found.whole.single == pytest.approx(3 * s * n * code**2)
-    assert found.whole.interaction == pytest.approx(3 * s * n * (n - 1) * code**2)
-    assert found.whole.remainder == pytest.approx(p**3)
-    assert found.pair.first == pytest.approx(3 * s**2 * 2 * code)
-    assert found.pair.interaction == pytest.approx(6 * s * code**2)
-    assert found.pair.remainder == pytest.approx((2 * code) ** 3)
-    assert found.remainders == pytest.approx([p**3 * a**3 for a in found.amplitudes], rel=1e-2)
-    assert found.blocks.each.identity == 0  # one channel: H is a number
-
-
 @pytest.mark.parametrize("encoding", ["sinusoidal", "learned"])
 def test_terms_of_a_model_of_ours_against_its_own_forward(encoding):
     model, tokens = random_model(encoding), torch.tensor([3, 1, 4, 1, 5, 9])
@@ -151,18 +131,6 @@ def test_terms_of_a_model_of_ours_against_its_own_forward(encoding):
     assert found.codes == encoding
     norm = expansion(random_model(encoding), tokens).word_norm
     assert norm == pytest.approx(float(before["embedding.weight"].norm(dim=-1).mean() * math.sqrt(32)))
-
-
-def test_score_of_one_pair_has_the_projections_as_its_h():
-    """q_m . k_n is bilinear: H_mn = Wq^T Wk, everything else is exact."""
-    wq, wk = random(4, DIM), random(4, DIM, seed=1)
-    found = expansion(
-        lambda x: ((x[:, 1] @ wq.T) * (x[:, 3] @ wk.T)).sum(-1), random(4, DIM), codes=of_size(DIM), columns=3
-    )
-    assert found.blocks.count == 1  # the blocks of other pairs are zero
-    assert torch.allclose(found.blocks.matrix, wq.T @ wk, atol=1e-12)
-    assert found.whole.single == 0
-    assert found.slope is None
 
 
 def test_decay_under_three_matrices():
@@ -193,16 +161,3 @@ def test_relative_encodings_still_act_when_codes_are_added():
     assert found.codes == "sinusoidal"
     with pytest.raises(InputError, match=r"Transformer \(rope\) adds none to its input"):
         expansion(random_model("rope"), torch.arange(8))
-
-
-def test_bert_of_transformers():
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=20, initializer_range=0.3,
-    )  # fmt: skip
-    model = transformers.BertModel(config).eval()
-    found = expansion(model, torch.tensor([3, 1, 4, 1, 5, 9]))
-    assert found.whole.change > 0
-    assert found.slope == pytest.approx(3, abs=0.1)
-    assert len(found.decay.full) == 20

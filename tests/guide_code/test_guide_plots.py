@@ -26,11 +26,13 @@ def findings():
         "digits squeeze": [guide_code.digits([0], schedule=name) for name in ("default", "linear", "proportional")],
         "term_shares position_map position_by_distance pruning_cost": [guide_code.four_terms(model, tokens)],
         "random_dots": [guide_code.random_dots(32, samples=500)],
+        "energy_by_channel": [model],
         "cosine_histogram principal_angles": [guide_code.subspaces(model)],
         "read_back": [guide_code.add_or_concat(model, dims=(8, 16), pairs=64)],
         "survival probe_transfer": [guide_code.survival(model, tokens)],
         "expansion_terms interaction_block interaction_decay": [guide_code.expansion(model, 2, length=8, columns=7)],
         "softmax": [["a", "b"], torch.randn(2, 2), torch.rand(2, 2)],
+        "phase_error": [guide_code.phase_error("rope", 600)],
         "twins_apart": [guide_code.twins()],
     }
     return {name: given for names, given in arguments.items() for name in names.split()}

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import posenc
 from guide_code import counter, digits
 from posenc.encodings import Sinusoidal
 from posenc.positions import Positions
@@ -43,12 +42,6 @@ def test_digits_of_an_integer_base(n, beta):
     assert found.values.tolist() == [[(number // beta**c) % beta for c in range(pairs)] for number in n]
 
 
-def test_a_pair_turns_by_the_position_over_its_unit():
-    found = digits([7], 16, 500.0)
-    torch.testing.assert_close(7 * found.inv_freq, 7 / found.beta ** torch.arange(8, dtype=torch.float64))
-    torch.testing.assert_close(found.inv_freq, posenc.frequencies.default(16, base=500.0).inv_freq)
-
-
 def test_extrapolation_and_interpolation():
     plain, linear = digits([0], 128), digits([0], 128, schedule="linear")
     full = int((plain.trained >= math.tau).sum())
@@ -78,15 +71,6 @@ def test_conversions_of_the_base(schedule, first, last):
     # the middle digits that did not finish a turn go on beyond what they met: the known weakness of all three
     assert set(range(46, 62)) <= set(found.beyond)
     assert bool((found.unseen < digits([0], 128).unseen)[50:].all())
-
-
-def test_mixed_is_between_and_yarn_never_beyond():
-    mixed, fixed = (digits([0], 128, schedule=s) for s in ("ntk_mixed", "ntk_fixed"))
-    assert float(mixed.unseen.max()) < float(fixed.unseen.max())
-    for name in ("yarn", "yarn_paper", "llama3"):
-        found = digits([0], 128, schedule=name)
-        assert found.beyond == []
-        assert float(found.squeeze[0]) == 1
 
 
 def test_a_pair_that_a_schedule_stops():

@@ -37,17 +37,6 @@ def test_orthogonal_subspaces_are_found_orthogonal():
     assert found.cosine["raw"] == pytest.approx((0, 0), abs=1e-12)
 
 
-def test_equal_subspaces_are_found_equal():
-    table = torch.randn(60, 32, generator=torch.Generator().manual_seed(0)) + 3
-    found = subspaces((table, table))
-    assert found.angles.max() < 1e-3
-    assert 0.9 <= found.overlap < 1
-    assert found.means_cosine == pytest.approx(1)
-    assert found.mean_energy["tokens"] > 0.8
-    assert found.cosine["raw"][0] > 0.8  # the mean vectors dominate; without them nothing is left
-    assert abs(found.cosine["centred"][0]) < 0.05
-
-
 def test_random_tables_are_as_random_vectors_are():
     draws = torch.Generator().manual_seed(0)
     found = subspaces((torch.randn(2000, 64, generator=draws), torch.randn(300, 64, generator=draws)))
@@ -93,22 +82,3 @@ def test_reading_back_is_least_squares_on_every_pair():
         table = words if kind == "tokens" else codes
         right = (torch.cdist(read, table).argmin(-1) == torch.cdist(wanted, table).argmin(-1)).double().mean()
         assert found.accuracy[kind] == pytest.approx(right.item(), abs=0.05)
-
-
-def test_orthogonal_tables_lose_nothing_when_added():
-    draws = torch.Generator().manual_seed(0)
-    words, codes = torch.zeros(40, 16), torch.zeros(30, 16)
-    words[:, :8], codes[:, 8:] = torch.randn(40, 8, generator=draws), torch.randn(30, 8, generator=draws)
-    found = add_or_concat((words, codes))
-    assert found.given.explained == pytest.approx({"tokens": 1, "positions": 1})
-    assert found.given.accuracy == {"tokens": 1, "positions": 1}
-    equal = add_or_concat((words, words)).given
-    assert equal.explained["tokens"] == pytest.approx(0.5)
-
-
-def test_room_helps():
-    found = add_or_concat(dims=(4, 128))
-    assert found.given is None
-    small, large = found.random
-    assert small.accuracy["tokens"] < 0.2
-    assert large.accuracy["tokens"] > 0.98 < large.accuracy["positions"]

@@ -7,10 +7,7 @@ import torch
 import transformers
 from guide_code.model import HOST, random_model, vector_model
 from guide_code.symmetry import ROUNDING, SHIFT
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import conv1d
 
 import posenc
 from guide_code import equivariance
@@ -47,27 +44,6 @@ def test_attention_without_positions_is_equivariant(name):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
-def test_bert_with_its_table_sees_order_and_where_a_text_begins():
-    found = equivariance(bert())
-    assert min(found.order, found.last, found.mirror, found.shift) > 1e-3
-
-
-@given(st.integers(0, 10**6), st.integers(3, 9), st.sampled_from(["none", "rope", "alibi", "softmax_n", "shape"]))
-@settings(max_examples=15)
-def test_equivariance_of_an_encoder_agrees_with_two_passes_on_tokens(seed, length, name):
-    """Held against the model itself, on tokens: its output for permuted tokens against its permuted output."""
-    model = random_model(name, seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    tokens, order = torch.randperm(64, generator=draw)[:length], torch.randperm(length, generator=draw)
-    with torch.no_grad():
-        difference = (model(tokens[order][None])[0] - model(tokens[None])[0, order]).abs().max()
-    found = equivariance(model, length=length, seed=seed)
-    if found.blind:
-        assert difference < 1e-12
-    if difference > 1e-9:
-        assert not found.blind
-
-
 SHORT = {"step_temperature": "step_temperature:train_length=4", "window": "window:before=2", "chunks": "chunks:size=3"}
 EVERY = tuple(SHORT.get(name, name) for name in posenc.ENCODINGS)
 """Every encoding, with options under which it acts on a short text."""
@@ -90,6 +66,7 @@ def test_every_encoding_sees_order_exactly_if_it_says_so(found, models):
     assert {name for name, row in found.items() if row.causal} == {
         "cope",
         "fox",
+        "grape_ap",
         "wall",
         "path",
         "stick_breaking",
@@ -105,7 +82,17 @@ def test_every_encoding_is_shift_invariant_exactly_if_it_says_so(found, models):
 
 def test_what_only_counts_distance_cannot_tell_a_text_from_its_mirror_image(found):
     even = {name for name, row in found.items() if row.mirror < ROUNDING <= row.order}
-    assert even == {"alibi", "grid_alibi", "grape_a", "dape", "kerple", "sandwich", "window:before=2", "chunks:size=3"}
+    assert even == {
+        "alibi",
+        "grid_alibi",
+        "grape_a",
+        "dape",
+        "tapa",
+        "kerple",
+        "sandwich",
+        "window:before=2",
+        "chunks:size=3",
+    }
     # T5 has buckets of their own for keys after the query: with equal ones it could not tell either
     model = random_model("t5")
     assert equivariance(model).mirror > 0.1
@@ -130,17 +117,6 @@ def test_a_causal_mask_counts_without_positions():
     assert not scaled.blind
     assert not scaled.causal
     assert "times the root mean square of f" in scaled.sentences()[0]
-
-
-def test_padding_breaks_nothing_if_it_moves_with_its_tokens():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).double().eval()
-    kernel = torch.randn(32, 1, 3, dtype=torch.float64)
-    moving = equivariance(lambda x: layer(x, src_key_padding_mask=x[..., 0] > 0.5), dim=32)
-    fixed = equivariance(lambda x: layer(x, src_key_padding_mask=(torch.arange(12) < 3).expand(x.shape[:2])), dim=32)
-    convolved = equivariance(lambda x: layer(x + conv1d(x.mT, kernel, padding=1, groups=32).mT), dim=32)
-    assert moving.blind
-    assert min(fixed.order, convolved.order) > 0.01
 
 
 def test_shift_is_that_of_the_model_itself():

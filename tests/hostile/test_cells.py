@@ -9,11 +9,12 @@ import time
 import warnings
 
 import pytest
+from archives import archive, compared
 
 from posenc import InputError
 from posenc.lab.compare import Comparison, ComparisonStudy, experiment
 from posenc.lab.engines import InProcess
-from posenc.lab.leaderboard import Leaderboard, against, archive
+from posenc.lab.leaderboard import Leaderboard
 from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.lab.study import run
@@ -83,13 +84,12 @@ def fate(attempt):
 
 
 def of_table(folder):
-    comparisons, table = against(folder, ())
-    results = Leaderboard(comparisons, table).results({run: stored.record for run, stored in table.runs.items()})
+    comparisons, runs, _ = compared(folder)
+    results = Leaderboard(comparisons).results(runs)
     json.dumps(results, allow_nan=False)
     return results
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[:12])
 def test_no_content_of_a_cell_or_an_archive_is_a_traceback(wrong, made, tmp_path):
     lines, cell, name = made

@@ -58,13 +58,6 @@ def test_closed_streams_are_no_mistake(tmp_path):
     assert done.returncode == 2
 
 
-def test_a_reader_that_leaves_is_no_mistake():
-    command = " ".join(f"'{word}'" for word in [*POSENC, "list"])
-    done = subprocess.run(["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"], env=PATHS, capture_output=True)
-    assert done.stdout.strip() in (b"0", b"1")
-    assert done.stderr == b""
-
-
 def test_two_signals_in_a_row(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from hostile.test_checkpoints import WORDS
+from hostile.test_checkpoints import WORDS, edit
 from hostile.test_files_models import Bomb
 from posenc.errors import InputError
 from posenc.pretrained import checked
@@ -49,11 +49,6 @@ def hub(model, tmp_path, monkeypatch):
     monkeypatch.setattr(theirs, "hf_hub_download", download)
     monkeypatch.chdir(tmp_path)
     return model, asked
-
-
-def edit(folder, **entries):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
 
 
 def refused(folder, match):

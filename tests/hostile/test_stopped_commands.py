@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,8 @@ CASES = {
 }  # fmt: skip
 QUICK = ("compare, while workers import", signal.SIGTERM)
 """The one that runs in every suite: it trains nothing."""
+FINISHED = re.compile(r"(runs|cells) are stored and reported, run the same command again to continue")
+"""What an interrupt leaves of `compare` and `eval`, where something had finished."""
 
 
 @pytest.fixture(scope="module")
@@ -206,35 +209,23 @@ def test_a_stopped_command_leaves_nothing_and_goes_on(name, number, given, undis
         assert not run.leftovers()
         assert "Traceback" not in err
         assert "interrupted" in err
-        if name.startswith("compare") and (tmp_path / "out" / "results.json").exists():
-            assert not json.loads((tmp_path / "out" / "results.json").read_text())["complete"]
+        if name in ("compare, 1 worker", "compare, 2 workers", "eval"):
+            results = json.loads((run.out / "results.json").read_text())
+            assert not results["complete"]
+            assert results["cells" if name == "eval" else "runs"]["finished"] == len(list(run.out.glob("cells/*.json")))
+            assert "Stopped early" in (run.out / "report.html").read_text()
+            assert FINISHED.search(err), err
         if name == "finetune":
             assert any((tmp_path / "out" / "checkpoint").glob("checkpoint-*"))
     if (name, number) == QUICK:
         return  # the rest takes as long again
+    before = len(list(run.out.glob("cells/*.json")))
     again = Run(name, tmp_path, given)
     assert again.code() == 0, again.err.read_text()
     assert not again.leftovers()
+    if before:
+        assert re.search(rf"^{before} of \d+ \w+ are here already", again.err.read_text(), re.MULTILINE)
     if name == "bench":
         assert computed(again.out).keys() == undisturbed(name).keys()
     else:
         assert computed(again.out) == undisturbed(name)
-
-
-@pytest.mark.slow
-def test_sigterm_ends_a_training_from_python_with_a_checkpoint(given, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(f"""
-import posenc
-model, tokenizer = posenc.load({given()["MODEL"]!r}, dtype="float32")
-text = open({given()["TEXT"]!r}).read()
-first = lambda step, loss: print(step, flush=True)
-result = posenc.finetune(model, text, tokenizer, steps=100000, length=16, checkpoint={str(tmp_path)!r}, progress=first)
-print("complete" if result.complete else "stopped", flush=True)
-""")
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "1\n"
-        process.terminate()
-        assert process.stdout.read().splitlines()[-1] == "stopped"
-        assert process.wait(timeout=PATIENCE) == 0
-    assert any(tmp_path.glob("checkpoint-*"))

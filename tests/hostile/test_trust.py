@@ -12,6 +12,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import archives
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from posenc.cli.command import parse
 from posenc.encodings import ENCODINGS, create
 from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
-from posenc.lab import archive, store
+from posenc.lab import store
 from posenc.lab.compare import experiment
 from posenc.lab.records import RunRecord, VariantScores
 from posenc.lab.store import Stored, encoded
@@ -41,26 +42,25 @@ READS = {
 LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
 
 OWN = {
-    "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset",
+    "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset", "report/explorer.py:formulas",
     "lab/study.py:code", "lab/machine.py:cpu",
-    "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
+    "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""
-USERS = {"lab/user_code.py:module_of_file", "lab/user_code.py:_files"}
+USERS = {"lab/user_code.py:module_of_file", "lab/user_code.py:_made_of"}
 """The code that a user named on the command line or in Python."""
 PROCESSES = {"lab/engines.py:_start"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
-    "cli/command.py:check_ours", "lab/learning_rates.py:table_rates", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
+    "cli/command.py:check_ours", "lab/learning_rates.py:table_rates", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_read", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained",
-    "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
-    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/gguf_reader.py:_tokenizer_length",
-    "pretrained/stated.py:_code_of", "pretrained/traps.py:stored_frequencies", "pretrained/finetune.py:_check_same",
+    "pretrained/hf.py:_chooser.from_pretrained",
+    "pretrained/finetune.py:_check_same", "pretrained/stated.py:_code_of",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
 PLANTED = {
-    "cli/command.py:_load": "settings", "lab/archive.py:_read": "archives", "lab/store.py:decoded": "archives",
+    "cli/command.py:_load": "settings", "lab/store.py:decoded": "archives",
     "lab/store.py:_one": "cells", "lab/store.py:Store.merge": "cells",
     "pretrained/checked.py:weight_files": "checkpoints", "pretrained/checked.py:shapes_in": "checkpoints",
     "pretrained/gguf_reader.py:read_config": "checkpoints", "pretrained/gguf_reader.py:_gguf_config": "checkpoints",
@@ -121,10 +121,9 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check._encoding.make", "cli/check_command.py:Check._encoding", "cli/compare_command.py:Compare.run",
-        "cli/compare_command.py:Compare.run.work", "cli/compare_command.py:Compare._read", "cli/compare_command.py:Compare.config",
-        "cli/compare_command.py:Compare.planned", "cli/check_command.py:Check._function", "encodings/catalogue.py:cite",
-        "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "lab/user_code.py:source_of",
+        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check._encoding.make", "cli/check_command.py:Check._encoding",
+        "cli/check_command.py:Check._function", "encodings/catalogue.py:cite",
+        "lab/experiment.py:_clamped", "lab/user_code.py:source_of",
     }  # fmt: skip
     assert runs == {"lab/user_code.py:module_of_file"}
     assert {
@@ -181,7 +180,6 @@ def test_no_setting_of_a_file_imports(command, setting, evil, capsys):
 
 
 CODE = {
-    ("compare", "task"),
     ("compare", "encodings"),
     ("analyze", "subject"),
     ("bench", "encodings"),
@@ -210,17 +208,17 @@ def part(task="copy", encodings=("none",)):
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "/" not in form and "\\" not in form])
-def test_no_archive_imports(form, evil, capsys):
+def test_no_archive_imports(form, evil):
     table = evil / "table"
     table.mkdir()
     for name, data in ((form, part(form)), ("copy", part(encodings=("none", form)))):
         file = table / f"{name}-0.json.gz"
         file.write_bytes(data)
-        assert cli.main(["compare", "--against", "table", "--encodings", "alibi", "--out", "out"]) == 2
+        with pytest.raises(InputError, match="names code, and a text from a file runs none"):
+            archives.compared(table)
         assert (
             cli.main(["compare", "--merge", "table", "--encodings", "alibi", "--out", "out", "--preset", "quick"]) == 2
         )
-        assert "names code, and a text from a file runs none" in capsys.readouterr().err
         file.unlink()
 
 
@@ -345,7 +343,7 @@ def test_what_an_archive_unpacks_to_is_bounded(evil):
         for _ in range(store.MOST_BYTES // 2**20 + 1):
             file.write(b" " * 2**20)
     with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
-        archive.read(evil)
+        archives.read(evil)
 
 
 def test_nesting_is_bounded(evil, capsys):
@@ -353,7 +351,7 @@ def test_nesting_is_bounded(evil, capsys):
         read_json("[" * 10**5)
     (evil / "copy-0.json.gz").write_bytes(gzip.compress(b'{"sha256":' + b"[" * 10**5))
     with pytest.raises(InputError, match="nested too deep"):
-        archive.read(evil)
+        archives.read(evil)
     for name, text in (("a.yaml", "seeds: " + "[" * 10**4 + "]" * 10**4), ("a.toml", "seeds = " + "[" * 10**4)):
         (evil / name).write_text(text)
         assert cli.main(["compare", "--config", name]) == 2

@@ -24,12 +24,3 @@ TINY = Settings(
 @pytest.fixture
 def tiny() -> Settings:
     return TINY
-
-
-@pytest.fixture
-def flags() -> list[str]:
-    """The same on the command line."""
-    return [
-        "--length", "16", "--factors", "1", "2", "--steps", "3", "--batch-size", "2", "--dim", "8", "--num-layers", "1",
-        "--num-heads", "2", "--windows", "4", "--targets", "8", "--no-curve",
-    ]  # fmt: skip

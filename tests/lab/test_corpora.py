@@ -148,13 +148,6 @@ def test_the_chinese_text_needs_its_package(monkeypatch, tmp_path):
     assert CORPORA["chinese"]().texts == ["迈向——[中国世纪\n１月".encode()]
 
 
-def test_the_source_of_the_standard_library_is_in_an_order_of_its_names():
-    files = CORPORA["code"]()
-    assert len(files.texts) > 300
-    assert sum(b"class OrderedDict(dict):" in text for text in files.texts) == 1
-    assert not any(b"\r\n" in text for text in files.texts)
-
-
 # -------------------------------------------------------------------- contexts
 
 

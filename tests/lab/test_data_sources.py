@@ -1,17 +1,13 @@
 """Sources at their worst: rows, folders, broken and hostile files."""
 
-import gzip
 import json
 import os
 
 import pytest
-import torch
 
 from lab.conftest import spelled
 from posenc import InputError
 from posenc.lab.data import load
-
-CPU = torch.device("cpu")
 
 
 def lines(path, rows):
@@ -26,14 +22,11 @@ JOINED = "first\n\nzwölf\u0000nul\n\nlast row".encode()
 def test_rows_of_every_format_are_the_same_documents(tmp_path):
     datasets = pytest.importorskip("datasets")
     plain = lines(tmp_path / "rows.jsonl", ROWS)
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress((tmp_path / "rows.jsonl").read_bytes()))
     datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "rows.parquet")
-    corpora = [load(source) for source in (plain, f"{plain}.gz", str(tmp_path / "rows.parquet"))]
-    assert [spelled(corpus) for corpus in corpora] == [JOINED] * 3
+    corpora = [load(source) for source in (plain, str(tmp_path / "rows.parquet"))]
+    assert [spelled(corpus) for corpus in corpora] == [JOINED] * 2
     assert len({corpus.digest for corpus in corpora}) == 1
     assert load(plain, packed=True).facts()["documents"] == 4  # the cut falls into the last, which becomes two
-    both = load(str(tmp_path / "rows.j*"))
-    assert spelled(both) == JOINED + b"\n\n" + JOINED
 
 
 def test_a_pattern_in_a_name_is_a_name(tmp_path):
@@ -62,8 +55,6 @@ def test_broken_rows_are_refused_in_one_line_that_names_the_file(tmp_path):
         ("bad.jsonl", b'{"text": "one"}\n{"text": broken}\n'),
         ("latin.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}\n'),
         ("a.parquet", b"PAR1"),
-        ("b.jsonl.gz", b"\x1f\x8b broken"),
-        ("c.jsonl.zst", b"\x28\xb5"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=rf"^data='.*{name}': after \d+ rows: .") as error:
@@ -99,39 +90,22 @@ def test_links_in_circles_are_not_followed(tmp_path):
     for name in ("x", "y"):
         os.symlink(tmp_path, tmp_path / "a" / name)
     os.symlink(tmp_path / "self.txt", tmp_path / "self.txt")
-    for source in (tmp_path, tmp_path / "**" / "*.txt"):
-        assert spelled(load(str(source))) == b"one text"
+    assert spelled(load(str(tmp_path))) == b"one text"
     with pytest.raises(InputError, match="no such file or folder"):
         load(str(tmp_path / "self.txt"))
 
 
 def test_files_are_read_in_the_order_of_their_paths(tmp_path):
-    names = ["a.txt", "b/x.txt", "b/z/w.md", "b-c/y.txt", "b.txt", "c/d.csv", "c/e.txt.gz"]
+    names = ["a.txt", "b/x.txt", "b/z/w.md", "b-c/y.txt", "b.txt", "c/d.csv"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(gzip.compress(name.encode()) if name.endswith("gz") else name.encode())
+        (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "c" / "image.png").write_bytes(b"PNG")
     os.symlink(tmp_path / "a.txt", tmp_path / "link.txt")
     os.mkfifo(tmp_path / "pipe.txt")
     assert spelled(load(str(tmp_path))) == "\n\n".join([*names, "a.txt"]).encode()
-    for pattern, matches in [
-        ("b*/*.txt", ["b/x.txt", "b-c/y.txt"]),
-        ("**/*.md", ["b/z/w.md"]),
-        ("*/z/*", ["b/z/w.md"]),
-    ]:
-        assert spelled(load(str(tmp_path / pattern))) == "\n\n".join(matches).encode()
-    for nothing, message in (("c/*.rst", "no file matches"), ("pipe.txt", "no such file")):
-        with pytest.raises(InputError, match=message):
-            load(str(tmp_path / nothing))
-
-
-def test_compressed_text(tmp_path):
-    compressed = gzip.compress(b"some text " * 1000)
-    for name, content in (("cut.txt.gz", compressed[:-9]), ("bad.txt.gz", b"no gzip"), ("a.txt.zst", b"(\xb5")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match=rf"^data='.*{name}': ") as error:
-            load(str(tmp_path / name))
-        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="no such file"):
+        load(str(tmp_path / "pipe.txt"))
 
 
 def test_what_is_read_has_a_limit_and_a_boundary_of_characters(tmp_path):

@@ -19,9 +19,8 @@ def done(engine, *work):
 @pytest.mark.parametrize("engine", [InProcess(), ProcessPool(2)], ids=lambda engine: engine.name)
 def test_every_task_with_its_result_and_its_work(engine):
     ticks = []
-    assert done(engine, times, 7, (1, 2, 3), lambda *tick: ticks.append(tick)) == {1: 7, 2: 14, 3: 21}
-    assert set(ticks) <= {(job - 1, *tick) for job in (1, 2, 3) for tick in ((1, f"begun {job}"), (2, ""))}
-    assert engine.name != "here" or len(ticks) == 6
+    assert done(engine, times, 7, (1, 2, 3), lambda size, what="": ticks.append(size)) == {1: 7, 2: 14, 3: 21}
+    assert ticks == ([1, 2] * 3 if engine.name == "here" else [])
     assert done(engine, times, 7, ()) == {}
 
 
@@ -38,7 +37,7 @@ def test_a_tasks_own_error_stops_the_work(engine):
     ):
         found.extend(results)
     # task 3 may have finished in the moment in which the error of task 2 is read
-    assert found in ([(1, 1)], [(1, 1), (3, 3)])
+    assert sorted(found) in ([(1, 1)], [(1, 1), (3, 3)])
 
 
 def test_a_dead_worker_is_named():

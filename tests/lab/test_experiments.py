@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from archives import read
 
 from posenc.errors import InputError
-from posenc.lab.archive import read
 from posenc.lab.data import corpora
 from posenc.lab.machine import cpu
 

@@ -5,11 +5,10 @@ import json
 import math
 import re
 import subprocess
-import sys
 from dataclasses import asdict
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import law
 import pytest
 import torch
 from torch import nn
@@ -17,16 +16,7 @@ from torch import nn
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def law(monkeypatch):
-    spec = spec_from_file_location("law", ROOT / "benchmarks/law.py")
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "law", module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_registration_is_of_cells_that_are_planned(law):
+def test_the_registration_is_of_cells_that_are_planned():
     registration = json.loads(law.REGISTRATION.read_text(encoding="utf-8"))
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().splitlines()
     for of in registration["corpus"]["texts"].values():
@@ -50,7 +40,7 @@ def finish(law, cell, validation):
     cell.path.write_text(json.dumps({"cell": asdict(cell), "validation": validation}))
 
 
-def test_rates_are_tried_until_the_best_lies_between_two(law, monkeypatch, tmp_path):
+def test_rates_are_tried_until_the_best_lies_between_two(monkeypatch, tmp_path):
     monkeypatch.setattr(law, "CELLS", tmp_path)
     losses = {1.0: 1.3, 0.5: 1.2, 0.25: 1.1, 0.125: 1.0, 2.0: 1.25}
     done = []
@@ -68,14 +58,14 @@ def test_rates_are_tried_until_the_best_lies_between_two(law, monkeypatch, tmp_p
     assert law.at_best("3M", "rope", 1, 8).rate == 0.5
 
 
-def test_a_rate_whose_training_diverged_is_not_chosen(law, monkeypatch, tmp_path):
+def test_a_rate_whose_training_diverged_is_not_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(law, "CELLS", tmp_path)
     finish(law, law.Cell("0.6M", "rope", 0, 1.0, 1), None)
     finish(law, law.Cell("0.6M", "rope", 0, 0.5, 1), 1.2)
     assert law.at_best("0.6M", "rope", 0, 2).rate == 0.5
 
 
-def test_the_rate_rises_stays_falls_as_a_root_and_cools_down(law):
+def test_the_rate_rises_stays_falls_as_a_root_and_cools_down():
     rates = [law.scale(step, 650, 1000) for step in range(1000)]
     assert rates[0] == pytest.approx(1 / law.WARM_UP)
     assert rates[law.WARM_UP - 1 : law.FLAT] == [1.0] * (law.FLAT - law.WARM_UP + 1)
@@ -93,7 +83,7 @@ class Counting(nn.Module):
         return seen.log()[None, :, None].expand(*tokens.shape, 2) * torch.tensor([1.0, 0.0])
 
 
-def test_targets_are_the_same_at_every_context(law):
+def test_targets_are_the_same_at_every_context():
     passages = torch.zeros(3, law.LENGTH + 1, dtype=torch.int32)
     for context in law.CONTEXTS:
         losses = law.seeing(Counting(), passages, context)
@@ -120,7 +110,7 @@ def git(folder, *arguments):
         ({"commit": "0" * 40}, "is not here"),
     ],
 )
-def test_a_cell_that_began_before_its_registration_is_found(change, wrong, law, monkeypatch, tmp_path, capsys):
+def test_a_cell_that_began_before_its_registration_is_found(change, wrong, monkeypatch, tmp_path, capsys):
     folder = tmp_path / "benchmarks/law"
     (folder / "cells").mkdir(parents=True)
     monkeypatch.setattr(law, "HERE", folder)
@@ -142,7 +132,7 @@ def test_a_cell_that_began_before_its_registration_is_found(change, wrong, law, 
     assert re.search(rf"{int(wrong is None)} of 1 cells", out)
 
 
-def test_the_cells_that_are_committed_began_after_their_registration(law, capsys):
+def test_the_cells_that_are_committed_began_after_their_registration(capsys):
     if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository").strip() == "true":
         pytest.skip("the commits are not here")
     assert law.check() == 0

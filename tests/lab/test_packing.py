@@ -71,23 +71,6 @@ def test_sequences_start_where_documents_do_and_are_a_slice_of_the_text(lengths,
     assert torch.equal(where[:, 1:], torch.where(new, 0, where[:, :-1] + 1))
 
 
-def test_every_token_is_drawn(tiny):
-    settings = replace(tiny, packed=True, batch_size=400)
-    text = documents(3, 50, 1, 1, 33, 16, 17, 5)
-    batch = draw(text, settings, generator())
-    assert set(batch.tokens.flatten().tolist()) >= set(range(len(text) - settings.length))
-    assert torch.equal(batch.tokens, draw(text, settings, generator()).tokens)
-
-
-def test_running_text_is_drawn_as_ever(tiny):
-    tokens = torch.arange(200, dtype=torch.uint8)
-    batch = draw(tokens, tiny, generator(3))
-    starts = torch.randint(200 - 16, (2,), generator=generator(3))
-    assert batch.tokens.tolist() == (starts[:, None] + torch.arange(17)).tolist()
-    assert batch.positions is None
-    assert torch.equal(batch.targets, batch.tokens[:, 1:])
-
-
 def test_passages_lie_inside_documents_or_the_report_says_so(tiny):
     settings = replace(tiny, packed=True)  # 4 windows of 8 targets, up to 32 tokens of context
     long = documents(10, 45, 31, 33, 70, 3)

@@ -2,20 +2,16 @@ import math
 
 import pytest
 import torch
+from pairs import BENJAMINI_HOCHBERG, HOLM, contrast, different, found
 from scipy.special import stdtrit
 from scipy.stats import false_discovery_control, ttest_1samp, ttest_rel
 
 from posenc.errors import InputError
 from posenc.lab.statistics import (
-    BENJAMINI_HOCHBERG,
-    HOLM,
     Z_975,
     average,
     chances,
-    contrast,
-    different,
     estimate,
-    found,
     moderated,
     near_best,
     wilson,

@@ -13,7 +13,7 @@ from posenc.lab.data import load, tokens
 from posenc.lab.data.tokens import Tokenizer, learn_bpe, pretrained
 from posenc.lab.engines import InProcess
 from posenc.lab.text import Settings
-from posenc.report.compare import page
+from posenc.report.compare import files
 from posenc.tasks.running_text import pydoc
 
 pytest.importorskip("transformers")
@@ -113,7 +113,6 @@ def test_what_bpe_learns_from_is_never_held_out(tmp_path, monkeypatch):
     assert len(seen[-1].encode()) == corpus.train.bytes
 
 
-@pytest.mark.slow
 def test_bpe_is_the_same_in_every_process(text):
     code = f"from posenc.lab.data import load; print(load({text!r}, 'bpe:500').digest)"
     digest = load(text, "bpe:500").digest
@@ -209,13 +208,8 @@ def test_a_comparison_in_tokens_says_so(tmp_path, tiny, text):
     settings = replace(tiny, tokenizer="bpe:300", vocab_size=300, packed=True)
     with pytest.raises(InputError, match=r"tokenizer='bytes': must be 'bpe:300'"):
         Comparison(("none",), 1, tiny).check(corpus)
-    results = compare(
-        Comparison(("none",), 1, settings),
-        corpus,
-        tmp_path / "out",
-        engine=InProcess(),
-        pages=lambda results: {"report.html": page(results)},
-    )
+    comparison = Comparison(("none",), 1, settings)
+    results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), pages=files)
     assert results["data"]["bytes_per_token"] == pytest.approx(corpus.bytes_per_token, abs=1e-5)
     first = results["variants"][0]["lengths"][0]
     assert first["bits_per_byte"] == pytest.approx(first["loss"]["mean"] / 0.6931472 / corpus.bytes_per_token)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import posenc
 from posenc import InputError, Positions
 from posenc.positions.ids import unplaced_index
-from posenc.positions.patches import coordinates_of, of_images
+from posenc.positions.patches import of_images
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -118,13 +118,6 @@ def test_places_among_the_tokens_before_the_patches():
     positions = Positions.grids([(1, 2), (2, 1)], prefix=2)
     assert unplaced_index(positions.q_placed, positions.q_document).tolist() == [[0, 1, -1, -1, 0, 1, -1, -1]]
     assert unplaced_index(Positions.grid(1, 2, prefix=2).q_placed, None).tolist() == [[0, 1, -1, -1]]
-
-
-def test_an_image_is_the_first_frame_of_a_video():
-    image, video = Positions.grid(2, 3, prefix=1), Positions.grid(2, 3, frames=1, prefix=1)
-    assert torch.equal(coordinates_of(image, 3, "MRotary")[0], video.q)
-    with pytest.raises(InputError, match=r"takes 2 coordinates per token \(or one\), these positions have 3"):
-        coordinates_of(video, 2, "AxialRotary")
 
 
 def test_moved_tokens_are_of_no_known_image():

@@ -19,8 +19,6 @@ IMAGES = [
 VIDEOS = ["axial_rope", "mixed_rope", "m_rope", "liere", "comrope", "cayley_string", "grid_alibi", "grid_sinusoidal"]
 ENCODINGS = [(name, 2) for name in IMAGES] + [(name, 3) for name in VIDEOS]
 EVERY = pytest.mark.parametrize(("name", "axes"), ENCODINGS, ids=lambda value: str(value))
-NOT_ON_THE_GRID = ("grid_table", "swin:", "swin_v2")
-"""A table of the cells of an image alone, and the names that refuse tokens without a place."""
 
 
 def made(name: str, axes: int) -> posenc.Encoding:
@@ -198,7 +196,10 @@ def test_a_centred_rotation_leaves_them_where_the_patches_turn():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ((torch.zeros(1, 4, 2), [1, 1, 1]), r"placed of shape \(1, 3\): pass \(n,\) or \(batch, n\) for all 4 keys"),
+        (
+            (torch.zeros(1, 4, 2), [1, 1, 1]),
+            r"placed of shape \(1, 3\): pass \(\[batch,\] 4\), for keys on several axes",
+        ),
         ((torch.arange(3), [1, 1, 0]), "several axes"),
         ((torch.zeros(1, 4, 2), [1, 1, 1, 2]), "ones and zeros"),
         ((torch.zeros(2, 4, 2), torch.ones(3, 4)), r"placed of shape \(3, 4\)"),

@@ -94,16 +94,6 @@ def test_ids_keep_their_values_and_order_decides_causality():
     assert Positions.from_ids(torch.tensor([2**24, 2**24 + 1])).q.diff().item() == 1
 
 
-def test_grid_and_axes():
-    p = Positions.grid(2, 3)
-    assert p.axes == 2
-    assert p.q[0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-    video = Positions.grid(2, 1, frames=2)
-    assert video.q[0].tolist() == [[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]
-    with pytest.raises(InputError, match="one coordinate per token, these positions have 2"):
-        p.require_one_axis("Rotary")
-
-
 def test_cross_takes_queries_and_keys_from_two_positions():
     keys = Positions.from_mask(torch.tensor([[1, 1, 0], [1, 1, 1]]))
     p = Positions.cross(Positions.arange(2, 5, causal=True), keys)

@@ -158,6 +158,15 @@ REFUSED = [
     (lambda: Positions.in_slots([0.5], 16), r"pass integers"),
     (lambda: Positions.from_ids(torch.arange(400).bfloat16()), r"torch\.bfloat16: neighbours share"),
     (lambda: Positions.from_ids((torch.arange(400) / 10).half() + 1000), r"torch\.float16: neighbours share"),
+    (lambda: Positions.from_ids(torch.tensor([1.7e9, 1.7e9 + 60])), r"torch\.float32: neighbours share"),
+    (
+        lambda: Positions.from_ids(torch.arange(4).to(torch.float8_e5m2)),
+        r"torch\.float8_e5m2: positions are integers or real",
+    ),
+    (
+        lambda: Positions.cross(Positions.from_ids([3]), Positions.arange(16)).with_causal(True),
+        r"are two sequences",
+    ),
 ]
 
 

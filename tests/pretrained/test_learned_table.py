@@ -10,16 +10,16 @@ import posenc
 from posenc import InputError
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
 
-L, TARGET, ALPHA = 12, 40, 0.4
+L, TARGET, ALPHA = 12, 40, 0.1
 SMALL = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": L, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
 OTHERS = {
     "albert": {"embedding_size": 32}, "electra": {"embedding_size": 32}, "opt": {"ffn_dim": 32},
-    "distilbert": {"hidden_dim": 32},
+    "distilbert": {"hidden_dim": 32}, "esm": {"position_embedding_type": "absolute", "mask_token_id": 3},
 }  # fmt: skip
-PADDED = ("camembert", "mpnet", "roberta", "xlm-roberta")
+PADDED = ("camembert", "esm", "mpnet", "roberta", "xlm-roberta")
 """These count positions from padding_idx + 1."""
 
 
@@ -40,12 +40,17 @@ def out(model, tokens):
         return model(tokens).last_hidden_state
 
 
-def expected(rows: torch.Tensor) -> torch.Tensor:
+def expected(rows: torch.Tensor, method: str) -> torch.Tensor:
     """The formulas as loops, in float64."""
     n, rows, codes = len(rows), rows.double(), []
     for k in range(TARGET):
-        u = [(rows[i] - ALPHA * rows[0]) / (1 - ALPHA) for i in (k // n, k % n)]
-        codes.append(ALPHA * u[0] + (1 - ALPHA) * u[1])
+        if method == "hierarchical":
+            u = [(rows[i] - ALPHA * rows[0]) / (1 - ALPHA) for i in (k // n, k % n)]
+            codes.append(ALPHA * u[0] + (1 - ALPHA) * u[1])
+        else:
+            at = k * (n - 1) / (TARGET - 1)
+            below = min(int(at), n - 2)
+            codes.append(rows[below] + (at - below) * (rows[below + 1] - rows[below]))
     return torch.stack(codes)
 
 
@@ -55,29 +60,31 @@ def test_the_rows_of_a_table_are_those_of_tokens(model_type):
     rows = rows_of_table(model)
     assert len(rows) == L
     assert torch.equal(rows, table(model)[-L:])
-    posenc.extend(model, "hierarchical", target_length=TARGET)
+    posenc.extend(model, "interpolate", target_length=TARGET)
     assert len(rows_of_table(model)) == TARGET
 
 
+@pytest.mark.parametrize("method", ["hierarchical", "interpolate"])
 @pytest.mark.parametrize("model_type", TABLES)
-def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model_type, tmp_path):
+def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model_type, method, tmp_path):
     model = small(model_type)
     assert has_learned_table(model)
     first = len(table(model)) - L
     before, short = table(model), torch.randint(3, 50, (2, L))
     want, buffers = out(model, short), {name: b.clone() for name, b in model.named_buffers()}
-    report = posenc.extend(model, "hierarchical", target_length=TARGET)
+    report = posenc.extend(model, method, target_length=TARGET)
     assert (report.trained_length, report.new_length) == (L, TARGET)
     assert report.added_bytes == (TARGET - L) * table(model).shape[1] * 4
     long = torch.randint(3, 50, (2, TARGET))
     plain = small(model_type, TARGET)
     plain.load_state_dict({
-        name: value if value is not before else torch.cat((before[:first], expected(before[first:]).float()))
+        name: value if value is not before else torch.cat((before[:first], expected(before[first:], method).float()))
         for name, value in (dict(model.state_dict(keep_vars=True)) | {
             f"{TABLES[model_type]}.weight": before}).items()
     })  # fmt: skip
     assert torch.allclose(out(model, long), out(plain, long), atol=1e-5)
-    assert torch.allclose(out(model, short), want, atol=1e-5)
+    same = torch.allclose(out(model, short), want, atol=1e-5)
+    assert same if method == "hierarchical" else not same
     model.save_pretrained(tmp_path)
     assert torch.equal(out(transformers.AutoModel.from_pretrained(tmp_path).eval(), long), out(model, long))
     assert posenc.restore(model)
@@ -90,7 +97,7 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
 
 def test_extending_again_starts_from_the_models_own_table():
     model, other = small("roberta"), small("roberta")
-    posenc.extend(model, "hierarchical", factor=2)
+    posenc.extend(model, "interpolate", factor=2)
     posenc.extend(model, "hierarchical", factor=3.5, alpha=0.3)
     posenc.extend(other, "hierarchical", target_length=42, alpha=0.3)
     assert torch.equal(table(model), table(other))
@@ -117,11 +124,11 @@ def test_padding_rows_stay_and_padding_changes_nothing():
         ("hierarchical", {"target_length": L}, r"target_length=12: the table has 12 positions already"),
         ("hierarchical", {"target_length": 20, "alpha": 0.5}, r"alpha=0.5"),
         ("hierarchical", {}, r"factor=None, target_length=None: give one"),
-        ("hierarchical", {"factor": float("nan")}, r"factor=nan"),
-        ("hierarchical", {"factor": 1.0}, r"factor=1.0: .* above 1"),
-        ("hierarchical", {"factor": 2, "alpha": 0.5, "beta": 1}, r"option for a learned table 'beta'"),
+        ("interpolate", {"factor": float("nan")}, r"factor=nan"),
+        ("interpolate", {"factor": 1.0}, r"factor=1.0: .* above 1"),
+        ("interpolate", {"factor": 2, "alpha": 0.5}, r"unknown option of interpolate 'alpha'"),
+        ("hierarchical", {"factor": 2, "alpha": 0.5, "beta": 1}, r"unknown option of hierarchical 'beta'"),
         ("yarn", {"factor": 2}, r"unknown method for a learned table 'yarn'"),
-        ("interpolate", {"factor": 2}, r"resample the table"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
@@ -137,12 +144,13 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
 def test_the_saved_length_is_what_a_tokenizer_may_fill(model_type, tokenizer, tmp_path):
     """RoBERTa's max_position_embeddings counts two rows that no token gets."""
     model = small(model_type)
-    posenc.extend(model, "hierarchical", target_length=TARGET)
+    posenc.extend(model, "interpolate", target_length=TARGET)
     export = posenc.to_hf(model, tmp_path / "longer", tokenizer)
-    assert f"{model_type}, hierarchical, {TARGET} tokens" in str(export)
+    assert f"{model_type}, interpolate, {TARGET} tokens" in str(export)
     longest = transformers.AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length
-    plain = transformers.AutoModel.from_pretrained(tmp_path / "longer").eval()
-    assert out(plain, torch.full((1, longest), 3)).shape[1] == TARGET
+    plain, ids = transformers.AutoModel.from_pretrained(tmp_path / "longer").eval(), torch.full((1, longest), 3)
+    assert ids.shape[1] == TARGET
+    assert torch.equal(out(plain, ids), out(model, ids))
 
 
 def test_the_square_is_reached():

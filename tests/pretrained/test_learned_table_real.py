@@ -26,7 +26,6 @@ def embedded(model, tokenizer, tokens: list[list[int]]) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.stack(rows))
 
 
-@pytest.mark.slow
 def test_minilm_finds_texts_by_what_truncation_has_cut_off(minilm):
     model, tokenizer = minilm
     texts = [tokenizer(text, add_special_tokens=False).input_ids for text in topics.values()]

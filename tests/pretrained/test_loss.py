@@ -25,7 +25,10 @@ def ids():
 def test_chunks_change_nothing(llama, ids, chunk):
     llama.train()
     llama.model.layers[0].eval()
+    before = [module.training for module in llama.modules()]
     loss = loss_by_position(llama, ids, chunk=chunk)
+    assert [module.training for module in llama.modules()] == before
+    assert not loss.requires_grad
     assert loss[:, 0].isnan().all()
     torch.testing.assert_close(loss[:, 1:], one_pass(llama.eval(), ids), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loss_by_position(llama, ids[0], chunk=chunk), loss[0], equal_nan=True)
@@ -40,14 +43,6 @@ def test_frequencies_that_follow_the_length_are_those_of_the_full_text(kind, ids
     expected = one_pass(model, ids)
     one_pass(model, ids.repeat(1, 3))  # a longer text must leave no trace in the model
     torch.testing.assert_close(loss_by_position(model, ids, chunk=7)[:, 1:], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_model_is_left_as_it_was(llama, ids):
-    llama.train()
-    llama.model.layers[0].eval()
-    before = [module.training for module in llama.modules()]
-    assert not loss_by_position(llama, ids).requires_grad
-    assert [module.training for module in llama.modules()] == before
 
 
 @pytest.mark.parametrize(("window", "stride"), [(16, None), (16, 1), (16, 15), (9, 4), (40, 3), (41, None), (2, 1)])

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, FalconConfig
 
 import posenc
 from posenc import InputError, Positions
 from posenc.pretrained.attach import RotaryModule
-from posenc.pretrained.families import FAMILIES, REFUSED
+from posenc.pretrained.families import FAMILIES, REFUSED, UNREAD, family_of
 from posenc.pretrained.models import ModelStructure, model_structure
-from references.small_models import small_model, tokens
+from references.small_models import DECODERS, small_model, tokens
 
 THETA = {"rope_theta": 10000.0}
 SCHEDULES = {
@@ -31,10 +31,6 @@ SCHEDULES = {
     "dynamic": {"factor": 4.0},
     "proportional": {"partial_rotary_factor": 0.5},
 }  # fmt: skip
-
-
-UNLIKE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat"}
-"""Types whose queries are not what a rotation makes of them, which is why maps are refused."""
 
 
 def rotary_module(body: ModelStructure, identity: bool = False) -> RotaryModule:
@@ -78,13 +74,9 @@ def test_queries_and_keys_are_rotated_as_declared(model_type: str, monkeypatch: 
             module.weight.data.uniform_(0.5, 2.0)
     body = model_structure(model)
     model.set_attn_implementation("watched")
-    if model_type == "falcon":
-        assert model.config._attn_implementation != "watched"
-        return
     model(tokens(1, 20), use_cache=False)
     turned, calls = calls, []
-    for owner in body.rotaries:
-        owner.rotary_emb = rotary_module(body, identity=True)
+    body.decoder.rotary_emb = rotary_module(body, identity=True)
     model(tokens(1, 20), use_cache=False)
     layers = {layer.module: layer for layer in body.layers}
     assert len(calls) == len(layers)
@@ -99,12 +91,15 @@ def test_queries_and_keys_are_rotated_as_declared(model_type: str, monkeypatch: 
             raw_q, raw_k = rope.rotation(rope.schedule).rotate(raw_q, raw_k[:, :, :20], at)
         alike.append(torch.allclose(q, raw_q, atol=1e-4, rtol=1e-4))
         alike.append(torch.allclose(k[:, :, :20], raw_k, atol=1e-4, rtol=1e-4))
-    assert all(alike) is (model_type not in UNLIKE)
-    assert model_type not in UNLIKE or body.schedules_only
+    assert all(alike)
+
+
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
+"""Types that also cache what their indexers read."""
 
 
 def test_the_structure_of_every_type() -> None:
-    for model_type in FAMILIES:
+    for model_type in DECODERS:
         model = small_model(model_type)
         body = model_structure(model)
         assert body.model_type == model_type
@@ -118,11 +113,7 @@ def test_the_structure_of_every_type() -> None:
             for each in (getattr(layer, "keys", None), getattr(layer, "values", None))
             if each is not None
         ]
-        if model_type not in (
-            "deepseek_v4",
-            "deepseek_v32",
-            "glm_moe_dsa",
-        ):  # which also cache what their indexers read
+        if model_type not in INDEXED:
             grows = [each for each in filled if each.shape[2] == 40]
             assert body.cached_numbers == sum(x[0, :, 0].numel() for x in grows), model_type
             windows = {layer.window for layer in body.layers if layer.window is not None and layer.window < 40}
@@ -176,10 +167,14 @@ def test_refusals() -> None:
         model = small_model(model_type, n_embd=32, n_head=2, n_layer=1, rotary_dim=4)
         with pytest.raises(InputError, match=rf"'{model_type}' is not supported: {REFUSED[model_type]}"):
             model_structure(model)
-    with pytest.raises(InputError, match=r"alibi=true: its positions are biases of the distance"):
-        model_structure(small_model("falcon", alibi=True))
-    with pytest.raises(InputError, match=r"model=Linear.*: pass a transformers model"):
-        model_structure(nn.Linear(2, 2))
+    for model_type, why in UNREAD.items():
+        with pytest.raises(InputError, match=rf"'{model_type}' is not supported: {why}"):
+            family_of(model_type)
+    with pytest.raises(InputError, match="its layers do not rotate: alibi=true"):
+        family_of("falcon", FalconConfig(alibi=True))
+    with pytest.raises(InputError, match="an odd number of its channels rotates"):
+        posenc.extend(odd := small_model("gpt_neox", hidden_size=80), "yarn", factor=2)
+    assert posenc.doctor(odd).findings == ()
     model = small_model("llama")
     model.config.rope_parameters = THETA | {"rope_type": "linear", "factor": 4.0}
     with pytest.raises(InputError, match=r"changed after loading; reload"):
@@ -194,7 +189,7 @@ def test_the_page_names_every_type() -> None:
     page = (root / "docs/longer_context.md").read_text().split("## Model types")[1].split("\n## ")[0]
     named = page + (root / "benchmarks/model_types.md").read_text()
     assert f"{len(FAMILIES)} model types are supported" in page
-    for kind in (*FAMILIES, *(kind for kind in REFUSED if kind != "inkling2_text")):
+    for kind in (*FAMILIES, *UNREAD, *(kind for kind in REFUSED if kind != "inkling2_text")):
         assert f"`{kind}`" in named, kind
 
 

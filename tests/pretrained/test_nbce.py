@@ -37,10 +37,9 @@ def test_one_step_is_the_authors(top_p, beta, previous):
 
 @given(seed=st.integers(0, 10_000), beta=st.floats(0, 4), top_p=st.sampled_from([0.3, 0.95, 1.0]))
 @settings(max_examples=50, deadline=None)
-@pytest.mark.parametrize("pooling", ["min_entropy", "average"])
-def test_contexts_have_no_order_and_a_copy_says_nothing_new(pooling, seed, beta, top_p):
+def test_contexts_have_no_order_and_a_copy_says_nothing_new(seed, beta, top_p):
     rows = random_rows(seed=seed)
-    options = {"pooling": pooling, "beta": beta, "top_p": top_p}
+    options = {"beta": beta, "top_p": top_p}
     merged, chosen, entropies = combine(rows, **options)
     order = [2, 0, 1]
     permuted, now, _ = combine(rows[[0, *(1 + k for k in order)]], **options)
@@ -48,26 +47,14 @@ def test_contexts_have_no_order_and_a_copy_says_nothing_new(pooling, seed, beta,
     torch.testing.assert_close(combine(torch.cat([rows, rows[1:]]), **options)[0], merged)
     assert merged.exp().sum() == pytest.approx(1)
     assert len(entropies) == 3
-    if pooling == "min_entropy":
-        assert order[now] == chosen
-        assert entropies.argmin() == chosen
-    else:
-        assert chosen is None
+    assert order[now] == chosen
+    assert entropies.argmin() == chosen
 
 
-def test_average_pooling_with_beta_n_minus_1_is_naive_bayes():
-    """p(T | S_1, ..., S_n) is proportional to the product of p(T | S_k), over p(T) to the power of n - 1."""
-    p = random_rows(seed=5).exp()
-    bayes = p[1:].prod(0) / p[0] ** 2
-    merged, _, _ = combine(p.log(), pooling="average", beta=2.0, top_p=1)
-    torch.testing.assert_close(merged.exp(), bayes / bayes.sum())
-
-
-@pytest.mark.parametrize("pooling", ["min_entropy", "average"])
-def test_the_ends_of_beta(pooling):
+def test_the_ends_of_beta():
     rows = random_rows(2, seed=3)
-    torch.testing.assert_close(combine(rows, pooling=pooling, beta=-1, top_p=1)[0], rows[0])
-    torch.testing.assert_close(combine(rows, pooling=pooling, beta=0, top_p=1)[0], rows[1])
+    torch.testing.assert_close(combine(rows, beta=-1, top_p=1)[0], rows[0])
+    torch.testing.assert_close(combine(rows, beta=0, top_p=1)[0], rows[1])
 
 
 def test_a_sure_context_is_followed_unless_another_was_and_is_nearly_as_sure():
@@ -180,7 +167,6 @@ def test_a_prompt_with_its_own_first_token_gets_no_second(llama, tokenizer):
     [
         ({"contexts": []}, r"contexts=\[\]"),
         ({"contexts": "one text"}, r"contexts='one text'"),
-        ({"pooling": "max"}, r"pooling 'max'"),
         ({"top_p": 0.0}, r"top_p=0.0"),
         ({"max_new_tokens": 0}, r"max_new_tokens=0"),
         ({"batch_size": 0}, r"batch_size=0"),
@@ -205,7 +191,6 @@ def test_another_models_tokenizer_is_refused(tokenizer):
 GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
-@pytest.mark.slow
 def test_smollm2_finds_with_nbce_what_truncation_loses(demo):
     """Eight contexts of 384 tokens, one of which holds a pass key; the last one alone is the truncated text."""
     model, tokenizer = demo

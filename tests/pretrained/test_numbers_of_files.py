@@ -11,9 +11,9 @@ import posenc
 from posenc.errors import InputError
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.parameters import rope_parameters_by_type
-from posenc.pretrained.readers import ConfigFile, compare
+from posenc.pretrained.readers import ConfigFile, compare, read_config
 from references import gguf_files
-from references.small_models import small_model
+from references.small_models import edit, small_model
 
 KEYS = {
     "a flat table": {"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 77777.0}},
@@ -21,6 +21,7 @@ KEYS = {
     "the older table": {"rope_theta": 77777.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "the authors' key": {"rotary_scaling_factor": 8.0},
     "another of them": {"rope_ntk_alpha": 8.0},
+    "one of scores": {"logn_length": 8.0},
     "an unknown key of the table": {"rope_parameters": {"rope_type": "default", "rope_theta": 77777.0, "stretch": 8.0}},
 }
 
@@ -53,20 +54,21 @@ def test_a_flat_table_in_a_type_that_keys_them_by_layer_type(kind, tmp_path):
     """As transformers 5.5 to 5.10 saved OLMo 3, and Gemma 3's converter does: no module reads it now."""
     model = small_model(kind)
     model.save_pretrained(tmp_path / "model")
-    file = tmp_path / "model" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": FLAT}))
+    edit(tmp_path / "model", rope_parameters=FLAT)
     with pytest.raises(InputError, match=r"rope_type='yarn'.* reads its tables by layer type alone .*write them there"):
         posenc.load(tmp_path / "model")
-    (finding,) = [
-        each
-        for each in compare(ConfigFile("c", json.loads(file.read_text()))).findings
-        if "layer type" in each.evidence
-    ]
+    (finding,) = [each for each in compare(read_config(tmp_path / "model")).findings if "layer type" in each.evidence]
     assert finding.severity == "wrong"
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert "parameter_impossible" in {each.name for each in posenc.doctor(read).findings}
     with pytest.raises(InputError, match="reads its tables by layer type alone"):
         posenc.extend(read, "yarn", factor=2)
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "mellum", "laguna"])
+def test_a_flat_table_where_transformers_finds_no_layer_type(kind):
+    found = compare(ConfigFile("config.json", {"model_type": kind, "rope_parameters": FLAT}))
+    assert found.refused[0].why == "its module reads tables by layer type alone: write them there"
 
 
 CANNOT = {
@@ -98,6 +100,7 @@ def test_a_configuration_alone_is_answered():
     for part in (
         {"num_labels": 10**9},
         {"num_experts": 10**9},
+        {"head_dim": 10**9},
         {"rope_parameters": {"rope_type": "default", "n_groups": 10**30}},
     ):
         with pytest.raises(InputError, match="is more than any model has"):

@@ -10,20 +10,17 @@ from safetensors.torch import load_file
 import posenc
 from posenc.backends.precision import HALF
 from posenc.errors import InputError
-from references import gguf_files
 from references.commands import run
 
 LOAD = import_module("posenc.pretrained.load")
-WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
 
 
 @pytest.fixture
-def folder(llama, tokenizer, tmp_path):
-    """A checkpoint in bfloat16."""
-    llama.to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text(" ".join(f"w{(7 * i * i) % 94}" for i in range(300)))
-    return tmp_path / "model"
+def folder(folder, llama):
+    """A checkpoint in bfloat16, and a text beside it."""
+    llama.to(torch.bfloat16).save_pretrained(folder)
+    (folder.parent / "text.txt").write_text(" ".join(f"w{(7 * i * i) % 94}" for i in range(300)))
+    return folder
 
 
 def stored(folder):
@@ -38,8 +35,6 @@ def test_auto_is_the_checkpoints_dtype_and_the_files(folder, tmp_path):
     posenc.extend(model, "yarn", factor=2)
     posenc.to_hf(model, tmp_path / "saved", tokenizer)
     assert stored(tmp_path / "saved") == ("bfloat16", "bfloat16")
-    posenc.to_hf(model, tmp_path / "exact", dtype="float32")
-    assert stored(tmp_path / "exact") == ("float32", "float32")
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -58,7 +53,8 @@ def test_tied_weights_are_written_once(llama, tmp_path):
     llama.tie_weights()
     llama.to(torch.bfloat16).save_pretrained(tmp_path / "model")
     model, _ = posenc.load(tmp_path / "model", dtype="float32")
-    posenc.to_hf(model, tmp_path / "saved", dtype="bfloat16")
+    assert torch.equal(model.lm_head.weight, llama.lm_head.weight.float())
+    posenc.to_hf(model.to(torch.bfloat16), tmp_path / "saved")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("model", "saved")]
     assert sizes[0] == sizes[1]
 
@@ -80,11 +76,6 @@ def test_what_is_slow_here_is_said_in_one_line(folder, monkeypatch, capsys):
     assert "bfloat16" in out
     (line,) = err.splitlines()
     assert line.startswith("posenc doctor: warning: this machine is slower in bfloat16")
-
-
-def test_the_dtype_of_a_gguf_file(llama, tmp_path):
-    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS)
-    assert posenc.load(tmp_path)[0].dtype == torch.float32  # as its tensors are
 
 
 def test_the_command_reports_the_dtype_and_saves_in_it(folder, tmp_path, capsys):

@@ -20,7 +20,7 @@ ENTRIES = {
 PUBLISHED = {name: entry["fields"] for name, entry in ENTRIES.items()}
 FINDINGS = {
     "vicuna-7b-v1.5-16k": {"longer_length_stated"}, "Command-R": {"longer_length_stated"},
-    "DeepSeek-R1-0528-Qwen3-8B": {"parameter_ignored"}, **{key: {"parameter_unread"} for key in ("HunYuan 7B", "Hy-MT1.5-1.8B")},
+    "DeepSeek-R1-0528-Qwen3-8B": {"parameter_ignored"},
     "Qwen2 7B with YaRN 4": {"length_not_declared"},  # as its page says to write it, with max_position_embeddings unchanged
 }  # fmt: skip
 """What is to be said of them; of all others nothing."""
@@ -35,6 +35,7 @@ DIFFER = {
 REFUSED = {
     **dict.fromkeys(("mimo", "kimi_k2", "nemotron-nas"), "unknown model type"),  # which transformers 5.23 does not have
     **dict.fromkeys(("kimi_k3", "nemotron_h"), "none of its layers rotates"),
+    "hunyuan_v1_dense": "its rotary module reads alpha",
 }
 """Model types of which nothing is compared -> why."""
 

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 import posenc
 from posenc import InputError, Positions, position_maps
@@ -128,15 +127,3 @@ def test_a_model_that_was_scaled_counts_from_what_it_is_good_for_now():
     linear = {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}
     model = small_model("llama", max_position_embeddings=256, rope_parameters=linear)
     assert posenc.extend(model, "yarn", factor=2).reach == 512
-
-
-def test_a_saved_map_is_followed_again(tmp_path):
-    model = small_model("llama")
-    posenc.extend(model, "yarn:factor=2+rerope:window=100", target_length=4 * TRAINED)
-    x = torch.arange(3, 90)[None]
-    posenc.to_hf(model, tmp_path / "exported")
-    model.save_pretrained(tmp_path / "saved")
-    for folder in ("exported", "saved"):
-        again, _ = posenc.load(tmp_path / folder)
-        with torch.no_grad():
-            torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)

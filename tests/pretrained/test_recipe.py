@@ -12,29 +12,19 @@ from transformers import CONFIG_MAPPING
 import posenc
 from posenc import InputError
 from posenc.pretrained.config_file import ConfigFile
-from posenc.pretrained.programs import LLAMA_CPP, TRANSFORMERS, TRANSFORMERS_4, VLLM, header_readings, programs_answer
+from posenc.pretrained.programs import LLAMA_CPP, PROGRAMS, TRANSFORMERS, TRANSFORMERS_4, VLLM, header_readings
 from posenc.pretrained.recipe import recipe
 from posenc.pretrained.rope_config import new_base
 from references.small_models import small_model
 
+ORIGINAL = "original_max_position_embeddings"
 SHAPE = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 97,
     "intermediate_size": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0,
 }  # fmt: skip
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
-GEMMA = {
-    "model_type": "gemma3_text",
-    "head_dim": 16,
-    "sliding_window": 32,
-    **SHAPE,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 512}
+KINDS = ["sliding_attention", "full_attention"]
+GEMMA = SHAPE | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 32, "layer_types": KINDS}
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONFIGS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, **SHAPE},
@@ -53,7 +43,7 @@ def merged(fields: dict, override: dict) -> dict:
 
 
 def frequencies(fields: dict, length: int = 16384) -> list:
-    return programs_answer(TRANSFORMERS, ConfigFile("config", fields), length)
+    return list(PROGRAMS[TRANSFORMERS](ConfigFile("config", fields), length))
 
 
 @pytest.mark.parametrize("method", ["yarn", "ntk", "linear", "yarn:truncate=false"])
@@ -112,6 +102,9 @@ def test_mlx_reads_what_its_code_reads() -> None:
     found = (1 + (length / original).log() / torch.tensor(original).double().log()).sqrt()
     assert float(found) == pytest.approx(scale, rel=1e-3)
     assert mlx["phi3"] == "not known for phi3"
+    qwen = posenc.extend(SHAPE | {"model_type": "qwen3_5_text", "num_hidden_layers": 4}, "yarn", factor=4)
+    assert qwen.programs["MLX"] == "in config.json, as of transformers 5; rope_scaling is ignored"
+    assert "ARCHITECTURE.rope.scaling.factor = 4.0" in qwen.programs[LLAMA_CPP]  # llama.cpp names it otherwise
     mixtral = posenc.extend({"model_type": "mixtral", **SHAPE}, "yarn", factor=4).programs["MLX"]
     assert "silently rotates without yarn" in mixtral
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
-from transformers.models.llama import modeling_llama as llama
 
 import posenc
-from posenc import HeadRotary, InputError, LearnedRotary, Positions, PRotary, Rotary, XPos, frequencies
+from posenc import InputError, frequencies
 from posenc.pretrained import model_structure
-from posenc.pretrained.export import rope_parameters_of
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
 from references.small_models import TRAINED, small_model, tokens
 
@@ -132,81 +130,3 @@ def test_a_schedule_and_more_come_back_on_top_of_what_a_model_was_loaded_with(lo
     again, _ = posenc.load(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
-
-
-# ------------------------------------------------------------------ encodings of models trained here
-
-
-def trained(**options):
-    """Learned frequencies as after training, some above and some below where they started."""
-    encoding = LearnedRotary(16, **options)
-    torch.nn.init.normal_(encoding.log_scale, std=0.4)
-    return encoding
-
-
-YARN = {"name": "yarn", "factor": 4.0, "original_max_positions": 64}
-ENCODINGS = {
-    "learned": (lambda: trained(), "longrope"),
-    "learned from yarn": (lambda: trained(rope_theta=5e5, schedule=YARN), "longrope"),
-    "untrained": (lambda: LearnedRotary(16), "default"),
-    "untrained from yarn": (lambda: LearnedRotary(16, groups=2, schedule=YARN), "yarn"),
-    "one schedule": (lambda: HeadRotary(16, num_heads=2, schedules="linear:factor=2|linear:factor=2"), "linear"),
-    "mrrope": (lambda: Rotary(16, schedule={**YARN, "name": "mrrope"}), "longrope"),
-    "some pairs rest": (lambda: PRotary(16, fraction=0.5), "longrope"),
-}
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_llamas_rotary_module_turns_as_the_encoding(name):
-    make, kind = ENCODINGS[name]
-    encoding, length = make(), 256
-    parameters = rope_parameters_of(encoding, length)
-    assert parameters["rope_type"] == kind
-    assert json.loads(json.dumps(parameters, allow_nan=False)) == parameters
-    config = transformers.LlamaConfig(
-        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=length, rope_parameters=parameters
-    )  # fmt: skip
-    module = llama.LlamaRotaryEmbedding(transformers.LlamaConfig.from_dict(json.loads(config.to_json_string())))
-    ladder = encoding.frequencies() if isinstance(encoding, Rotary) else None
-    inv_freq = ladder.inv_freq if ladder else encoding.vectors(0).reshape(-1, 8)[0]
-    for n in (7, length, 2 * length):  # the short factors, and past the configured length the long ones
-        q, k, positions = torch.randn(1, 4, n, 16), torch.randn(1, 2, n, 16), Positions.arange(n)
-        cos, sin = module(q, torch.arange(n)[None])
-        torch.testing.assert_close(module.inv_freq.double(), inv_freq, rtol=1e-6, atol=1e-20)
-        theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
-        for ours, other in zip(encoding.rotate(q, k, positions), theirs, strict=True):
-            torch.testing.assert_close(ours, other, atol=2e-4, rtol=0)
-
-
-def test_a_model_with_learned_frequencies_is_one_of_transformers(tmp_path):
-    encoding = trained()
-    parameters = rope_parameters_of(encoding, TRAINED)
-    model = small_model("llama", head_dim=16, rope_parameters=parameters)
-    posenc.extend(reference := small_model("llama", head_dim=16), "explicit", stretch=parameters["long_factor"])
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(again(tokens(1, 50)).logits, reference(tokens(1, 50)).logits, atol=1e-4, rtol=0)
-
-
-def test_partial_rotations_say_which_share_of_the_channels_turns():
-    parameters = rope_parameters_of(Rotary(16, rotary_dim=4, schedule={"name": "linear", "factor": 2.0}), 64)
-    expected = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
-    assert parameters == expected
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: trained(groups=2), "LearnedRotary: its frequencies differ by key head.*groups=1"),
-        (lambda: HeadRotary(16, num_heads=4), "HeadRotary: its frequencies differ by key head"),
-        (lambda: trained(layout="interleaved"), "layout='interleaved'.*convert_layout"),
-        (lambda: XPos(16), "encoding=XPos"),
-        (lambda: "rope", "encoding='rope'"),
-    ],
-)
-def test_what_a_configuration_cannot_say_is_refused(make, named):
-    with pytest.raises(InputError, match=named):
-        rope_parameters_of(make(), 64)
-    with pytest.raises(InputError, match="length=0"):
-        rope_parameters_of(Rotary(16), 0)

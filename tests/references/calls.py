@@ -30,6 +30,8 @@ LAYOUTS = {
 }
 CAUSAL = {name: p for name, p in LAYOUTS.items() if p.causal}
 EVERYWHERE = pytest.mark.parametrize("positions", LAYOUTS.values(), ids=LAYOUTS.keys())
+INTEGERS = {name: p for name, p in LAYOUTS.items() if name != "fractional"}
+AT_INTEGERS = pytest.mark.parametrize("positions", INTEGERS.values(), ids=INTEGERS.keys())
 ORDERED = CAUSAL | {
     "ragged cache": Positions.arange(2, torch.tensor([1, 4]), causal=True),
     "documents in turns": Positions.packed(document_ids=torch.tensor([[0, 1, 0, 1, 1, 0, 2], [0] * 7]), causal=True),
@@ -39,6 +41,17 @@ ORDERED = CAUSAL | {
 }
 """Where the order of tokens counts."""
 IN_ORDER = pytest.mark.parametrize("positions", ORDERED.values(), ids=ORDERED.keys())
+
+
+def refusals(cases):
+    """A test that each of some calls is refused with its message."""
+
+    @pytest.mark.parametrize(("call", "message"), cases.values(), ids=cases)
+    def test_refusals(call, message):
+        with pytest.raises(posenc.InputError, match=message):
+            call()
+
+    return test_refusals
 
 
 def random(encoding: posenc.Encoding, std: float = 0.7) -> posenc.Encoding:
@@ -140,7 +153,7 @@ def visited(encoding: posenc.Encoding, heads: int, head_dim: int, n: int = 64, l
     q, k, v = (torch.randn(1, heads, n, head_dim) for _ in range(3))
     positions = Positions.arange(n, causal=True)
     problem = prepare(Call(q, k, v, encoding, positions, layer=layer))
-    assert fused.obstacle(problem) is None
+    assert fused.unsupported(problem) is None
     lowered = fused.lower(problem)
     numbers = [1, 0, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]
     (call,), *_ = fused._parse(
@@ -163,3 +176,15 @@ def check_gradients(encoding, positions, heads, kv_heads):
         results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     for ours, wanted in zip(*results, strict=True):
         assert_close(ours, wanted, **EXACT)
+
+
+def start_alike(models, unscaled) -> None:
+    """Models of one seed, by their encoding, have the same parameters but for the encoding's; unscaled: encodings whose scale is
+    1, for which the projections of queries make up."""
+    first = models["none"]
+    names = {key for key, _ in first.named_parameters()}
+    for name, model in models.items():
+        for key, parameter in model.named_parameters():
+            if key in names:
+                factor = model.config.width**-0.5 if name in unscaled and "query" in key else 1.0
+                assert torch.allclose(parameter, first.get_parameter(key) * factor), (name, key)

@@ -14,7 +14,10 @@ NAMES = {
 """transformers' names, and llama.cpp's for the same."""
 
 
-def write(path, model, words, rope_freqs=None, fields=()):
+WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
+
+
+def write(path, model, words=WORDS, rope_freqs=None, fields=(), merges=("w 0", "x 0")):
     """`words`: the vocabulary, with "w", "x", "0", "w0" and "x0". `rope_freqs`: divisors of the frequencies. `fields`: more (key, value) pairs."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -31,7 +34,8 @@ def write(path, model, words, rope_freqs=None, fields=()):
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(words)
-    writer.add_token_merges(["w 0", "x 0"])
+    if merges:
+        writer.add_token_merges(merges)
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
     for key, value in fields:
@@ -66,10 +70,10 @@ def _name(name):
 
 
 ARCHITECTURES = {
-    "llama": ("llama", True, 0.0), "mistral": ("llama", True, 0.0), "smollm3": ("smollm3", True, 0.0),
+    "llama": ("llama", True, 0.0), "mistral": ("llama", True, 0.0),
     "qwen2": ("qwen2", False, 0.0), "qwen3": ("qwen3", False, 0.0), "phi3": ("phi3", False, 0.0),
-    "gemma": ("gemma", False, 1.0), "gemma2": ("gemma2", False, 1.0), "gemma3_text": ("gemma3", False, 1.0),
-    "olmo2": ("olmo2", False, 0.0), "starcoder2": ("starcoder2", False, 0.0), "stablelm": ("stablelm", False, 0.0),
+    "gemma2": ("gemma2", False, 1.0), "gemma3_text": ("gemma3", False, 1.0),
+    "starcoder2": ("starcoder2", False, 0.0), "stablelm": ("stablelm", False, 0.0),
 }  # fmt: skip
 """Model type -> architecture, whether rows are permuted from halves to pairs, what is added to the weights of norms."""
 

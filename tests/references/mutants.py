@@ -173,10 +173,19 @@ def fope(x, positions, base, cosines, sines, padding=None):
 
 
 def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, change=lambda ids: ids):
-    ids = multimodal(
-        token_types, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
-        spatial_merge_size=merge, attention_mask=attention_mask,
-    ).q  # fmt: skip
+    ids = torch.zeros(*token_types.shape, 3, dtype=torch.long)
+    grids = {1: iter(image_grids.tolist()), 2: iter(video_grids.tolist())}
+    for row, types, mask in zip(ids, token_types, attention_mask.bool(), strict=True):
+        parts = []
+        for kind, run in itertools.groupby(types[mask].tolist()):
+            left = len(list(run))
+            while kind and left:
+                frames, height, width = next(grids[kind])
+                parts.append((height // merge, width // merge, frames))
+                left -= math.prod(parts[-1])
+            parts += [left] * (left > 0)
+        if parts:
+            row[mask] = multimodal(parts).q[0]
     return change(ids.movedim(2, 0))
 
 

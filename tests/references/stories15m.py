@@ -155,7 +155,9 @@ def _weights() -> dict[str, Tensor]:
             key = f"model.{name.replace('*', str(layer))}.weight"
             state[key] = part[0].clone() if "norm" in name else part.clone()
     head_dim = header["hidden_size"] // header["num_attention_heads"]
-    return convert_layout(state, head_dim, source="interleaved", target="half", names=["q_proj", "k_proj"])
+    turned = {name for name in state if ".q_proj." in name or ".k_proj." in name}
+    options = {"source": "interleaved", "target": "half"}
+    return {name: convert_layout(w, head_dim, **options) if name in turned else w for name, w in state.items()}
 
 
 if __name__ == "__main__":

@@ -2,21 +2,16 @@
 
 import json
 import re
-from html import escape, unescape
+from html import unescape
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from posenc.lab.evals.results import difference
-from posenc.lab.evals.study import evaluate
 from posenc.report import evaluate as evaluation
-from posenc.report.evaluate import MEASURES, methods, page, show, styles
-from references.small_models import small_model
-from references.tokenizers import small_tokenizer
-from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
-
-HOSTILE = "<img src=x onerror=alert(1)>%{y}"
+from posenc.report.evaluate import MEASURES, methods, page, show
+from report.eval_results import DEPTHS, LENGTHS, METHODS, TRAINED, results, without
 
 
 def drawn(text):
@@ -31,12 +26,6 @@ def texts(html):
 
 def words(measure, estimate):
     return " ".join(MEASURES[measure].words(estimate))
-
-
-def choices(html, panel):
-    """The measures that a panel offers."""
-    section = html[html.index(f'id="{panel}"') :]
-    return re.findall(r'data-choice="measure"[^>]*><span>([^<]+)<', section[: section.index('class="plots"')])
 
 
 def lines(figure):
@@ -115,18 +104,6 @@ def test_nothing_has_no_sign_of_its_own():
     assert difference(nothing, "loss")[0] == "+0.000 nats"
 
 
-def test_the_middle_is_compared_with_the_ends(html, found):
-    table = html[html.index('<table class="middle"') :]
-    rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], flags=re.DOTALL)[1:]
-    for row, method in zip(rows, found["tasks"][0]["methods"], strict=True):
-        columns = re.findall(r"<td>(.*?)</td>", row, flags=re.DOTALL)
-        for column, at in zip(columns, method["by_length"], strict=True):
-            text = texts(f"<main>{column}</main>")
-            assert text.startswith(difference(at["middle"], "score")[0])
-            assert text.endswith("lost") == (at["middle"]["high"] < 0)
-    assert 'class="middle"' not in page(results(depths=(0.0, 1.0)))
-
-
 def test_the_trained_length_is_marked(html):
     own = drawn(html)
     assert own["task-0-length"]["0"]["marks"][0]["x"] == 2048
@@ -148,15 +125,6 @@ def test_a_method_looks_the_same_everywhere(html):
                 assert colours.setdefault(line["name"], style) == style, name
     assert list(colours) == list(METHODS)
     assert len(set(colours.values())) == len(METHODS)
-
-
-def test_many_methods_differ():
-    many = ["none", "truncation", *(f"ntk:factor={n}" for n in range(2, 30))]
-    style = styles(many)
-    assert len({(s["colour"], *s["dash"]) for s in style.values()}) == len(many)
-    assert all(
-        s["colour"] != style["none"]["colour"] for name, s in style.items() if name not in ("none", "truncation")
-    )
 
 
 def test_running_text_has_its_loss_alone(html):
@@ -196,7 +164,9 @@ def test_small_evaluations_make_a_page(shape):
     for entry in own.values():
         for figure in entry.values():
             assert figure.get("series") or figure.get("z")
-    assert methods(found) == list(shape.get("methods", METHODS))
+    longer = max(shape.get("lengths", LENGTHS)) > TRAINED
+    wanted = {*shape.get("methods", METHODS), *["truncation"] * longer} - {*["truncation"] * (not longer)}
+    assert methods(found) == [method for method in METHODS if method in wanted]
 
 
 def test_numbers_that_are_unknown_are_dashes():
@@ -216,19 +186,6 @@ def test_numbers_that_are_unknown_are_dashes():
     assert "generated answer" not in texts(text)
 
 
-def test_names_cannot_inject_markup():
-    found = results(methods=["none", HOSTILE])
-    found["model"]["name"] = found["answer"][0] = found["command"] = found["machine"]["cpu"] = HOSTILE
-    for task in found["tasks"]:
-        task["task"] = task["summary"] = task["source"] = HOSTILE
-    for row in found["ranking"]:
-        for task in row["tasks"]:
-            task["task"] = HOSTILE
-    text = page(found)
-    assert HOSTILE not in text
-    assert escape(HOSTILE) in text
-
-
 def test_the_terminal_shows_every_task(found, tmp_path, capsys):
     (tmp_path / "report.html").touch()
     show(found, str(tmp_path))
@@ -236,21 +193,12 @@ def test_the_terminal_shows_every_task(found, tmp_path, capsys):
     assert max(map(len, shown.splitlines()[:-2])) <= 140
     for sentence in found["answer"]:
         assert f"- {sentence}" in shown
-    cell = found["tasks"][0]["methods"][2]["cells"][-1]
+    cell = found["tasks"][0]["methods"][1]["cells"][-1]
     row = next(line for line in shown.splitlines() if line.startswith("4096    ntk:factor=4"))
     mean, interval = MEASURES["score"].words(cell["score"])
     assert row.endswith(f"{mean} ({interval.removesuffix(' %')})")
     assert "perplexity: loss" in shown
     assert str(tmp_path / "report.html") in shown
-
-
-def test_the_terminal_fits_many_depths_and_what_was_interrupted(tmp_path, capsys):
-    many = results(depths=[i / 8 for i in range(9)], methods=(*METHODS, "self_extend:window=512:group=8"))
-    show(without(many, lambda method, cell: (method, cell["depth"]) != ("truncation", 0.0)), str(tmp_path))
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines()[:-2])) <= 140
-    assert "depth 50 %" in shown
-    assert re.search(r"4096 +truncation +–", shown)
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40, 24])
@@ -271,48 +219,6 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
     assert ("(intervals " in table) == (width <= 80)
     assert ("In brackets: 95 % intervals" in shown.getvalue()) == bool(re.search(r"\([\d.]+ to ", shown.getvalue()))
     assert "Computed in bfloat16, in which this machine" in " ".join(shown.getvalue().split())
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """A real evaluation of a random model, with what it looks at."""
-    settings = {"tasks": ("facts", "perplexity"), "methods": ("ntk:factor=4",), "lengths": (128, 256), "samples": 2}
-    model = small_model("llama", vocab_size=512, max_position_embeddings=128)
-    directory = tmp_path_factory.mktemp("measured")
-    return directory, evaluate(
-        model,
-        small_tokenizer(),
-        directory=directory,
-        pages=lambda results: {"report.html": page(results)},
-        name="small",
-        depths=(0.0, 1.0),
-        **settings,
-    )
-
-
-def test_what_the_engine_measures_makes_a_page(measured, capsys):
-    directory, found = measured
-    html = (directory / "report.html").read_text()
-    own = drawn(html)
-    cell = next(c for c in found["tasks"][0]["methods"][0]["cells"] if (c["length"], c["depth"]) == (256, 1.0))
-    (loss,) = (number for number, name in enumerate(choices(html, "task-0-by-depth")) if name == "loss")
-    assert lines(own["task-0-depth"][f"1 {loss}"])["none"]["y"][-1] == pytest.approx(cell["loss"]["mean"], rel=1e-4)
-    assert methods(found) == ["none", "truncation", "ntk:factor=4"]
-    seen = texts(html)
-    for ranked in found["ranking"]:
-        assert ranked["method"] in seen
-    for task in found["tasks"]:
-        assert task["source"].replace("`", "") in seen.replace(" , ", ", ").replace(" )", ")").replace("( ", "(")
-    (at,) = found["longer"]
-    section = html[html.index('<h2 id="longer') : html.index('<h2 id="cost')]
-    table = texts(f"<main>{section}</main>")
-    for task in at["tasks"]:
-        for row in task["rows"]:
-            assert f"{row['loss']['mean']:.3f}" in table
-            if row["against_truncation"]:
-                assert " ".join(difference(row["against_truncation"], "loss")) in table
-    show(found, str(directory))
-    assert max(map(len, capsys.readouterr().out.splitlines()[:-2])) <= 140
 
 
 @pytest.mark.browser
@@ -349,7 +255,7 @@ def test_switches_work_from_the_keyboard(html, new_tab, tmp_path):
     tab.keyboard.press("Space")  # hides it in every figure
     shown = "posenc.report.shown['task-1-length'].series.some(one => one.name === 'none')"
     assert not tab.evaluate(shown)
-    assert not tab.locator("#task-1-by-length input[data-method=none]").is_checked()
+    assert not tab.locator("#task-1-by-depth input[data-method=none]").is_checked()
     box.press("Space")
     assert tab.evaluate(shown)
     tab.locator("#task-0-by-depth button[data-show=none]").press("Enter")

@@ -231,38 +231,6 @@ def test_a_token_is_dragged_by_mouse(visit):
     assert (token.get_attribute("aria-valuenow"), token.get_attribute("aria-valuetext")) == ("20", "position 20")
 
 
-def test_tokens_change_places_and_a_drag_leaves_the_others_where_they_were(visit):
-    tab = visit()
-    x, y = centre(tab, ".token", 0)
-    tab.mouse.move(x, y)
-    tab.mouse.down()
-    with redrawn(tab):
-        tab.mouse.move(place(tab, 3), y)
-    assert state(tab)["at"] == [3, 1, 2, 0, 4, 5]
-    with redrawn(tab):
-        tab.mouse.move(place(tab, 9), y)
-    assert state(tab)["at"] == [9, 1, 2, 3, 4, 5]
-    tab.mouse.up()
-
-
-def test_a_token_is_dragged_by_finger(visit):
-    tab = visit("encoding=rope", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    tab.locator(".token").nth(1).scroll_into_view_if_needed()
-    x, y = centre(tab, ".token", 1)
-    finger = tab.context.new_cdp_session(tab)
-
-    def touch(kind, *points):
-        where = [{"x": x, "y": y} for x, y in points]
-        finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": where})
-
-    touch("touchStart", (x, y))
-    for at in (8, 13):
-        with redrawn(tab):
-            touch("touchMove", (place(tab, at), y))
-    touch("touchEnd")
-    tab.wait_for_function("location.hash.includes('at=0,13,2,3,4,5')")
-
-
 def test_a_token_is_moved_by_arrow_keys(visit):
     tab = visit()
     token = tab.get_by_role("slider", name="Token can", exact=True)
@@ -278,50 +246,6 @@ def test_a_token_is_moved_by_arrow_keys(visit):
     assert tab.evaluate("document.activeElement.textContent") == "can"
 
 
-def test_without_an_encoding_no_order_differs(visit):
-    tab = visit("encoding=none&bidirectional=true&tokens=a+b+c+a")
-    before = {token["position"]: token["weight"] for token in values(tab)["tokens"]}
-    assert before[0] == before[3] > max(before[1], before[2])  # equal words
-    go(tab, "encoding=none&bidirectional=true&tokens=a+b+c+a&at=3,9,2,0")
-    assert [token["weight"] for token in values(tab)["tokens"]] == list(before.values())
-    assert "its weights stay as they are" in tab.locator("#explorer-line-see").inner_text()
-    go(tab, "encoding=none&bidirectional=true&position_only=true")
-    assert {token["score"] for token in values(tab)["tokens"]} == {0}
-    assert "nothing changes" in tab.locator("#explorer-line-see").inner_text()
-
-
-def shares(tab):
-    """How thick the arcs are drawn to each token, and how long the bars are in the table."""
-    bars = "[...document.querySelectorAll('.scores tbody tr')].map(r => parseFloat(r.querySelector('i')?.style.width) || 0)"
-    return [token["share"] for token in values(tab)["tokens"]], tab.evaluate(bars)
-
-
-@pytest.mark.parametrize("encoding", ["alibi", "kerple"])
-def test_the_nearest_token_has_the_thickest_arc_where_a_bias_falls(visit, encoding):
-    tab = visit(f"encoding={encoding}&at=0,2,5,9,14,20&bidirectional=true&position_only=true")
-    drawn, bars = shares(tab)
-    assert drawn[0] is None
-    assert drawn[1:] == sorted(drawn[1:], reverse=True)
-    assert drawn[1] == 1
-    assert bars[1:] == pytest.approx([100 * share for share in drawn[1:]], abs=0.1)
-    tokens = values(tab)["tokens"]
-    assert sum(token["weight"] for token in tokens) == pytest.approx(1)
-    assert drawn[1:] == pytest.approx([token["weight"] / tokens[1]["weight"] for token in tokens[1:]])
-    assert f"the thickest is {100 * tokens[1]['weight']:.3g}\u00a0%" in tab.locator(".ruler-legend").inner_text()
-
-
-def test_the_number_of_a_bucket_is_no_weight(visit):
-    tab = visit("encoding=t5&at=0,2,5,9,14,20&bidirectional=true&position_only=true")
-    shown = values(tab)["tokens"]
-    assert {token["weight"] for token in shown} == {1 / 6}
-    assert [token["bucket"] for token in shown] == [0, 18, 21, 24, 25, 26]
-    assert "all weights are equal" in tab.locator("#explorer-line-see").inner_text()
-    go(tab, "encoding=t5&at=0,2,5,9,14,20&bidirectional=true")
-    words = values(tab)["tokens"]
-    assert words[4]["weight"] == words[0]["weight"] > max(words[k]["weight"] for k in (1, 2, 3, 5))
-    assert "the words alone decide" in tab.locator("#explorer-line-see").inner_text()
-
-
 def test_t5_is_chosen_with_what_it_learned_and_its_buckets_are_an_option(visit):
     tab = visit()
     with redrawn(tab):
@@ -334,18 +258,6 @@ def test_t5_is_chosen_with_what_it_learned_and_its_buckets_are_an_option(visit):
         tab.select_option("#explorer-encoding-shows", "bucket")
     assert tab.evaluate("location.hash") == "#encoding=t5"
     assert "share 16 buckets" in tab.locator("#explorer-bias-see").inner_text()
-
-
-def test_equal_words_have_equal_vectors(visit):
-    tab = visit()
-    tokens = values(tab)["tokens"]
-    assert tokens[0]["vector"] == tokens[4]["vector"] != tokens[1]["vector"]  # Can and can
-    with redrawn(tab):
-        tab.fill("#explorer-tokens", "cat cat cat cat cat cat")
-    same = [token["weight"] for token in values(tab)["tokens"]]
-    with redrawn(tab):
-        tab.fill("#explorer-tokens", "one two three four five six")
-    assert max(abs(a - token["weight"]) for a, token in zip(same, values(tab)["tokens"], strict=True)) > 0.05
 
 
 def test_position_only_ignores_the_words_and_the_page_says_so(visit):
@@ -503,16 +415,6 @@ def test_angles_that_training_lacked_are_orange_and_a_method_brings_them_back(vi
         assert any("new" in text for text in tab.locator(".side li").all_inner_texts())  # as trained
 
 
-def test_what_does_not_turn_has_no_clocks(visit):
-    tab = visit("encoding=alibi")
-    assert tab.locator(".rotation").is_hidden()
-    go(tab, "encoding=rope&tokens=one")
-    assert tab.locator(".rotation").is_hidden()
-    go(tab, "encoding=rope&method=streaming:recent=60&key=2")
-    assert "is hidden from the query" in tab.locator("#explorer-rotation-see").inner_text()
-    assert {label for (_, label), *_ in faces(tab)} == {"hidden"}
-
-
 def test_an_angle_has_its_sign_and_its_turns(visit):
     said = {
         0: "0°", -0.002: "−0.1°", -0.0000049: "−0.0003°", 1.2828: "73.5°", 5: "286.5°", -5: "−286.5°", 30.141: "4 turns + 287°",
@@ -563,18 +465,6 @@ def test_other_tokens_can_be_typed(visit):
         tab.fill("#explorer-tokens", hostile)
     assert tab.locator(".token").all_inner_texts() == hostile.split()
     assert tab.locator(".track img").count() == 0
-
-
-def test_a_word_from_right_to_left_leaves_the_sentence_as_it_is(visit):
-    tab = visit("tokens=b+בית+שלום")
-    for place in ("#explorer-line-see", "#explorer-scores-title"):
-        assert "“\u2068שלום\u2069”" in tab.locator(place).inner_text()
-
-
-def test_a_slider_says_its_value_and_no_logarithm_of_it(visit):
-    tab = visit("encoding=rope&length=256&base=500")
-    for name, value in (("Length", "256"), ("Base", "500"), ("Channels", "64")):
-        assert tab.get_by_label(f"{name}, slider", exact=True).get_attribute("aria-valuetext") == value
 
 
 # ---------------------------------------------------------------- the address
@@ -727,9 +617,3 @@ def test_what_is_drawn_as_trained_has_the_limits_of_its_training(visit):
     with redrawn(tab):
         tab.evaluate("posenc.explorer.change({ encoding: 'rope' })")
     assert inputs.evaluate_all(most) == [1024, 1024]
-
-
-def test_options_that_training_fixed_are_reported(visit):
-    tab = visit("encoding=t5:shows=trained:num_buckets=8")
-    assert "num_buckets=8: what training found is drawn with 32" in tab.locator(".note").inner_text()
-    assert state(tab)["encoding"] == "t5:shows=trained"

@@ -1,17 +1,14 @@
 """The explorer's codes and biases, in a browser, are what posenc.analysis reads off the library's encodings."""
 
-import json
-from itertools import product
-
 import pytest
 import torch
 
-from posenc import Positions, encodings, frequencies, position_maps
+from posenc import encodings
 from posenc.analysis import codes_of
 from posenc.errors import InputError
 from posenc.functional import t5_bucket
 from posenc.testing.oracles.biases import alibi
-from report.formulas import SIZES, each, same, says
+from report.formulas import each, same, says
 
 pytestmark = pytest.mark.browser
 
@@ -19,20 +16,7 @@ pytestmark = pytest.mark.browser
 # ------------------------------------------------------------------ codes
 
 
-YARN = {"name": "yarn", "factor": 4.0, "original_max_positions": 512}
-CODES = [
-    ("normalized", {}), ("normalized", {"length": 50}), ("integer", {}), ("binary", {}), ("binary", {"bits": 3, "signed": True}),
-    ("sinusoidal", {}), ("sinusoidal", {"layout": "concat", "base": 500.0, "amplitude": 0.5}),
-    ("sinusoidal", {"curve": "power", "exponent": 2.0, "endpoint": True}),
-    ("rope", {}), ("rope", {"layout": "interleaved", "rotary_dim": 6, "rope_theta": 500.0}), ("rope", {"schedule": YARN}),
-    ("rope", {"rotary_dim": 4, "schedule": YARN}), ("p_rope", {}), ("p_rope", {"fraction": 0.5, "schedule": YARN}),
-    ("decoupled_rope", {}), ("decoupled_rope", {"rotary_dim": 4, "layout": "half"}),
-    ("xpos", {}), ("xpos", {"gamma": 1.0, "scale_base": 128.0, "layout": "half", "rotary_dim": 4, "schedule": YARN}),
-]  # fmt: skip
-"""Encodings of positions; the naive ones along the first channel, where the page has them."""
-
 DIRECTED = {"normalized", "integer"}
-AT = [0, 1, 2, 3, 10, 64, 127, 128, 1000, 99999]
 
 
 def codes(name, options, dim):
@@ -40,39 +24,9 @@ def codes(name, options, dim):
     return codes_of(encodings.create(name, dim=dim, head_dim=dim, **options, **spread))
 
 
-def test_codes(ask):
-    cases = [[name, AT, {"dim": dim, **options}] for (name, options), dim in product(CODES, (8, 24, 128))]
-    function = "([name, at, settings]) => posenc.codes.ENCODINGS[name].codes(at, settings)"
-    for (name, at, settings), found in zip(cases, each(ask, function, cases), strict=True):
-        options = {key: value for key, value in settings.items() if key != "dim"}
-        same(found, codes(name, options, settings["dim"])(torch.tensor(at)), atol=1e-10)
-
-
 def test_a_narrow_head_still_turns_a_pair(ask):
     (found,) = each(ask, "dim => posenc.codes.ENCODINGS.decoupled_rope.codes([0, 1, 5], { dim })", [4])
     same(found, codes("decoupled_rope", {}, 4)(torch.tensor([0, 1, 5])))
-
-
-def test_frequencies_given_are_those_of_the_schedule(ask):
-    inv = frequencies.create(YARN, 16, base=10000.0)
-    given = {"dim": 16, "invFreq": inv.inv_freq.tolist(), "attentionFactor": inv.attention_factor}
-    (found,) = each(ask, f"given => posenc.codes.ENCODINGS.rope.codes({AT}, given)", [given])
-    same(found, codes("rope", {"schedule": YARN}, 16)(torch.tensor(AT)), atol=1e-10)
-
-
-def test_dot_products_of_all_pairs(ask):
-    cases = [[name, 40, {"dim": dim, **options}] for (name, options), dim in product(CODES, (8, 22))]
-    for (name, n, settings), found in zip(
-        cases, each(ask, "given => posenc.codes.allPairs(...given)", cases), strict=True
-    ):
-        options = {key: value for key, value in settings.items() if key != "dim"}
-        dim, at = settings["dim"], torch.arange(n)
-        queries = keys = codes(name, options, dim)(at)
-        if name == "xpos":  # whose keys have codes of their own
-            ones = torch.ones(1, 1, n, dim, dtype=torch.float64)
-            xpos = encodings.create(name, head_dim=dim, **options)
-            queries, keys = (turned[0, 0] for turned in xpos.rotate(ones, ones, Positions.from_ids(at)))
-        same(found, queries @ keys.T, atol=1e-10)
 
 
 def test_means_and_spreads_by_distance(ask):
@@ -87,29 +41,6 @@ def test_means_and_spreads_by_distance(ask):
         [(values - values.mean()).square().mean().sqrt() for values in seen],
     )
     same(found, torch.stack(means + spreads))
-
-
-ROTATIONS = [
-    ("rope", {}), ("rope", {"schedule": YARN}), ("rope", {"rotary_dim": 8, "schedule": YARN}),
-    ("p_rope", {"fraction": 0.5}), ("decoupled_rope", {}), ("xpos", {"scale_base": 20.0}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "options"), ROTATIONS, ids=str)
-def test_scores_are_those_of_the_rotation_at_mapped_positions(ask, name, options):
-    """The score of two vectors of ones, of a query turned to its relative position and a key at 0."""
-    rotation = encodings.create(name, head_dim=16, **options)
-    cases = [[None, {}], *SIZES]
-    function = f"""([map, sizes]) => posenc.codes.scores(posenc.maps.grid(map, 40, sizes), 40,
-        distances => posenc.codes.ENCODINGS.{name}.kernel(distances, {json.dumps({"dim": 16, **options})}))"""
-    ones = torch.ones(1, 1, 1600, 16, dtype=torch.float64)
-    plain = Positions.arange(40, causal=True)
-    for (map_name, sizes), found in zip(cases, each(ask, function, cases), strict=True):
-        spec = {"name": map_name, **sizes} if map_name else {"name": "rerope", "window": 41}
-        at = position_maps.create(spec).relative(plain).flatten()
-        place = Positions.from_ids(at.nan_to_num(), torch.zeros(1))
-        query, key = rotation.rotate(ones, ones[:, :, :1], place)
-        same(found, (query @ key.mT).flatten().masked_fill(at.isnan(), torch.nan))
 
 
 REFUSED_CODES = [
@@ -146,43 +77,7 @@ def test_slopes_for_any_number_of_heads(ask):
         same(found, alibi(heads))
 
 
-BIASES = [
-    ("alibi", {}), ("kerple", {}), ("kerple", {"kind": "power", "bound": 0.2}), ("sandwich", {}),
-    ("sandwich", {"dim_bar": 16, "base": 300.0}), ("sines", {"train_length": 100}),
-    ("t5", {}), ("t5", {"bidirectional": False}), ("t5", {"num_buckets": 20, "max_distance": 50}),
-]  # fmt: skip
 DISTANCES = [-3000, *range(-150, 151), 2999]
-
-
-def biases(name, options, heads):
-    """The library's encoding with its weights where the page has them, and codes of distances, (n, heads)."""
-    encoding = encodings.create(name, num_heads=heads, **options)
-    with torch.no_grad():
-        if name == "kerple":
-            encoding.p.fill_((encoding.bound + 2) / 2)
-            encoding.a.fill_((encoding.bound + 1) / 2)
-        elif name == "sines":
-            encoding.weight.copy_(torch.tensor([0.0, 1.0]).expand(heads, 2))
-        elif name == "t5":
-            encoding.table.copy_(torch.arange(encoding.num_buckets).expand(heads, -1))
-    return codes_of(encoding)
-
-
-def test_biases(ask):
-    cases = [[name, DISTANCES, {"num_heads": heads, **options}] for (name, options), heads in product(BIASES, (1, 6))]
-    expected = [
-        biases(name, {key: value for key, value in o.items() if key != "num_heads"}, o["num_heads"])(torch.tensor(at))
-        for name, at, o in cases
-    ]
-    # the library's learned weights are float32
-    near = [{"rtol": 1e-6, "atol": 1e-6} if name == "kerple" else {"atol": 1e-9} for name, _, _ in cases]
-    rows = each(ask, "given => posenc.biases.rows(...given)", cases)
-    vectors = each(ask, "([name, at, o]) => posenc.codes.ENCODINGS[name].codes(at, o)", cases)
-    one = each(ask, "([name, at, o]) => [posenc.biases.BIASES[name].bias(o.num_heads - 1, at[9], o)]", cases)
-    for want, tolerance, row, vector, (single,) in zip(expected, near, rows, vectors, one, strict=True):
-        same(row, want.T, **tolerance)
-        same(vector, want, **tolerance)
-        same(single, want[9, -1], **tolerance)
 
 
 @pytest.mark.parametrize("p", [0.5, 2.5])

@@ -29,7 +29,6 @@ NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"t
 CAUSAL = {
     "alibi": {"bias_max", "slopes"},
     "window": {"after"},
-    "stick_breaking": {"remainder"},
     "learned_rope": {"groups"},
 }
 """What the page leaves out: other slopes than the paper's, keys after the query, what is added to the output, heads that differ."""
@@ -140,7 +139,6 @@ OWN = {
     "yarn_paper": [{}, {"beta_fast": 8.0, "attention_factor": 1.0}],
     "yarn_revised": [{}, {"beta_slow": 0.5, "truncate": False, "attention_factor": 1.1}],
     "mrrope": [{}, {"progressive": False, "beta_fast": 16.0}, {"attention_factor": 1.1}],
-    "evq_cosh": [{}, {"tau": 0.0}, {"tau": 2.5}],
     "llama3": [{}, {"low_freq_factor": 0.5, "high_freq_factor": 16.0}],
     "dynamic": [{"length": 1000, "factor": 1.0}, {"length": 70000, "factor": 2.0}],
     "proportional": [{}, {"fraction": 0.25, "factor": 8.0}, {"fraction": 0.0}],
@@ -209,9 +207,6 @@ REFUSED_SCHEDULES = [
     {"name": "yarn", "factor": 2.0, "original_max_positions": 64, "attention_factor": 0.0},
     {"name": "llama3", "factor": 2.0, "original_max_positions": 64, "low_freq_factor": 8.0},
     {"name": "mrrope", "factor": 2.0, "original_max_positions": 64, "beta_slow": 40.0},
-    {"name": "evq_cosh"},
-    {"name": "evq_cosh", "tau": -1.0},
-    {"name": "anti_periodic", "original_max_positions": 0},
     {"name": "dynamic", "length": 0, "original_max_positions": 64},
     {"name": "proportional", "fraction": -0.5},
     {"name": "tapered"},

@@ -66,33 +66,6 @@ def test_the_cells_of_a_heat_map_have_their_places_and_colours_in_the_svg(visit)
 
 
 @pytest.mark.browser
-def test_the_line_of_tokens_is_saved(visit):
-    tab = visit("encoding=rope&trained=12&at=0,2,3,9,15,20")
-    tree = ElementTree.fromstring(saved(tab, "line", "SVG"))
-    texts = [text.text for text in tree.iter(f"{SVG}text")]
-    assert texts[0].startswith("Attention of “\u2068?\u2069” at position 20: encoding=rope&trained=12")
-    tokens = [text for text in tree.iter(f"{SVG}text") if text.text in ("Can", "you", "open", "a", "can", "?")]
-    places = [float(text.get("x")) for text in tokens]
-    assert places[1:] == pytest.approx([720 * (at + 0.5) / 24 for at in (2, 3, 9, 15, 20)], abs=0.1)
-    assert {"0", "23", "training length"} <= set(texts)
-    arcs = [path for path in tree.iter(f"{SVG}path") if "C" in path.get("d")]
-    thickest = max(arcs, key=lambda path: float(path.get("stroke-width")))
-    best = max(values(tab)["tokens"][1:], key=lambda token: token["weight"])
-    assert f" {720 * (best['position'] + 0.5) / 24:g} " in thickest.get("d").replace("C", " ") + " "
-    for text in tree.iter(f"{SVG}text"):
-        assert 0 <= float(text.get("y")) <= float(tree.get("height")), text.text
-    assert Image.open(BytesIO(saved(tab, "line", "PNG"))).width == 3 * 720
-
-
-@pytest.mark.browser
-def test_many_cells_become_one_image_of_a_pixel_each(visit):
-    tab = visit("encoding=rope&length=300")
-    text = saved(tab, "relative", "SVG").decode()
-    assert len(text) < 400_000
-    assert len(list(ElementTree.fromstring(text).iter(f"{SVG}image"))) == 1
-
-
-@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_view_is_saved_as_png(visit, scheme):
     tab = visit("encoding=rope&length=300", color_scheme=scheme)
@@ -340,21 +313,3 @@ def test_in_the_documentation_it_links_to_the_pages_of_what_is_shown(visit, tmp_
     go(tab, "encoding=t5")
     assert links() == ["./encodings/t5.html", "./position_from_scratch.html"]
     assert visit().locator(".formula .links").is_hidden()
-
-
-@pytest.mark.browser
-def test_a_large_map_is_drawn_coarsely_while_a_slider_moves_and_finely_afterwards(visit):
-    tab = visit("encoding=rope&length=1024")
-    canvas = "document.querySelector('[data-view=products] canvas').toDataURL()"
-    coarse = tab.evaluate(
-        f"""async () => {{
-            const before = posenc.explorer.redraws();
-            posenc.explorer.change({{ base: 5000 }}, false);
-            while (posenc.explorer.redraws() === before) await new Promise(requestAnimationFrame);
-            return {canvas};
-        }}"""
-    )
-    tab.wait_for_function(f"coarse => {canvas} !== coarse", arg=coarse)
-    fine = tab.evaluate(canvas)
-    again = visit("encoding=rope&length=1024&base=5000")
-    assert again.evaluate(canvas) == fine

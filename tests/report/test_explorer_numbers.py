@@ -95,8 +95,8 @@ ROTATIONS = [
     for method, dim, base in (
         ("none", 64, 10000), ("linear", 32, 500), ("ntk", 64, 500000), ("ntk_old", 32, 10000), ("ntk_fixed", 64, 10000),
         ("ntk_mixed:exponent=0.5", 64, 10000), ("abf:new_base=50000", 32, 10000), ("yarn:beta_fast=8", 128, 10000),
-        ("yarn_paper", 64, 10000), ("yarn_revised:truncate=false", 64, 10000), ("mrrope", 64, 10000), ("evq_cosh:tau=1.5", 32, 10000),
-        ("anti_periodic", 32, 10000), ("llama3", 64, 10000), ("dynamic", 64, 10000),
+        ("yarn_paper", 64, 10000), ("yarn_revised:truncate=false", 64, 10000), ("mrrope", 64, 10000),
+        ("llama3", 64, 10000), ("dynamic", 64, 10000),
         ("proportional:fraction=0.5", 64, 10000), ("tapered", 64, 10000), ("resonance", 64, 10000),
     )
 ] + [

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from posenc.lab.table import Table, as_csv, latex, markdown, one_line
+from posenc.lab.table import Table, as_csv, markdown, one_line
 from posenc.report.drawn import drawn, saved
 from posenc.report.figures import axis, line, lines, point
 
@@ -67,7 +67,6 @@ def test_tables_show_names_as_they_are(name):
     table, about = Table(name, name, ["", name], [[name, name], [name, "7"]]), {"data": name, "command": name}
     expected = [["", seen(name)], [seen(name)] * 2, [seen(name), "7"]]
     assert read_markdown(markdown([table], about)) == expected
-    assert read_latex(latex([table], about)) == expected
     head, first, _ = read_csv(as_csv([table], about))
     assert head == ["name", seen(name), "data", "command"]
     assert first == [seen(name)] * 4

@@ -19,22 +19,7 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     path = tmp_path / "own.html"
-    options = [
-        "--data",
-        str(text),
-        "--length",
-        "8",
-        "--steps",
-        "2",
-        "--seed",
-        "3",
-        "--out",
-        str(path),
-        "--json",
-        "--open",
-        "--lang",
-        "zh",
-    ]
+    options = f"--data {text} --length 8 --steps 2 --seed 3 --out {path} --json --open --lang zh".split()
     assert cli.main(["explore", "--predict", "alibi", "none", *options]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"file": str(path), "url": path.as_uri(), "encodings": ["alibi", "none"]}

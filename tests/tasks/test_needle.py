@@ -55,11 +55,6 @@ def test_the_prompt_is_the_published_one(story, depth, length, index, begun):
     assert text in " ".join(sentences * 4)  # a stretch, which goes on at the beginning
 
 
-def test_samples_hide_it_in_other_stretches():
-    task = create("needle")
-    assert len({task.sample(ByteTokenizer(), 2000, index=index).prompt for index in range(20)}) == 20
-
-
 def test_drawn_facts_differ_and_are_asked_for():
     task = create("needle")
     samples = [task.sample(ByteTokenizer(), 1000, index=index) for index in range(30)]

@@ -125,18 +125,6 @@ def test_passages_are_pieces_of_the_text_that_do_not_overlap(tokenizers, source,
     assert torch.equal(again.ids, actual[fit].ids)
 
 
-def test_seeds_choose_other_passages(tokenizers, source):
-    starts = {
-        tuple(Perplexity(source=source).sample(tokenizers[False], 90, seed=seed).ids.tolist()) for seed in range(9)
-    }
-    assert len(starts) > 5
-
-
-def test_the_default_text_serves():
-    sample = create("perplexity").sample(word_tokenizer(WORDS), 2000)
-    assert len(sample.ids) == 2000
-
-
 @pytest.mark.parametrize(
     ("task", "length", "message"),
     [

@@ -35,9 +35,7 @@ WRITTEN_OUT = {
     "tests/conformance/test_command.py": JUDGED,
     "tests/conformance/test_reported.py": JUDGED,
     "tests/frequencies/test_schedules.py": "a ratio of two ladders",
-    "tests/pretrained/test_traps.py": "a model of a user",
     "tests/references/mutants.py": JUDGED,
-    "tests/test_parity.py": "the slopes that some heads do not have",
     "tests/test_readme_commands.py": JUDGED,
 }
 """Files that have a ladder of frequencies or slopes of their own, and why. It may become shorter only."""

@@ -141,7 +141,12 @@ posenc.story = (() => {
     try {
       const made = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
       made.onmessage = ({ data }) => answered(data);
-      made.onerror = event => refuse(words.broken(event.message));
+      made.onerror = event => {
+        written = recorded;
+        build();
+        show();
+        refuse(words.broken(event.message));
+      };
       send = message => made.postMessage(message);
     } catch {
       send = posenc.work(answered);
@@ -159,19 +164,24 @@ posenc.story = (() => {
 
   function ready() {
     loading = loading || (async () => {
-      const bar = find("progress"), [first, ...parts] = given.sources;
+      const bar = find("progress");
+      let came = 0;
       bar.hidden = false;
       try {
         const made_ = made();
         posenc.weights = (about, vocabulary) => {
+          came += 1;
           made_.send({ do: "make", model: about, methods: rotations, kernel: given.kernel, shaders: given.shaders, trained, most: length, path: state.path });
           posenc.spelling = posenc.pieces(vocabulary);
         };
-        posenc.part = text => made_.send({ do: "part", text });
-        await script(first);
-        for (const [index, source] of parts.entries()) {
+        posenc.part = text => {
+          came += 1;
+          made_.send({ do: "part", text });
+        };
+        for (const [index, source] of given.sources.entries()) {
           await script(source);
-          bar.value = (index + 1) / parts.length;
+          if (came === index) throw new Error(source);  // some servers answer with a page of their own
+          bar.value = came / given.sources.length;
           say(words.loading(bar.value));
         }
         worker = made_;

@@ -1,47 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """All questions asked of one encoding, function, table or model's encoding, in the order of the report."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from posenc.analysis.bounds import BASE
+from posenc.analysis import plots
+from posenc.analysis.bounds import base_bound
 from posenc.analysis.codes import seeded
 from posenc.analysis.finding import AnalysisQuestion, Finding, Picture
-from posenc.analysis.geometry import KERNEL, SHIFT, SPECTRUM
-from posenc.analysis.phase_errors import PRECISION
-from posenc.analysis.properties import PROPERTIES
-from posenc.analysis.scores import BIAS, ROTATION, SCORES
-from posenc.analysis.target import MEASURED, Target, target_of
+from posenc.analysis.geometry import kernel, shift_matrix, spectrum
+from posenc.analysis.properties import properties
+from posenc.analysis.scores import bias, rotation, scores
+from posenc.analysis.target import Target, target_of
 from posenc.errors import InputError
 from posenc.lab.messages import as_json, located
 
 QUESTIONS: dict[str, AnalysisQuestion] = {
-    "properties": PROPERTIES,
-    "kernel": KERNEL,
-    "shift": SHIFT,
-    "spectrum": SPECTRUM,
-    "rotation": ROTATION,
-    "base": BASE,
-    "precision": PRECISION,
-    "bias": BIAS,
-    "scores": SCORES,
+    "properties": AnalysisQuestion(
+        "Is every position distinct, evenly spaced, bounded and deterministic?",
+        lambda t: properties(t.codes, t.length, trained=t.trained_codes, search=min(t.codes.search, 256 * t.length)),
+        lambda t, finding: (plots.heat_map.of(t.codes),),
+    ),
+    "kernel": AnalysisQuestion(
+        "How does the dot product of two codes change with their distance?",
+        lambda t: kernel(t.position_codes, t.length),
+        lambda t, finding: (plots.kernel.of(finding), plots.dot_products.of(t.codes)),
+    ),
+    "shift": AnalysisQuestion(
+        "Is a shift of positions linear?",
+        lambda t: shift_matrix(t.position_codes, length=t.length),
+        lambda t, finding: (plots.shift_matrix.of(finding),),
+    ),
+    "spectrum": AnalysisQuestion(
+        "How many dimensions do the codes use?",
+        lambda t: spectrum(t.position_codes, t.length),
+        lambda t, finding: (plots.singular_values.of(finding), plots.wavelengths.of(finding)),
+    ),
+    "rotation": AnalysisQuestion(
+        "How fast does each pair of channels rotate?",
+        lambda t: rotation(t.encoding, t.trained, **t.named),
+        lambda t, finding: (plots.pair_wavelengths.of(finding),),
+    ),
+    "base": AnalysisQuestion(
+        "How long a context does the base serve?",
+        lambda t: base_bound(t.rotary.rope_theta, t.rotary.rotated, t.trained),
+    ),
+    "bias": AnalysisQuestion(
+        "What is added to the scores?",
+        lambda t: bias(t.encoding, t.length, **t.named),
+        lambda t, finding: (plots.bias_by_distance.of(finding),),
+    ),
+    "scores": AnalysisQuestion(
+        "How does position change a score?",
+        lambda t: scores(t.encoding, t.length, seed=t.seed, **t.named),
+        lambda t, finding: [
+            each.of(finding) for each in (plots.effective_scores, plots.scores_by_head)[: len(finding.same)]
+        ],
+    ),
 }
 """Every section, in the order of the report."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnalysisSection:
-    """An answered question: the finding, its pictures, and the seconds it took."""
+    """An answered question: the finding and its pictures."""
 
     name: str
     title: str
     finding: Finding
     pictures: tuple[Picture, ...]
-    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +109,8 @@ class Analysis(Finding):
         return "\n".join([*lines, *(["", "What does not apply", *reasons] if reasons else [])])
 
     def sentences(self) -> list[str]:
-        """The summary, at most a sentence per section."""
-        summaries = (QUESTIONS[section.name].summary(section.finding) for section in self.sections)
-        return [sentence for sentence in summaries if sentence]
+        """The summary, a sentence per section."""
+        return [section.finding.summary() for section in self.sections]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -93,7 +122,6 @@ class Analysis(Finding):
                 {
                     "name": section.name,
                     "title": section.title,
-                    "seconds": round(section.seconds, 3),
                     "sentences": section.finding.sentences(),
                     "see": [picture.see for picture in section.pictures],
                     "numbers": as_json({k: v for k, v in section.finding.to_dict().items() if k != "sentences"}, 9),
@@ -114,7 +142,6 @@ def analyze(
     trained: int | None = None,
     seed: int = 0,
     name: str | None = None,
-    dtypes: Sequence[str] = MEASURED,
     progress: Callable[[str, int, int], None] = lambda title, done, count: None,
     **shape: Any,
 ) -> Analysis:
@@ -124,7 +151,7 @@ def analyze(
         subject: an encoding, its text ("rope:rope_theta=500") or class, a function from (n,) positions to (n, dim)
             vectors, a table (n, dim), or a transformers model; or a `Target`, which replaces the other arguments.
         length: positions to analyse, cut to what it is defined for. trained: those it was trained on, or would be; None: a
-            model's own, else `length`. seed: of whatever is random. name: for people. dtypes: whose phase errors are measured. progress: called with each question's title, how many are done and of
+            model's own, else `length`. seed: of whatever is random. name: for people. progress: called with each question's title, how many are done and of
             how many. shape: that a text or a class is made for (dim, num_heads, head_dim, num_layers, max_positions,
             causal); of an encoding, what it does not have as attributes num_heads, num_kv_heads, head_dim or dim.
 
@@ -133,15 +160,7 @@ def analyze(
     """
     target = subject
     if not isinstance(subject, Target):
-        target = target_of(
-            subject,
-            length=length,
-            trained=trained,
-            seed=seed,
-            name=name,
-            dtypes=dtypes,
-            **shape,
-        )
+        target = target_of(subject, length=length, trained=trained, seed=seed, name=name, **shape)
     sections, left_out = [], {}
     for number, (name, question) in enumerate(QUESTIONS.items()):
         progress(question.title, number, len(QUESTIONS))
@@ -155,7 +174,6 @@ def analyze(
 
 
 def _section(name: str, question: AnalysisQuestion, target: Target) -> AnalysisSection:
-    started = time.perf_counter()
     with seeded(target.seed):
         try:
             finding = question.ask(target)
@@ -165,5 +183,4 @@ def _section(name: str, question: AnalysisQuestion, target: Target) -> AnalysisS
             if not target.runs_user_code:
                 raise
             raise InputError(f"the encoding's code failed: {located(error)}") from error
-    pictures = tuple(question.pictures(target, finding))
-    return AnalysisSection(name, question.title, finding, pictures, time.perf_counter() - started)
+    return AnalysisSection(name, question.title, finding, tuple(question.pictures(target, finding)))

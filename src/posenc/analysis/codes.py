@@ -6,7 +6,7 @@ All of it follows from the hooks of `Encoding`; no class of encoding is known he
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +20,7 @@ from posenc.attention import Call, prepare
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, gates_of
 from posenc.encodings import Mapped, create
+from posenc.encodings.rotary import Rotary
 from posenc.encodings.shared import key_angles
 from posenc.errors import InputError, check_integers
 from posenc.functional import Layout, turning
@@ -251,12 +252,6 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
     )
 
 
-def first_codes(subject: Any, length: int) -> tuple[Codes, Tensor]:
-    """The codes of a subject, and their values at positions 0 .. length-1, or as far as they are defined."""
-    codes = codes_of(subject)
-    return codes, codes(torch.arange(length if codes.limit is None else min(length, codes.limit)))
-
-
 def _table_codes(table: Tensor, name: str, module: nn.Module | None = None) -> Codes:
     """The rows of a table (n, dim), one per position."""
     if table.dim() != 2 or not table.numel() or not table.is_floating_point():
@@ -385,12 +380,8 @@ def position_codes(encoding: Encoding, positions: Positions) -> Tensor | None:
     return None if made is None else made(positions)
 
 
-def has_position_codes(encoding: Encoding) -> bool:
-    return hasattr(encoding, "position_codes")
-
-
 def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
-    used = [part for part in parts if "embed" in part.sites() or has_position_codes(part)]
+    used = [part for part in parts if "embed" in part.sites() or hasattr(part, "position_codes")]
     if not used:
         return None
     if len(used) > 1 and any(getattr(part, "merge", "add") != "add" for part in used):
@@ -454,36 +445,45 @@ def _rotation_codes(encoding: Encoding, parts: list[Encoding], name: str, given:
         first = codes(torch.arange(4)).cpu()
     if bool((first.diff(dim=0) == 0).all()):
         return None  # it prepares queries and keys for the bias, whatever their position
-    waves = _rotation_waves(rotating[0], first) if len(rotating) == 1 else None
+    waves = None
+    if len(rotating) == 1:
+        with suppress(InputError):
+            waves = _waves(frequencies_of(rotating[0], name)[0], first, 1e-9)
     return _codes(name, codes, encoding, rotating, waves)
 
 
 def _rotated(parts: list[Encoding], positions: Positions, given: Mapping[str, int]) -> Tensor:
     """Queries of ones, rotated. Unless the text's length matters, the only key is at position 0, so that no code depends on
     others."""
-    q, k = _ones(sizes_of(parts[0], given), positions)
+    q, k = _alike(sizes_of(parts[0], given), positions)
     for part in parts:
         q, k = part.rotate(q, k, positions)
     return q[0, 0]
 
 
-def _ones(sizes: Sizes, positions: Positions) -> tuple[Tensor, Tensor]:
-    counts = (sizes.num_heads, positions.num_queries), (sizes.num_kv_heads, positions.num_keys)
-    like = {"dtype": torch.float64, "device": positions.q.device}
-    return tuple(torch.ones(1, heads, n, sizes.head_dim, **like) for heads, n in counts)  # type: ignore[call-overload]
+def _alike(sizes: Sizes, positions: Positions, content: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Queries and keys that all are `content`, (width,); None: ones."""
+    content = torch.ones(sizes.head_dim) if content is None else content
+    content = content.to(positions.q.device, torch.float64)
+    q = content.expand(1, sizes.num_heads, positions.num_queries, -1)
+    return q, content.expand(1, sizes.num_kv_heads, positions.num_keys, -1)
 
 
-def _rotation_waves(part: Encoding, codes: Tensor) -> Waves | None:
-    """From the angles of its keys, where they grow evenly."""
-    try:
-        angles = key_angles(part, Positions.from_ids(torch.arange(3, device=device_of(part))))
+def frequencies_of(part: Encoding, name: str) -> Tensor:
+    """Radians by which each pair of keys turns from a position to the next, (heads or 1, pairs) in float64.
+
+    Raises:
+        InputError: it turns none by an angle, or by angles that do not grow evenly with position.
+    """
+    at = Positions.from_ids(torch.arange(3, device=device_of(part)))
+    try:  # XPos turns by angles, and refuses those of keys alone
+        angles = part.angles(at.k) if isinstance(part, Rotary) else key_angles(part, at)
     except InputError:
-        return None
-    angles = angles[0, 0].detach().cpu().double()
-    frequencies = angles[1] - angles[0]
-    if not torch.allclose(angles[2] - angles[1], frequencies, rtol=1e-9):
-        return None
-    return _waves(frequencies, codes, 1e-9)
+        raise InputError("it rotates no pair of channels by an angle", argument=name) from None
+    first, second, third = angles[0].detach().cpu().double().unbind(1)
+    if not torch.allclose(third - second, second - first, rtol=1e-9):
+        raise InputError("its angles do not grow evenly with position", argument=name)
+    return second - first
 
 
 def _map_codes(part: Mapped, name: str, given: Mapping[str, int]) -> Codes:
@@ -503,7 +503,7 @@ def _map_codes(part: Mapped, name: str, given: Mapping[str, int]) -> Codes:
 
 def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
     adding = [part for part in parts if "bias" in part.sites() and "restrict" not in part.sites()]
-    if not adding or any(map(has_position_codes, adding)):
+    if not adding or any(hasattr(part, "position_codes") for part in adding):
         return None
     refuse_gates(adding, name)
     causal = any(needs_causal(part, sizes_of(part, given)) for part in adding)
@@ -513,7 +513,7 @@ def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Map
     def codes(distances: Tensor) -> Tensor:
         """(n, heads): what a query adds to its score with a key so far before it, of content of ones."""
         at = _last_of_a_text(encoding, distances) if causal else _text_positions(encoding, distances, key_at_zero=True)
-        bias = torch.stack([_bias(part, at, sizes_of(part, given)) for part in adding]).sum(0)
+        bias = torch.stack([bias_of(part, at, sizes_of(part, given)) for part in adding]).sum(0)
         by_distance = bias[:, 0].T.flip(0)[distances.long()] if causal else bias[:, :, 0].T
         hidden = (by_distance == -torch.inf).any(-1).to(distances.device)
         if bool(hidden.any()):
@@ -523,9 +523,9 @@ def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Map
     return _codes(name, codes, encoding, adding, of_distance=True)
 
 
-def _bias(part: Encoding, positions: Positions, sizes: Sizes) -> Tensor:
-    """(heads, queries, keys)."""
-    q, k = _ones(sizes, positions)
+def bias_of(part: Encoding, positions: Positions, sizes: Sizes, content: Tensor | None = None) -> Tensor:
+    """(heads, queries, keys): what it adds to the scores. content: (width,), of every query and key; None: ones."""
+    q, k = _alike(sizes, positions, content)
     try:
         terms = part.effects(positions).terms(q, k)
     except InputError:
@@ -537,8 +537,8 @@ def _bias(part: Encoding, positions: Positions, sizes: Sizes) -> Tensor:
         terms = part.effects(positions).terms(q, k)
     bias = dense_sum(terms, positions.q.device)
     if bias is None:
-        raise InputError("its bias has no terms", argument=type(part).__name__)
-    return bias[0]
+        raise InputError("its bias has no terms in this layer", argument=part.known_as)
+    return bias.expand(1, sizes.num_heads, positions.num_queries, positions.num_keys)[0]
 
 
 def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
@@ -553,7 +553,7 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
 
 def _reads_keys(part: Encoding, sizes: Sizes) -> bool:
     """Whether its bias is computed from the keys."""
-    q, k = _ones(sizes, at := Positions.arange(1, 3, causal=True, device=device_of(part)))
+    q, k = _alike(sizes, at := Positions.arange(1, 3, causal=True, device=device_of(part)))
     with torch.enable_grad():
         bias = dense_sum(part.effects(at).terms(q, k.requires_grad_()), k.device)
         if bias is None or not bias.requires_grad:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.errors import check_positive, counted
 from posenc.frequencies.create_schedule import as_text, complete, create, parse
-from posenc.frequencies.schedules import Frequencies, check_factor, check_length, rope_frequencies, stretch, wavelengths
+from posenc.frequencies.schedules import check_factor, check_length, rope_frequencies, stretch, wavelengths
 from posenc.lab.messages import as_json
 from posenc_cli.arguments import aligned, room
 
@@ -163,31 +163,6 @@ class Difference:
         return f"Both multiply cos and sin by {a:.5g}, and so scores by {a * a:.5g}."
 
 
-def compared(
-    names: tuple[str, str],
-    schedules: tuple[str, str],
-    frequencies: tuple[Frequencies, Frequencies],
-    head_dim: int,
-    base: float,
-    length: int,
-    at: float,
-) -> Difference:
-    """The difference between frequencies; the arguments as in `Difference`."""
-    turns = rope_frequencies(head_dim, base) * check_length(length) / (2 * math.pi)
-    first, second = (f.inv_freq for f in frequencies)
-    columns: Sequence[Tensor] = (
-        turns,
-        *(wavelengths(f) for f in frequencies),
-        *(stretch(f, head_dim, base=base) for f in frequencies),
-        (second / first - 1).where(first != second, 0.0),  # two pairs at rest are the same
-        (first - second).abs() * at,
-    )
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    pairs = tuple(Pair(c, t, (w, x), (s, u), change, phase) for c, (t, w, x, s, u, change, phase) in enumerate(rows))
-    amplitudes = frequencies[0].attention_factor, frequencies[1].attention_factor
-    return Difference(names, schedules, head_dim, base, length, at, amplitudes, pairs)
-
-
 def _number(value: float) -> str:
     return f"{value:.0f}" if 1000 <= value < math.inf else f"{value:.4g}"
 
@@ -230,4 +205,23 @@ def diff(
     names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
     full = [as_text(schedule) for schedule in given]
     made = [create(schedule, head_dim, base=base) for schedule in given]
-    return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)
+    turns = rope_frequencies(head_dim, base) * length / (2 * math.pi)
+    a, b = (schedule.inv_freq for schedule in made)
+    columns: Sequence[Tensor] = (
+        turns,
+        *(wavelengths(schedule) for schedule in made),
+        *(stretch(schedule, head_dim, base=base) for schedule in made),
+        (b / a - 1).where(a != b, 0.0),  # two pairs at rest are the same
+        (a - b).abs() * at,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return Difference(
+        names=(names[0], names[1]),
+        schedules=(full[0], full[1]),
+        head_dim=head_dim,
+        base=base,
+        length=length,
+        at=at,
+        attention_factors=(made[0].attention_factor, made[1].attention_factor),
+        pairs=tuple(Pair(c, t, (w, x), (s, u), change, phase) for c, (t, w, x, s, u, change, phase) in enumerate(rows)),
+    )

@@ -32,24 +32,14 @@ class Finding:
         """The result in words, most important first."""
         raise NotImplementedError  # abstract
 
+    def summary(self) -> str:
+        """The most important sentence, for the summary on top."""
+        return self.sentences()[0]
+
     def to_dict(self) -> dict[str, Any]:
         """Every number as JSON can represent it, with the sentences; infinite and undefined numbers are null."""
         numbers: dict[str, Any] = as_json(self)
         return numbers | {"sentences": self.sentences()}
-
-
-@dataclass(frozen=True, eq=False)
-class Findings(Finding):
-    """The same question answered for several settings. first: how many sentences of each are reported; equal ones once."""
-
-    findings: tuple[Any, ...]
-    first: int = 1
-
-    def sentences(self) -> list[str]:
-        return list(dict.fromkeys(s for finding in self.findings for s in finding.sentences()[: self.first]))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"findings": [finding.to_dict() for finding in self.findings], "sentences": self.sentences()}
 
 
 PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
@@ -126,18 +116,12 @@ class AnalysisQuestion:
     """A section of the report.
 
     ask: the finding about a target; raises InputError, with the reason, for a target that it does not apply to.
-    pictures: of a target and the finding. summary: what of the finding belongs to the summary on top, "" for nothing.
+    pictures: of a target and the finding.
     """
 
     title: str
     ask: Callable[["Target"], Finding]
     pictures: Callable[["Target", Any], Sequence[Picture]] = lambda target, finding: ()
-    summary: Callable[[Any], str] = lambda finding: ""
-
-
-def first_sentence(finding: Finding) -> str:
-    """The most important sentence."""
-    return finding.sentences()[0]
 
 
 # ---------------------------------------------------------------- what several plots draw
@@ -164,14 +148,3 @@ def integer_axes(ax: Axes) -> None:
 
 def channel_label(of: str) -> str:
     return "head or channel" if of == "distance" else "channel"  # a bias has heads, a mapped rotation channels
-
-
-def bar_names(ax: Axes, names: Sequence[str], **options: Any) -> None:
-    """Horizontal bars, the first on top, with these names."""
-    ax.set_yticks(range(len(names)), list(names), **options)
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-
-
-def legend_above(ax: Axes, x: float = 0.5, **options: Any) -> None:
-    ax.legend(loc="lower center", bbox_to_anchor=(x, 1), **options)

@@ -8,26 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import codes_of, first_codes, in_chunks, positions_of
-from posenc.analysis.finding import (
-    LINE,
-    PALETTE,
-    SOFT,
-    AnalysisQuestion,
-    Axes,
-    Finding,
-    channel_label,
-    first_sentence,
-    image,
-    integer_axes,
-    plot,
-)
+from posenc.analysis.codes import codes_of, in_chunks, positions_of
+from posenc.analysis.finding import Finding
 from posenc.errors import InputError, check_numbers
 
 SAME = 1e-4
 """Of the mean squared norm: dot products nearer than this are the same, which leaves room for codes in float32."""
-
-
 RISE = 1e-12
 """Of the same: means that differ by less are equal."""
 
@@ -139,43 +125,6 @@ def _first(holds: Tensor, offset: int = 0) -> int | None:
     return int(holds.int().argmax()) + offset if bool(holds.any()) else None
 
 
-@plot(
-    "Where the line falls, codes grow less alike as they move apart; where the band around it opens, the dot product "
-    "depends on more than the distance, and inside the grey strip two codes are as unrelated as two random vectors."
-)
-def plot_kernel(ax: Axes, finding: Kernel) -> None:
-    """The normalised dot product by distance, a standard deviation around it, and that of random vectors."""
-    distances = torch.arange(finding.length)
-    random = finding.dim**-0.5
-    ax.axhspan(-random, random, color=LINE, alpha=0.6, lw=0, label="two random vectors")
-    ax.fill_between(
-        distances, finding.mean - finding.spread, finding.mean + finding.spread, color=PALETTE[0], alpha=0.25, lw=0
-    )
-    ax.plot(distances, finding.mean, color=PALETTE[0], label="mean over all places")
-    ax.axhline(0, color=SOFT, lw=0.8)
-    ax.set(xlabel="distance", ylabel="dot product / mean squared norm", xlim=(0, finding.length - 1))
-    ax.legend()
-
-
-@plot(
-    "Bands along the diagonal: the product depends on how far apart two positions are, not on where they are.", (5, 4.2)
-)
-def plot_dot_products(ax: Axes, subject: Any, length: int = 128) -> None:
-    """The dot product of every two codes of positions 0 .. length-1, over their mean square."""
-    codes, values = first_codes(subject, length)
-    square = float(values.square().sum(-1).mean()) or 1.0
-    image(ax, values @ values.T / square, clip=True)
-    ax.set(xlabel=codes.of, ylabel=codes.of)
-
-
-KERNEL = AnalysisQuestion(
-    "How does the dot product of two codes change with their distance?",
-    lambda t: kernel(t.position_codes, t.length),
-    lambda t, finding: (plot_kernel.of(finding), plot_dot_products.of(t.codes)),
-    first_sentence,
-)
-
-
 ROUNDING = 1e-4
 """Share of the norm below which a miss is rounding: codes in float32 leave so much in long inputs."""
 
@@ -202,8 +151,7 @@ class Shift(Finding):
     added: float
     """What adding one vector everywhere misses by"""
     by_position: Tensor
-    """(positions,), the residual at every t = first, first + 1 and on"""
-    first: int
+    """(positions,), the residual at every t that has both codes"""
     fitted: int
     """How many positions it was fitted to"""
     rank: int
@@ -277,7 +225,6 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         added=_mean(((after - before) - (after - before).mean(0)).norm(dim=-1) / norm),
         still=_mean((before - after).norm(dim=-1) / norm),
         by_position=missed,
-        first=int(at[0]),
         fitted=0 if known else int((~rest).sum()),
         rank=rank,
     )
@@ -311,38 +258,6 @@ def _least_squares(before: Tensor, after: Tensor, rank: int) -> Tensor:
 
 def _mean(shares: Tensor) -> float:
     return float(shares.square().mean().sqrt())
-
-
-@plot("Blocks of two by two on the diagonal, or two stripes: each pair of channels is turned by itself.", (5, 4.2))
-def plot_shift_matrix(ax: Axes, shift: Shift) -> None:
-    """The matrix that takes each code to a later one."""
-    image(ax, shift.matrix, clip=True)
-    ax.set(xlabel=channel_label(shift.of), ylabel=f"{channel_label(shift.of)}, {shift.shift:+g} {shift.of}s")
-
-
-@plot("A line at the bottom: one matrix does it for every position. A line far up: there is no such matrix.")
-def plot_shift_error(ax: Axes, shift: Shift) -> None:
-    """By how much the matrix misses, position by position, against the identity."""
-    at = shift.first + torch.arange(len(shift.by_position))
-    missed = shift.by_position.clamp(min=1e-17)
-    if shift.fitted:
-        ax.plot(at[1::2], missed[1::2], ".", markersize=3, color=PALETTE[0], label="not fitted to")
-        ax.plot(at[::2], missed[::2], ".", markersize=3, color=PALETTE[2], label="fitted to")
-    else:
-        ax.plot(at, missed, ".", markersize=3, color=PALETTE[0], label="by its frequencies")
-    ax.axhline(max(shift.still, 1e-17), color=PALETTE[1], label="the identity")
-    ax.axhline(ROUNDING, color=SOFT, linestyle=":", label="counts as exact below")
-    ax.set_yscale("log")
-    ax.set(xlabel=shift.of, ylabel="missed by (share of the norm)")
-    ax.legend(fontsize="small")
-
-
-SHIFT = AnalysisQuestion(
-    "Is a shift of positions linear?",
-    lambda t: shift_matrix(t.position_codes, length=t.length),
-    lambda t, finding: (plot_shift_matrix.of(finding), plot_shift_error.of(finding)),
-    first_sentence,
-)
 
 
 PURE = 0.9
@@ -460,43 +375,3 @@ def _explained(varying: Tensor, turns: Tensor) -> Tensor:
     basis = torch.linalg.svd(waves, full_matrices=False)
     directions = basis.U * (basis.S / basis.S[:, :1] > 1e-8)[:, None]  # at half a turn a position the sine is nothing
     return (directions.mT @ varying).square().sum(1)
-
-
-@plot("Where the line reaches 1, further directions add nothing: the codes lie in that few dimensions.")
-def plot_singular_values(ax: Axes, spectrum: Spectrum) -> None:
-    """The share of the variance in each direction, and in all up to it."""
-    count = range(1, len(spectrum.share) + 1)
-    each = spectrum.share.diff(prepend=torch.zeros(1, dtype=spectrum.share.dtype))
-    ax.bar(count, each.tolist(), color=PALETTE[0], label="each direction")
-    ax.plot(count, spectrum.share, color=PALETTE[1], label="all up to it")
-    ax.axvline(spectrum.directions_99, color=SOFT, linestyle=":", label=f"99% in {spectrum.directions_99}")
-    ax.set(xlabel="direction", ylabel="share of the variance", ylim=(0, 1.02))
-    integer_axes(ax)
-    ax.legend(loc="center right")
-
-
-@plot(
-    "Channels above the line complete less than one period in the text: the further up, the less neighbours differ in them."
-)
-def plot_wavelengths(ax: Axes, spectrum: Spectrum) -> None:
-    """How many positions each channel needs to turn once, against the length of the text. Faint: one wave holds little of
-    what the channel does."""
-    turning = spectrum.wavelengths.isfinite()
-    at = torch.arange(spectrum.dim)[turning]
-    strength: Any = spectrum.purity[turning].clamp(0.15, 1).numpy()  # one each; the stubs know a single number
-    ax.scatter(at, spectrum.wavelengths[turning], s=14, color=PALETTE[0], alpha=strength)
-    ax.axhline(spectrum.length, color=PALETTE[1], label=f"length of the text, {spectrum.length}")
-    still = spectrum.dim - int(turning.sum())
-    if still:
-        ax.plot([], [], " ", label=f"{still} channels are constant")
-    ax.set(xlabel=channel_label(spectrum.of), ylabel=f"wavelength ({spectrum.of}s)", xlim=(-1, spectrum.dim))
-    integer_axes(ax)
-    ax.set_yscale("log")
-    ax.legend()
-
-
-SPECTRUM = AnalysisQuestion(
-    "How many dimensions do the codes use?",
-    lambda t: spectrum(t.position_codes, t.length),
-    lambda t, finding: (plot_singular_values.of(finding), plot_wavelengths.of(finding)),
-)

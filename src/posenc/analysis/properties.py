@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.codes import CHUNK, codes_of, defined_until, first_codes, in_chunks, positions_of, seeded
-from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, channel_label, image, plot
+from posenc.analysis.codes import CHUNK, codes_of, defined_until, in_chunks, positions_of, seeded
+from posenc.analysis.finding import Finding
 from posenc.errors import InputError, check_integers
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
@@ -80,13 +80,9 @@ def unique(subject: Any, length: int = 512, *, search: int | None = None, **opti
     smallest, pair = _closest(first)
     searched = max(length, codes.search) if search is None else search
     searched = searched if codes.limit is None else min(searched, codes.limit)
-    try:
-        collision = _first_collision(in_chunks(codes, searched), searched, SAME * norm)
-    except InputError:
-        if search is not None:
-            raise
+    if search is None:
         searched, _ = defined_until(codes, length, searched)
-        collision = _first_collision(in_chunks(codes, searched), searched, SAME * norm)
+    collision = _first_collision(in_chunks(codes, searched), searched, SAME * norm)
     return Uniqueness(
         of=codes.of,
         length=length,
@@ -116,14 +112,11 @@ def _closest(codes: Tensor) -> tuple[float, tuple[int, int]]:
 
 
 def _first_collision(read: Callable[[Tensor], Tensor], count: int, tolerance: float) -> tuple[int, int] | None:
-    """The first position within tolerance of an earlier one, and the first such. Codes that are close have close
-    projections: sorted by one coordinate of these, only neighbours need comparing."""
+    """The first position within tolerance of an earlier one, and the first such. The search doubles what it compares: all
+    codes of the half before differ, so few are alike."""
     projections = _project(read, count)
-    # neighbours bound where the first collision is; before it all differ, so few projections are alike
-    near = _later(read, projections, tolerance, steps=1)
-    if near is None:
-        return _later(read, projections, tolerance)
-    return _later(read, projections[: near[0] + 1], tolerance) or near
+    ends = [*(2**k for k in range(1, (count - 1).bit_length())), count]
+    return next((found for end in ends if (found := _later(read, projections[:end], tolerance))), None)
 
 
 def _project(read: Callable[[Tensor], Tensor], count: int) -> Tensor:
@@ -138,16 +131,14 @@ def _project(read: Callable[[Tensor], Tensor], count: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _later(
-    read: Callable[[Tensor], Tensor], projections: Tensor, tolerance: float, steps: int | None = None
-) -> tuple[int, int] | None:
-    """The first position that is within tolerance of an earlier one; steps: compare with so many neighbours at most, in
-    order of the first coordinate of their projections."""
+def _later(read: Callable[[Tensor], Tensor], projections: Tensor, tolerance: float) -> tuple[int, int] | None:
+    """The first position that is within tolerance of an earlier one. Codes that are close have close projections: sorted by
+    one coordinate of these, only neighbours need comparing."""
     order = projections[:, 0].argsort(stable=True)
     in_line = projections[order]
     slack = tolerance + 1e-12 * (1 + float(projections.abs().max()))
     first: tuple[int, int] | None = None
-    for step in range(1, len(order) if steps is None else steps + 1):
+    for step in range(1, len(order)):
         close = (in_line[step:, 0] - in_line[:-step, 0] <= slack).nonzero()[:, 0]
         if not len(close):
             break
@@ -273,12 +264,8 @@ class Boundedness(Finding):
         if self.defined_to < self.up_to:
             sentences.append(f"From {self.of} {self.defined_to} on there is no code: {self.refusal}.")
         if not math.isnan(self.past):
-            past = f"Past it, up to {self.of} {self.defined_to - 1}, it is {self.past:.4g}"
-            if self.past <= LARGER * self.inside:
-                sentences.append(f"{past}.")
-            else:
-                times = f", {self.past / self.inside:.3g} times as much" if self.inside else ""
-                sentences.append(f"{past}{times}.")
+            times = f", {self.past / self.inside:.3g} times as much" if self.past > LARGER * self.inside > 0 else ""
+            sentences.append(f"Past it, up to {self.of} {self.defined_to - 1}, it is {self.past:.4g}{times}.")
         return sentences
 
 
@@ -436,6 +423,9 @@ class Properties(Finding):
             "Deterministic": self.deterministic,
         }
 
+    def summary(self) -> str:
+        return "  ".join(f"{name} {'✓' if each.holds else '✗'}" for name, each in self.each.items())
+
     def sentences(self) -> list[str]:
         return [
             f"{name}: {'yes' if finding.holds else 'no'}. {' '.join(finding.sentences())}"
@@ -465,49 +455,3 @@ def properties(
         bounded(codes, length, trained=trained),
         deterministic(codes, length),
     )
-
-
-@plot("Each row is the code of one position: read along a column to see how fast a channel changes.")
-def plot_heat_map(ax: Axes, subject: Any, length: int = 128) -> None:
-    """The codes of positions 0 .. length-1 of anything `codes_of` takes, a row each; fewer where there are fewer."""
-    codes, values = first_codes(subject, length)
-    image(ax, values, aspect="auto", clip=True)
-    ax.set(xlabel=channel_label(codes.of), ylabel=codes.of)
-
-
-@plot("A band without width: the step is the same wherever it is taken.")
-def plot_step_sizes(ax: Axes, steps: Steps) -> None:
-    """The distance between codes so many steps apart: mean, smallest and largest over the text."""
-    ax.fill_between(
-        steps.steps, steps.smallest, steps.largest, color=PALETTE[0], alpha=0.25, label="smallest to largest"
-    )
-    ax.plot(steps.steps, steps.mean, "o-", color=PALETTE[0], markersize=4, label="mean")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(steps.steps, [str(k) for k in steps.steps])
-    ax.minorticks_off()
-    ax.set(xlabel=f"steps ({steps.of}s)", ylabel="distance of the codes")
-    ax.set_ylim(bottom=0)
-    ax.legend()
-
-
-@plot("Flat: codes are as long far out as in training. A line that rises or ends past the mark: they are not.")
-def plot_norms(ax: Axes, subject: Any, length: int = 2048, trained: int = 512) -> None:
-    """How long the codes are, to past the training length."""
-    codes, values = first_codes(subject, length)
-    ax.plot(torch.arange(len(values)), values.norm(dim=-1), color=PALETTE[0])
-    ax.axvline(trained, color=INK, linestyle=":", label=f"training length, {trained}")
-    ax.set(xlabel=codes.of, ylabel="length of the code", xlim=(0, length))
-    ax.set_ylim(bottom=0)
-    ax.legend()
-
-
-PROPERTIES = AnalysisQuestion(
-    "Is every position distinct, evenly spaced, bounded and deterministic?",
-    lambda t: properties(t.codes, t.length, trained=t.trained_codes, search=min(t.codes.search, 256 * t.length)),
-    lambda t, finding: (
-        plot_heat_map.of(t.codes),
-        plot_step_sizes.of(finding.steps),
-        plot_norms.of(t.codes, trained=t.trained_codes),
-    ),
-    lambda finding: "  ".join(f"{name} {'✓' if each.holds else '✗'}" for name, each in finding.each.items()),
-)

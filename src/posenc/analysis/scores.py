@@ -9,21 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, refuse_gates, repeated, sizes_of, width_of
-from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
+from posenc.analysis.codes import (
+    Sizes,
+    bias_of,
+    frequencies_of,
+    make,
+    needs_causal,
+    parts_of,
+    refuse_gates,
+    repeated,
+    sizes_of,
+    width_of,
+)
+from posenc.analysis.finding import Finding
 from posenc.attention import Call, prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
 from posenc.encoding import Encoding, gates_of
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.shared import key_angles
 from posenc.errors import InputError, check_integers, check_sizes, counted
 from posenc.positions import Positions
 
 ROUNDING = 1e-12
 """Rounding of a score in float64."""
-VARIES = 1e-20
-"""Of squares, relative to their sum: variance below this is rounding."""
 LIMIT = 2**16
 """The longest text whose scores are computed: every sample and head needs a vector for each of its tokens."""
 
@@ -74,22 +81,15 @@ class Bias(Finding):
 
 @dataclass(frozen=True, eq=False)
 class PairRotation(Finding):
-    """How fast each pair of channels turns. angles: (pairs,) radians a position, in the order of the pairs. trained: the
-    length that wavelengths are compared with."""
+    """How fast each pair of channels turns. angles: (pairs,) radians a position, in the order of the pairs. wavelengths:
+    (pairs,) positions a turn, infinite where a pair does not turn. unfinished: how many turn, but not once within the
+    training length, `trained`."""
 
     name: str
     angles: Tensor
+    wavelengths: Tensor
+    unfinished: int
     trained: int
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """Positions a turn, (pairs,); infinite where a pair does not rotate."""
-        return 2 * math.pi / self.angles.abs()
-
-    @property
-    def unfinished(self) -> int:
-        """Pairs that turn, but not once within the training length."""
-        return int(((self.wavelengths > self.trained) & (self.angles != 0)).sum())
 
     def sentences(self) -> list[str]:
         still = int((self.angles == 0).sum())
@@ -104,10 +104,6 @@ class PairRotation(Finding):
             f"Wavelengths go from {turning.min():.4g} to {turning.max():.4g} positions.",
         ]
         return sentences + ([f"No rotation, and content alone, in {counted(still, 'pair')}."] if still else [])
-
-    def to_dict(self) -> dict[str, Any]:
-        wavelengths = [wave if math.isfinite(wave) else None for wave in self.wavelengths.tolist()]
-        return super().to_dict() | {"wavelengths": wavelengths, "unfinished": self.unfinished}
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,15 +184,9 @@ def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both, packed=False)
     drawn = torch.Generator().manual_seed(0)
-    added = []
-    for content in (torch.ones(width), torch.randn(width, generator=drawn)):
-        x = content.double().expand(1, sizes.num_heads, len(keys), width)
-        with torch.no_grad():
-            terms = acting.effects(at).terms(x[:, :, -1:], x[:, : sizes.num_kv_heads])
-            dense = dense_sum(terms, torch.device("cpu"))
-        if dense is None:
-            raise InputError("its bias has no terms in this layer", argument=name)
-        added.append(dense.expand(1, sizes.num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
+    contents = torch.ones(width), torch.randn(width, generator=drawn)
+    with torch.no_grad():
+        added = [bias_of(acting, at, sizes, content)[:, 0].double().flip(-1) for content in contents]
     ones, drawn_content = added
     hidden = ones == -torch.inf
     if not bool(ones[~hidden].isfinite().all()):
@@ -223,19 +213,14 @@ def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None =
     turning = next((part for part in rotating if not list(part.children())), next(iter(rotating), None))
     if turning is None:
         raise InputError("it rotates no channels", argument=name)
-    at = Positions.from_ids([0, 1, 2])
     with torch.no_grad():
-        try:
-            angles = turning.angles(at.k) if isinstance(turning, Rotary) else key_angles(turning, at)
-        except InputError:
-            raise InputError("it rotates no pair of channels by an angle", argument=name) from None
-    if not torch.equal(angles, angles[:, :1].expand_as(angles)):
+        frequencies = frequencies_of(turning, name)
+    if not torch.equal(frequencies, frequencies[:1].expand_as(frequencies)):
         name = f"{name}, head 0"
-    angles = angles[0, 0]
-    step = angles[1] - angles[0]
-    if not torch.allclose(angles[2] - angles[1], step, rtol=1e-9):
-        raise InputError("its angles do not grow evenly with position", argument=name)
-    return PairRotation(name, step.double(), trained)
+    angles = frequencies[0]
+    wavelengths = 2 * math.pi / angles.abs()
+    unfinished = int(((wavelengths > trained) & (angles != 0)).sum())
+    return PairRotation(name, angles, wavelengths, unfinished, trained)
 
 
 def scores(
@@ -339,106 +324,3 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = encoding.scale_of(0, q.shape[-1]) * (x @ x[-1])
     return score - without, without.expand_as(score)
-
-
-def by_distance(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of scores (batch, heads, n, n): the distances, query minus key, at which they are visible; their mean at each, (heads,
-    distances); and the share of their variance that the distance explains, (heads,), nan where they do not vary.
-    visible: broadcastable to (batch, 1, n, n)."""
-    n = scores.shape[-1]
-    at = torch.arange(n)
-    inside = visible.expand(len(scores), 1, n, n)[:, 0]
-    index = (at[:, None] - at + n - 1).expand(len(scores), n, n)[inside]
-    values = scores.transpose(0, 1)[:, inside]
-    middle = values.mean(-1, keepdim=True)
-    off = values - middle
-    count = torch.bincount(index, minlength=2 * n - 1)
-    means = torch.zeros(len(values), 2 * n - 1, dtype=values.dtype).index_add_(1, index, off) / count
-    total = off.square().sum(-1)
-    explained = 1 - (off - means[:, index]).square().sum(-1) / total
-    varies = total > VARIES * values.square().sum(-1)
-    occurs = count > 0
-    return torch.arange(1 - n, n)[occurs], (means + middle)[:, occurs], explained.where(varies, torch.nan)
-
-
-MOST = 9
-"""Heads that still get a colour and a name each."""
-
-
-@plot("A line per head: where it falls, that head attends less to tokens so far away; a flat line ignores distance.")
-def plot_bias_by_distance(ax: Axes, finding: Bias) -> None:
-    """What each head adds to a score, by the distance of the two tokens."""
-    _by_head(ax, finding.distances, finding.heads)
-    ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
-
-
-@plot(
-    "Pairs above the dashed line do not complete a full rotation in training: a longer input rotates them to new angles."
-)
-def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
-    """Positions a turn, pair by pair."""
-    turning = finding.wavelengths.isfinite()
-    pairs = torch.arange(len(finding.angles))
-    late = turning & (finding.wavelengths > finding.trained)
-    for which, colour, name in (
-        (turning & ~late, PALETTE[0], "complete a rotation"),
-        (late, PALETTE[1], "do not"),
-    ):
-        if bool(which.any()):
-            ax.plot(pairs[which], finding.wavelengths[which], "o", markersize=4, color=colour, label=name)
-    ax.axhline(finding.trained, color=SOFT, linestyle="--", linewidth=1.2, label=f"training length, {finding.trained}")
-    ax.set(yscale="log", xlabel="pair of channels", ylabel="wavelength (positions)")
-    ax.legend()
-
-
-@plot(
-    "The faster the score between two copies of the same token falls from left to right, the more local attention becomes."
-)
-def plot_effective_scores(ax: Axes, finding: PositionScores) -> None:
-    """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
-    distances = torch.arange(finding.length)
-    for values, spread, colour, name in (
-        (finding.same, finding.same_spread, PALETTE[0], "two copies of the same token"),
-        (finding.unrelated, finding.unrelated_spread, PALETTE[1], "two unrelated tokens"),
-    ):
-        mean, around = values.nanmean(0), spread.nanmean(0)
-        ax.plot(distances, mean, color=colour, label=name)
-        ax.fill_between(distances, mean - around, mean + around, color=colour, alpha=0.18, linewidth=0)
-    ax.axhline(0, color=LINE, linewidth=1)
-    ax.set(xlabel="tokens back", ylabel="score minus score without positions")
-    ax.legend()
-
-
-@plot("Heads that part ways specialise by distance; where all lie on one line, position treats every head alike.")
-def plot_scores_by_head(ax: Axes, finding: PositionScores) -> None:
-    """What position adds to the score of a token with an identical one, a line per head."""
-    _by_head(ax, torch.arange(finding.length), finding.same)
-    ax.set(xlabel="tokens back", ylabel="score minus score without positions")
-
-
-def _by_head(ax: Axes, distances: torch.Tensor, heads: torch.Tensor) -> None:
-    for number, values in enumerate(heads):
-        named = {"label": f"head {number}"} if len(heads) <= MOST else {"color": PALETTE[0], "alpha": 0.4}
-        ax.plot(distances, values, **named)
-    if 1 < len(heads) <= MOST:
-        ax.legend()
-
-
-ROTATION = AnalysisQuestion(
-    "How fast does each pair of channels rotate?",
-    lambda t: rotation(t.encoding, t.trained, **t.named),
-    lambda t, finding: (plot_pair_wavelengths.of(finding),),
-    first_sentence,
-)
-BIAS = AnalysisQuestion(
-    "What is added to the scores?",
-    lambda t: bias(t.encoding, t.length, **t.named),
-    lambda t, finding: (plot_bias_by_distance.of(finding),),
-    first_sentence,
-)
-SCORES = AnalysisQuestion(
-    "How does position change a score?",
-    lambda t: scores(t.encoding, t.length, seed=t.seed, **t.named),
-    lambda t, finding: [each.of(finding) for each in (plot_effective_scores, plot_scores_by_head)[: len(finding.same)]],
-    first_sentence,
-)

@@ -2,7 +2,7 @@
 """What is analysed: an encoding, codes or a model's encoding, with the views of it that questions ask for."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,27 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import (
-    SHAPE,
-    Codes,
-    HiddenKeys,
-    codes_of,
-    parts_of,
-    seeded,
-    sizes_of,
-)
+from posenc.analysis.codes import SHAPE, Codes, HiddenKeys, codes_of, parts_of, seeded, sizes_of
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_integers, check_sizes, unknown
+from posenc.errors import InputError, check_integers, check_sizes
 from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
 
-DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
-"""Whose rounding is known, by name."""
-MEASURED = ("bfloat16", "float16")
-"""Whose phase errors are measured by default."""
 LONGEST = 2**17
 """Most positions of an analysis: pictures and fits need all their codes at once."""
 LAYERS = 2
@@ -64,10 +52,6 @@ class Target:
     """Positions that it was, or would be, trained on"""
     seed: int = 0
     """Of whatever is random"""
-    text: str | None = None
-    """The encoding's, if it was given as one"""
-    dtypes: Sequence[str] = MEASURED
-    """Whose phase errors are measured"""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of an encoding that does not have them as attributes"""
 
@@ -150,12 +134,11 @@ def target_of(
     trained: int | None = None,
     seed: int = 0,
     name: str | None = None,
-    dtypes: Sequence[str] = MEASURED,
     **shape: Any,
 ) -> Target:
     """The `Target` for an encoding, its text or class, a function positions -> vectors, a table or a model.
 
-    A class is made for `shape` (reading.SHAPE), as a text is. An encoding that is an object is read with its attributes
+    A class is made for `shape` (codes.SHAPE), as a text is. An encoding that is an object is read with its attributes
     num_heads, num_kv_heads, head_dim and dim, and with those of `shape` where it has none. length is cut to what the
     subject is defined for.
 
@@ -167,9 +150,6 @@ def target_of(
     if length > LONGEST:
         raise InputError(f"must be at most {LONGEST}; single analyses take more", length=length)
     check_sizes(trained=trained)
-    for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise unknown("dtype", dtype, DTYPES)
     if trained is None:
         trained = (_trained_length(subject) if _is_model(subject) else None) or length
     text = subject if isinstance(subject, str) else None
@@ -178,7 +158,7 @@ def target_of(
     sizes = shape if isinstance(obj, Encoding) and text is None else {}
     if sizes:
         sizes_of(obj, sizes)
-    target = Target(name or text or _name(subject), obj, length, trained, seed, text, tuple(dtypes), sizes)
+    target = Target(name or text or _name(subject), obj, length, trained, seed, sizes)
     limits = [obj.max_positions if isinstance(obj, Encoding) else None]
     codes = None
     with suppress(InputError):  # it need not have codes

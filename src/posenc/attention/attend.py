@@ -26,10 +26,10 @@ from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
 from posenc.encoding import NOTHING, Effects, Encoding, Pass, Rotation, checked_gates, require_fit
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_word
 from posenc.functional import exactly
 from posenc.positions import Positions
-from posenc.positions.memory import Memory, again_alone
+from posenc.positions.memory import Memory, recomputes_alone
 
 Plans = dict[tuple[object, ...], tuple[tuple[object, ...], Plan]]
 """Of calls that are alike, see `_key`, the kinds of what they are made of, and how they are computed"""
@@ -91,12 +91,9 @@ def attention(
     """
     if others:
         check_names("attention", others)
-    options = causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates
-    call = _given(Call(q, k, v, encoding, positions, *options))  # type: ignore[arg-type]
+    call = _given(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
     with exactly(q):
-        plans = None
-        if cache is not None:
-            call, plans = _cached(call, cache), cache.plans
+        call, plans = (call, None) if cache is None else (_cached(call, cache), cache.plans)
         if call.positions is None or call.positions.sharding is None:
             return _attended(call, backend, plans)
         return torch.cat([_attended(part, backend) for part in _of_shard(call, gather=True)], 2)
@@ -105,17 +102,16 @@ def attention(
 Pass.compute = staticmethod(attention)
 
 
-def _given(call: Call) -> Call:
-    """The call with the encoding and the positions of a pass, if it was given one as its encoding, once its arguments are of their
-    types."""
-    encoding: Any = call.encoding
+def _given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any) -> Call:
+    """A call, of the encoding and the positions of a pass if it is given one as its encoding, once its arguments are of their types."""
     if isinstance(encoding, Pass):
-        if call.positions is not None:
-            raise InputError("a pass has its positions: leave them out", positions=call.positions)
+        if positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=positions)
         if encoding.versions:
             encoding.require_current()
-        call = call.changed(encoding=encoding.encoding, positions=encoding.positions)
-    check_given(call.encoding, call.positions, q=call.q, k=call.k, v=call.v)
+        encoding, positions = encoding.encoding, encoding.positions
+    check_given(encoding, positions, q=q, k=k, v=v)
+    call = Call(q, k, v, encoding, positions, *options)
     if not torch.compiler.is_compiling():
         check_numbers(call)
     return call
@@ -187,6 +183,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
     exchange.refuse_ring()
     acting: Any = NOTHING if call.encoding is None else call.encoding.acting_in(call.layer)
     positions, memory = call.positions, None
+    at: Any = positions
     here = of_token = None
     if positions is not None:
         if call.causal is not None:
@@ -196,16 +193,17 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
             memory = Memory.of_pass(lasts=False)  # for this call
             positions = positions.in_pass(memory)
         at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
-        call = call.changed(positions=positions, at=at, causal=None)
-    call = call.changed(acting=acting)
+    call = call.changed(acting=acting, positions=positions, at=at, causal=call.causal if positions is None else None)
     if memory is not None and memory.lasts:
         alike = _key(call, backend)
-        here = None if alike is None else (alike, at, call.k.shape[2:3], call.v.shape[2:3])
+        here = None if alike is None else (alike, call.k.shape, call.v.shape, at)
         replay = None if here is None else memory.get(here)
         if replay is not None:
             return replay(call, backend)
         if plans is not None and alike is not None and call.q.shape[2] == 1 and at.all_visible:
-            of_token = alike, memory.world, call.k.shape[2].bit_length()  # thresholds are of the order of the length
+            of_k, of_v = call.k.shape, call.v.shape
+            order = of_k[2].bit_length()  # of the length, of which thresholds are
+            of_token = alike, memory.world, of_k[:2], of_k[3:], of_v[:2], of_v[3:], order
     kinds, plan = (None, None) if of_token is None or plans is None else plans.get(of_token, (None, None))
     call = checked(call) if plan is None else visible_part(call)
     effects = effects_of(call)
@@ -224,16 +222,16 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
 
 
 def _key(call: Call, backend: object) -> tuple[object, ...] | None:
-    """What calls have in common that are computed alike, at the same positions and with as many keys; None: a call that no other is
-    like."""
+    """What calls have in common that are computed alike, at the same positions and with keys and values of the same shapes; None: a
+    call that no other is like."""
     q, k, v, _, positions, _, scale, softcap, sink, dropout_p, _, keys_rotated, gates, acting = call[:14]
     if type(backend) is not str or positions is None or positions.q.requires_grad:
         return None
-    if "bias" in acting.sites and again_alone():
+    if "bias" in acting.sites and recomputes_alone():
         return None
     return (
-        acting.part, q.shape, k.shape[:2], k.shape[3:], v.shape[:2], v.shape[3:], q.dtype, k.dtype, v.dtype, q.device, k.device,
-        v.device, scale, softcap, sink is None, dropout_p, keys_rotated, gates is None, torch.is_grad_enabled(), backend,
+        acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap, sink is None, dropout_p,
+        keys_rotated, gates is None, torch.is_grad_enabled(), backend,
     )  # fmt: skip
 
 
@@ -247,8 +245,7 @@ def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
             plan = AUTO[each].plan(problem)
             if isinstance(plan, Plan):
                 return each, plan
-    if not isinstance(name, str) or name not in BACKENDS:
-        raise unknown("backend", name, ["auto", *BACKENDS])
+    check_word("backend", name, ["auto", *BACKENDS])
     plan = BACKENDS[name].plan(problem)
     if isinstance(plan, str):
         raise InputError(f"cannot serve this: {plan}", "pass backend='auto'", backend=name)
@@ -273,7 +270,7 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
     check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
-    call = _given(Call(q, k, v, encoding, positions, **options))  # type: ignore[arg-type]
+    call = _given(q, k, v, encoding, positions, *Call(q, k, v, **options)[5:13])
     if cache is not None:
         call = _cached(call, cache, stores=False)
     calls, gathered = [call], ""
@@ -296,10 +293,8 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
     assert positions.sharding is not None
     check_dims(q=q, k=k)
     if (q.shape[2], k.shape[2]) != (positions.num_queries, positions.num_queries):
-        raise InputError(
-            f"positions are a shard of {positions.num_queries} tokens, q has {q.shape[2]} and k has {k.shape[2]}: pass "
-            "this process's queries, keys and values; posenc.distributed.shard takes its part of an unsharded tensor"
-        )
+        remedy = "pass this process's parts, see posenc.distributed.shard"
+        raise InputError(f"a shard of {positions.num_queries} tokens, q has {q.shape[2]} and k {k.shape[2]}: {remedy}")
     if call.keys_rotated:
         raise InputError("a cache and the shards of a sequence exclude one another", keys_rotated=True)
     causal = positions.causal if call.causal is None else positions.with_causal(call.causal).causal

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 
 from posenc.backends import Problem
 from posenc.backends.problem import Rotated
-from posenc.bias import Added, Score, SoftCap, Values, Weights
+from posenc.bias import Added, Score, SoftCap, Values
 from posenc.encoding import (
     NOTHING,
     Effects,
@@ -22,6 +22,7 @@ from posenc.encoding import (
     Rotation,
     checked_gates,
     require_fit,
+    require_positions,
     require_values,
     swapped,
 )
@@ -81,8 +82,13 @@ def checked(call: Call) -> Call:
     if encoding is not None:
         require_values(encoding, q)
         encoding._check_part(q, k)
-        if call.keys_rotated:
-            _check_keys_unread(call.acting.part)
+        part = call.acting.part
+        if call.keys_rotated and part.bias_reads_keys and "rotate" in part.sites():
+            why = f"the bias of {part.known_as} reads the keys as they were before their rotation"
+            raise InputError(why, "keep them unrotated (or set bias_reads_keys = False)", keys_rotated=True)
+        if (call.acting.maps or part.causal_only) and positions.sees_future:
+            who = "a position map" if call.acting.maps else part.known_as
+            raise InputError(f"{who} is defined for the keys before a query alone: pass causal positions (causal=True)")
     return call if call.at is not None else call.changed(at=Effects(call.acting, positions).restricted())
 
 
@@ -94,7 +100,7 @@ def visible_part(call: Call) -> Call:
     if gates is not None or call.acting.gates:
         gates = checked_gates(call.encoding, gates, call.k, call.layer, of_keys)
     if of_queries is None and of_keys is None:
-        return call if gates is call.gates else call.changed(gates=gates)
+        return call if gates is None else call.changed(gates=gates)
     k, v = left_out(of_keys, call.k), left_out(of_keys, call.v)
     return call.changed(q=left_out(of_queries, call.q), k=k, v=v, gates=gates)
 
@@ -135,10 +141,11 @@ def assembled(
         call.dropout_p, branches, modifiers=modifiers, constant=constant, learned=_learns(effects) if terms else False,
     )  # fmt: skip
     if problem.weighs:
-        problem = _with_rest(problem, call.encoding, prefix is not None or sink is not None)
+        if prefix is not None or sink is not None:
+            raise InputError(f"{call.encoding} has no softmax for a sink or a prefix of keys: leave it out")
     elif prefix is not None:
         problem = _with_prefix(problem, factor, projected, *prefix, call.softcap)
-    return _with_values_turned_back(problem, effects) if "rotate_values" in sites else problem
+    return _with_values_rotated_back(problem, effects) if "rotate_values" in sites else problem
 
 
 def _learns(effects: Effects) -> bool:
@@ -158,9 +165,7 @@ def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[li
     if not products:
         return [], q, k, factor
     if effects.acting.maps:
-        raise InputError(
-            f"{effects.acting.part} computes other scores than q . k, and a position map has no part in them"
-        )
+        raise InputError(f"{effects.acting.part} has other scores than q . k, in which a position map has no part")
     pair = products[0].factors()
     if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
         return [], pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
@@ -174,10 +179,7 @@ def _with_values(call: Call, effects: Effects) -> tuple[Tensor, Values | None]:
     if isinstance(added, Values):
         if rotates:
             names = "+".join(part.known_as for part, *_ in effects.acting.leaves)
-            raise InputError(
-                f"{names}: adds to values by their distance and rotates them, and what is turned back at a query would not "
-                "depend on the distance alone; use one of the two"
-            )
+            raise InputError(f"{names}: what is added to values by distance cannot be turned back; use one of the two")
         return v, added
     more = None if added is None else added.added.to(v.dtype).expand_as(v)
     if rotates and call.keys_rotated:  # v is rotated
@@ -186,14 +188,14 @@ def _with_values(call: Call, effects: Effects) -> tuple[Tensor, Values | None]:
     return effects.values_rotated(v), None
 
 
-def _with_values_turned_back(problem: Problem, effects: Effects) -> Problem:
-    """The problem with its output turned back, where values are rotated. A prefix has no position, so its values are as if
+def _with_values_rotated_back(problem: Problem, effects: Effects) -> Problem:
+    """The problem with its output rotated back, where values are rotated. A prefix has no position, so its values are as if
     they were at that of each query."""
     positions, value = problem.positions, problem.sink_value
     effects = effects.at(positions)
     if value is not None:
         value = effects.at(positions.of_side("q")).values_rotated(value)
-    return replace(problem, sink_value=value, turn_back=effects.turned_back)
+    return replace(problem, sink_value=value, turn_back=effects.rotated_back)
 
 
 def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
@@ -205,27 +207,9 @@ def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
     if logit.dim() == 3 and logit.shape[0] in (1, batch) and logit.shape[1:] == (heads, queries):
         return logit
     if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != heads):
-        raise InputError(
-            f"sink of shape {tuple(logit.shape)}: pass a number, one logit per head ({heads},), or one per query "
-            f"({batch}, {heads}, {queries})"
-        )
+        shapes = f"a number, ({heads},) logits, or ({batch}, {heads}, {queries})"
+        raise InputError(f"sink of shape {tuple(logit.shape)}: pass {shapes}")
     return logit.expand(heads)[None, :, None]
-
-
-def _with_rest(problem: Problem, encoding: Encoding | None, has_sink: bool) -> Problem:
-    """The problem with the value of what weights that take the place of the softmax leave."""
-    if has_sink:
-        raise InputError(f"{encoding} has no softmax for a sink or a prefix of keys to be part of: leave it out")
-    last = problem.modifiers[-1]
-    assert isinstance(last, Weights)
-    if last.rest is None:
-        return problem
-    (heads, width), wanted = last.rest.shape, (problem.q.shape[1], problem.v.shape[3])
-    if heads not in (1, wanted[0]) or width != wanted[1]:
-        raise InputError(
-            f"what weights leave goes to a value of shape {(heads, width)}: make it {wanted}, as q and v are"
-        )
-    return replace(problem, sink_value=last.rest[None, :, None].expand(*problem.q.shape[:3], -1))
 
 
 def _with_prefix(
@@ -272,13 +256,8 @@ def rotated(
 def _in_branches(call: Call, effects: Effects, reads_all: bool) -> list[Rotated]:
     q, k, positions = call.q, call.k, effects.positions
     if call.keys_rotated:
-        raise InputError(
-            "a position map rotates a key differently for near and for far queries",
-            "keep keys unrotated in the cache",
-            keys_rotated=True,
-        )
-    if positions.sees_future:
-        raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
+        why = "a position map rotates a key differently for near and for far queries"
+        raise InputError(why, "keep keys unrotated in the cache", keys_rotated=True)
     key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
     made = positions.once(key, partial(_branch_rotations, q, k, effects, reads_all))
     parts = []
@@ -309,16 +288,6 @@ def _branch_rotations(
     return made
 
 
-def _check_keys_unread(part: Encoding) -> None:
-    if part.bias_reads_keys and "rotate" in part.sites():
-        raise InputError(
-            f"the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
-            "rotated keys has lost",
-            "keep them unrotated (a bias that does not read them says bias_reads_keys = False)",
-            keys_rotated=True,
-        )
-
-
 def resolve_positions(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     keys_rotated: bool = False,
@@ -330,10 +299,8 @@ def resolve_positions(
     _check_order(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
-            raise InputError(
-                f"{q.shape[2]} queries and {k.shape[2]} keys without positions: say where they are, "
-                "e.g. positions=Positions.arange(n, offset=cached)"
-            )
+            remedy = "pass positions=Positions.arange(n, offset=cached), or others"
+            raise InputError(f"{q.shape[2]} queries and {k.shape[2]} keys without positions: {remedy}")
         if q.shape[2] == k.shape[2]:
             positions = Positions.arange(q.shape[2], device=q.device)
         else:
@@ -341,7 +308,11 @@ def resolve_positions(
             positions = Positions.cross(*where)
     if causal is not None:
         positions = positions.with_causal(causal)
-    _check_positions(q, k, positions)
+    if positions.q.is_meta and not q.is_meta:
+        raise InputError("positions are on meta, where tensors have no values: make them on q's device")
+    require_fit(positions, q=q, k=k)
+    if positions.q.device != q.device:
+        raise InputError(f"positions are on {positions.q.device}, q on {q.device}: use positions.to(q.device)")
     return positions
 
 
@@ -394,16 +365,11 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
         if type(x) is not Tensor:
             refuse_distributed(**{name: x})
     if isinstance(encoding, Tensor):
-        raise InputError(
-            f"the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}", encoding=encoding
-        )
+        raise InputError(f"a mask is none: {SDPA['attn_mask']}", encoding=encoding)
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
-    if positions is not None and not isinstance(positions, Positions):
-        raise InputError(
-            "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
-            positions=positions,
-        )
+    if positions is not None:
+        require_positions(positions)
 
 
 def check_numbers(call: Call) -> None:
@@ -434,14 +400,4 @@ def check_numbers(call: Call) -> None:
 def check_dims(**tensors: Tensor) -> None:
     for name, x in tensors.items():
         if x.dim() != 4 or 0 in (x.shape[1], x.shape[3]):
-            raise InputError(
-                f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim), with heads and channels"
-            )
-
-
-def _check_positions(q: Tensor, k: Tensor, positions: Positions) -> None:
-    if positions.q.is_meta and not q.is_meta:
-        raise InputError("positions are on meta, where tensors have no values: make them on q's device")
-    require_fit(positions, q=q, k=k)
-    if positions.q.device != q.device:
-        raise InputError(f"positions are on {positions.q.device}, q on {q.device}: use positions.to(q.device)")
+            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim), with channels")

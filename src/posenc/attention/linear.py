@@ -64,9 +64,7 @@ def linear_attention(
     q, k, v = left_out(of_queries, q), left_out(of_keys, k), left_out(of_keys, v)
     given = checked_gates(encoding, gates, k, layer, of_keys)
     if positions.window is not None or positions.blocks:
-        raise InputError(
-            "linear attention adds up all keys before a query, without windows and blocks: use posenc.attention"
-        )
+        raise InputError("linear attention has no windows and blocks: use posenc.attention")
     check_integers(1, chunk_size=chunk_size)
     check_integers(0, layer=layer)
     precise = torch.promote_types(q.dtype, torch.float32)
@@ -75,16 +73,14 @@ def linear_attention(
     effects = None if encoding is None else encoding.effects(positions.with_gates(given), layer)
     if encoding is not None and effects is not None:
         if not encoding.isometric:
-            raise InputError(
-                f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
-                "turns them, such as rope"
-            )
+            remedy = "use one that only turns them, such as rope"
+            raise InputError(f"{encoding} changes the norms, which the denominator would not follow: {remedy}")
         acting = ("restrict", "scores", "bias", "modify", "values", "scale", "sink", "prefix_kv")
         refused = [site for site in acting if site in encoding.sites()]
         if refused:
+            sites = ", ".join(refused)
             raise InputError(
-                f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "
-                "that only rotates, such as rope, or posenc.attention"
+                f"linear attention has no scores for {encoding} ({sites}): use an encoding that only rotates"
             )
         rq, rk = effects.rotated(fq, fk)
         v = effects.values_rotated(v)
@@ -97,7 +93,7 @@ def linear_attention(
     if positions.q_valid is not None:
         out = out.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
     out = out.to(q.dtype)
-    return out if effects is None else effects.turned_back(out)
+    return out if effects is None else effects.rotated_back(out)
 
 
 class _RunningSums:

@@ -25,6 +25,6 @@ def by_speed(problem: Problem) -> list[str]:
     names = ["sdpa", "reference"]
     if problem.q.device.type != "cuda" or problem.is_plain or exporting():
         return names
-    if torch.compiler.is_compiling() or problem.q.shape[2] * problem.k.shape[2] > DENSE_ON_GPU:
+    if torch.compiler.is_compiling() or problem.pairs > DENSE_ON_GPU:
         names = ["triton"] * is_default(problem) + ["flex", *names]
     return names

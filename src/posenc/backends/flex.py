@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Problem, merged
+from posenc.backends.problem import Problem, merged, trains
 from posenc.backends.reference import Kernel
 from posenc.bias import Mixer, Modifier, Score
 from posenc.bias.structures import ScoreMod
@@ -46,7 +46,7 @@ class Flex(Kernel):
         if any(isinstance(modifier, Mixer) for modifier in problem.modifiers):
             return "FlexAttention changes the score of one head at a time, and a score modifier takes all heads"
         if q.device.type == "cpu":
-            if _trains(problem):
+            if trains(problem):
                 return "FlexAttention has no backward on the CPU"
             if torch.compiler.is_compiling():
                 return "FlexAttention is not compiled for the CPU, where torch 2.13's kernel gives wrong rows"
@@ -155,9 +155,8 @@ def _run(
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for lookup in lookups:
-            score = (score + lookup(b, h, i, j)).to(
-                score.dtype
-            )  # a float64 term would leave the kernel's output undefined
+            # a float64 term would leave the kernel's output undefined
+            score = (score + lookup(b, h, i, j)).to(score.dtype)
         for change in changes:
             score = change(score, b, h, i, j)
         return score
@@ -222,11 +221,3 @@ def _block_mask(problem: Problem) -> Any:
     sizes = (positions.batch, 1, positions.num_queries, positions.num_keys)
     key = "flex mask", positions.causal, problem.region
     return positions.shared(key, lambda: make(problem.mask_mod(), *sizes, device=positions.q.device))
-
-
-def _trains(problem: Problem) -> bool:
-    """Whether a gradient would flow through the queries, keys and values that flex is given."""
-    inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
-    inputs += [x for branch in problem.branches for x in (branch.q, branch.k)]
-    inputs += [side for pair in problem.factors for side in pair]
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)

@@ -11,7 +11,8 @@ every length.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias.structures import Refused
-from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
+from posenc.bias.terms import TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
 from posenc.functional import batched, intercepted, no_second_derivatives
 from posenc.positions import Positions
@@ -52,7 +53,7 @@ NUMBERS = len(EVERYTHING.numbers()) + 1
 # -------------------------------------------------------------------- from a problem to the operator's arguments
 
 
-def obstacle(problem: Problem) -> Refused | None:
+def unsupported(problem: Problem) -> Refused | None:
     """Why a problem has no form that the operator takes; None if it has one. Computes no term."""
     positions = problem.positions
     visible = segments(positions)
@@ -67,7 +68,7 @@ def obstacle(problem: Problem) -> Refused | None:
         return Refused("positions are not contiguous", "contiguous positions")
     if any(modifier.reduced() is None for modifier in problem.modifiers):
         return Refused("a score modifier is known only as a function", "posenc.bias.SoftCap")
-    refused = next((why for why in [term.obstacle(positions) for term in problem.bias] if why is not None), None)
+    refused = next((why for why in [term.unsupported(positions) for term in problem.bias] if why is not None), None)
     if refused is None and problem.values is not None and (positions.span is None or not visible.regular):
         return Refused("positions are not contiguous", "contiguous positions")
     return refused
@@ -92,7 +93,7 @@ class Lowered(NamedTuple):
 
 
 def lower(problem: Problem) -> Lowered:
-    """The terms of a problem without an `obstacle`."""
+    """The terms of a problem that are supported."""
     positions, precise = problem.positions, torch.promote_types(problem.q.dtype, torch.float32)
     visible, distances = segments(positions), distances_of(positions)
     assert visible is not None
@@ -143,38 +144,14 @@ def _calls(
     calls, v = [], _packed(v)
     for number, (q, k, region, first) in enumerate(branches):
         terms: list[Term] = []
-        caps: list[CapTerm] = []
-        at, values, of_v, visible = 0, None, v, segments
-        for name in kinds:
-            kind = ValuesTerm if name == ValuesTerm.kind else SCORE_TERMS[name]
-            term = kind(*tensors[at : at + kind.size])
+        at, of_v, visible = 0, v, segments
+        for kind in [TERMS[name] for name in kinds]:
+            terms.append(kind(*tensors[at : at + kind.size]))
             at += kind.size
-            if isinstance(term, ValuesTerm):
-                values = term
-            elif isinstance(term, CapTerm):
-                caps.append(term)
-            else:
-                terms.append(term)
         if k.shape[2] < v.shape[2]:
             of_v, visible = v[:, :, first : first + k.shape[2]], visible.keys(first, k.shape[2])
-        seeds = seed ^ (number << 40)
-        calls.append(
-            Call(
-                _packed(q),
-                _packed(k),
-                of_v,
-                terms,
-                values,
-                visible,
-                causal,
-                scale,
-                longest,
-                dropout_p,
-                seeds,
-                region,
-                caps,
-            )
-        )
+        inputs, seeds = (_packed(q), _packed(k), of_v), seed ^ (number << 40)
+        calls.append(Call(*inputs, terms, visible, causal, scale, longest, dropout_p, seeds, region))
     return calls
 
 
@@ -317,9 +294,7 @@ class Scratch:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A contiguous buffer of arbitrary content."""
-        size = 1
-        for n in shape:
-            size *= n
+        size = prod(shape)
         pool = self.pools.get(name)
         if pool is None or pool.numel() < size:
             self.pools[name] = pool = self.like.new_empty(size)
@@ -337,14 +312,14 @@ class Scratch:
 
 @dataclass
 class Call:
-    """One branch: tensors, and what is visible of their products. longest: the distance that vectors begin with.
-    region: the part of it that queries and keys were rotated for, in regular segments."""
+    """One branch: tensors, and what is visible of their products. every_term: those of scores, then caps, then that of values.
+    longest: the distance that vectors begin with. region: the part of it that queries and keys were rotated for, in regular
+    segments."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    terms: list[Term]
-    values: ValuesTerm | None
+    every_term: list[Term]
     segments: Segments
     causal: bool
     scale: float
@@ -352,9 +327,11 @@ class Call:
     dropout_p: float
     seed: int
     region: Region = EVERYTHING
-    caps: list[CapTerm] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.values: ValuesTerm | None = next((x for x in self.every_term if isinstance(x, ValuesTerm)), None)
+        self.caps: list[CapTerm] = [x for x in self.every_term if isinstance(x, CapTerm)]
+        self.terms: list[Term] = [x for x in self.every_term if not isinstance(x, (CapTerm, ValuesTerm))]
         self.rectangles: list[Rectangle] = self.segments.within(self.region)
         # distances that are visible in them; complete chunks of the past need no limits
         chunked = self.region.chunk > 1
@@ -379,10 +356,6 @@ class Call:
                 self.bands = self._bands(self.vector)
             elif not self.needs_weights and [term.kind for term in self.terms] == [DifferenceTerm.kind]:
                 self.bands = self._remembered(*self.terms[0].tensors)
-
-    @property
-    def every_term(self) -> list[Term]:
-        return [*self.terms, *self.caps, *([] if self.values is None else [self.values])]
 
     @property
     def needs_weights(self) -> bool:

@@ -111,11 +111,10 @@ class Problem:
         v, before = self.v[:, :, first:end], self.first_key + first
         return replace(self, k=k, v=v, bias=[], positions=positions, branches=branches, first_key=before)
 
-    def modified(self, scores: Tensor, first: int) -> Tensor:
-        """The scores (batch, num_heads, queries, keys) of queries from the first on, as the modifiers change them."""
-        for modifier in self.modifiers:
-            scores = modifier.of_block(scores, first, self.first_key)
-        return scores
+    @property
+    def pairs(self) -> int:
+        """Queries times keys."""
+        return self.q.shape[2] * self.v.shape[2]
 
     @property
     def weighs(self) -> bool:
@@ -204,8 +203,7 @@ class Problem:
 
 def of_pass(problem: Problem, first: int, end: int, key: Hashable, make: Callable[[], T]) -> T:
     """What `make` makes of the visibility of queries first .. end - 1, for all layers of a pass where these are all queries and few."""
-    queries = problem.q.shape[2]
-    complete = end - first == queries and queries * problem.v.shape[2] <= SHORT
+    complete = end - first == problem.q.shape[2] and problem.pairs <= SHORT
     return problem.positions.shared(key, make) if not torch.compiler.is_compiling() and complete else make()
 
 
@@ -232,6 +230,14 @@ def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Pr
         return made[of]
 
     return of
+
+
+def trains(problem: Problem) -> bool:
+    """Whether a gradient would flow through the queries, keys and values of a problem."""
+    inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
+    inputs += [x for branch in problem.branches for x in (branch.q, branch.k)]
+    inputs += [side for pair in problem.factors for side in pair]
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 class Plan(NamedTuple):

@@ -41,7 +41,9 @@ class Reference:
         scores = _where_visible(problem, first, end)
         if bias is not None:
             scores = scores + bias.to(scores) if _is_traced(scores) else scores.add_(bias.to(scores))
-        return problem.modified(scores, first)
+        for modifier in problem.modifiers:
+            scores = modifier.of_block(scores, first, problem.first_key)
+        return scores
 
     def weights(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a

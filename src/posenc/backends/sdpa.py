@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.fused import lower, obstacle, run
+from posenc.backends.fused import lower, run, unsupported
 from posenc.backends.precision import HALF, slower_than_float32
 from posenc.backends.problem import SHORT, Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
@@ -61,7 +61,7 @@ class SDPA:
             return Refused("the fused operator is for the CPU", "backend='flex'")
         if problem.q.shape[2] == 1:
             return Refused("a single query")  # whose dense mask is a row
-        return FEW if self.short and _takes_formulas(problem) else obstacle(problem)
+        return FEW if self.short and _takes_formulas(problem) else unsupported(problem)
 
     def _by_way_of_float32(self, problem: Problem) -> Plan:
         name = str(problem.q.dtype).removeprefix("torch.")
@@ -74,8 +74,10 @@ class SDPA:
         if problem.scale <= 0:  # the kernels mask before they scale
             run, why, faster = self._plan(replace(problem, scale=1.0))
             return Plan(lambda problem: run(_scaled(problem)), why, faster)
-        if _is_plain(problem):
-            return _plainly(problem)
+        # under dropout the CPU's would keep scores and probabilities
+        if problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu"):
+            seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
+            return Plan(_plain, f"no bias, and {seen}: no mask is built")
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
@@ -154,16 +156,6 @@ def _wider(problem: Problem) -> Problem:
 # -------------------------------------------------------------------- no mask
 
 
-def _is_plain(problem: Problem) -> bool:
-    """Whether SDPA knows what to do by itself; under dropout the CPU's would keep scores and probabilities."""
-    return problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu")
-
-
-def _plainly(problem: Problem) -> Plan:
-    seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
-    return Plan(_plain, f"no bias, and {seen}: no mask is built")
-
-
 def _plain(problem: Problem) -> Tensor:
     return _under(None, None, problem, is_causal=not problem.positions.all_visible)
 
@@ -174,15 +166,6 @@ def _options(problem: Problem) -> dict[str, Any]:
     return options | {"enable_gqa": True} if problem.q.shape[1] != problem.k.shape[1] else options
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """With zeros up to one width: the CPU's fused path wants values as wide as queries and keys, and else quietly takes an
-    N x N one."""
-    width = max(q.shape[-1], v.shape[-1])
-    if q.device.type != "cpu" or q.shape[-1] == v.shape[-1]:
-        return q, k, v
-    return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-
-
 # -------------------------------------------------------------------- the fused operator
 
 
@@ -191,19 +174,13 @@ def _takes_formulas(problem: Problem) -> bool:
     runtimes do not have the operator."""
     if exporting():
         return True
-    tables = problem.values is not None
-    for term in problem.bias:
-        tables = tables or not term.dense_if_short
+    tables = problem.values is not None or False in [term.dense_if_short for term in problem.bias]
     # 128 by 128 tokens under products with a table of distances
-    if not _is_short(problem, SHORT // 4 if tables else SHORT):
+    if problem.pairs > (SHORT // 4 if tables else SHORT):
         return False
     if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
     return problem.q.shape[2] <= _block_rows(problem)
-
-
-def _is_short(problem: Problem, most: int) -> bool:
-    return problem.q.shape[2] * problem.v.shape[2] <= most
 
 
 def _fused(problem: Problem) -> Plan:
@@ -244,7 +221,7 @@ def _block_rows(problem: Problem) -> int:
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling() or (
-        problem.constant and not problem.learned and problem.sink is None and _is_short(problem, SHORT)
+        problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT
     ):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
@@ -327,8 +304,9 @@ def _masked(problem: Problem, refused: Refused) -> Plan:
 def _under(mask: Tensor | None, blind: Tensor | None, problem: Problem, is_causal: bool = False) -> Tensor:
     """Attention under a mask; queries that are blind get zeros."""
     q, k, v, width = problem.q, problem.k, problem.v, problem.v.shape[3]
-    if q.shape[3] != width:
-        q, k, v = _padded(q, k, v)
+    if q.shape[3] != width and q.device.type == "cpu":  # whose fused path wants one width, and else takes an N x N one
+        wide = max(q.shape[3], width)
+        q, k, v = (pad(x, (0, wide - x.shape[3])) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, **_options(problem))
     out = out if out.shape[3] == width else out[..., :width]
     return out if blind is None else out.masked_fill(blind, 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.gpus import DTYPES, recorded
-from posenc.backends.problem import Problem
+from posenc.backends.problem import Problem, trains
 from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError, exporting
@@ -26,9 +26,8 @@ MOST_HEADS = 65535
 
 
 class Triton(Kernel):
-    """Serves a plain, `Relative`, `QueryRelative` or `Factored` problem over contiguous positions. It keeps the gradient of
-    a learned bias from being added one score at a time, which is how FlexAttention computes it. "auto" takes it on GPUs
-    of RECORD alone; docs/gpu.md has what an H100 found."""
+    """Serves a plain, `Relative`, `QueryRelative` or `Factored` problem over contiguous positions, without gradients. "auto" takes
+    it on GPUs of RECORD alone; docs/gpu.md has what an H100 found."""
 
     def _refusal(self, problem: Problem) -> str | None:
         q, positions, bias = problem.q, problem.positions, problem.bias
@@ -40,6 +39,8 @@ class Triton(Kernel):
             return "the kernel knows no position maps"
         if problem.dropout_p > 0:
             return "the kernel has no dropout"
+        if trains(problem) or problem.learned:
+            return "the kernel has no gradients"
         if (
             positions.start is None
             or positions.prefix is not None
@@ -63,7 +64,8 @@ class Triton(Kernel):
             return f"batch times heads is {q.shape[0] * q.shape[1]}; the kernel's grid ends at {MOST_HEADS}"
         if not HAS_TRITON:
             return "Triton is not installed (pip install triton)"
-        if q.device.type != "cuda" and not (q.device.type == "cpu" and _interpreted()):
+        interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")  # which Triton reads when it is imported
+        if q.device.type != "cuda" and not (q.device.type == "cpu" and interpreted):
             return f"the kernel runs on CUDA, not on {q.device.type}"
         return None
 
@@ -74,33 +76,18 @@ class Triton(Kernel):
         from posenc.backends.triton_kernels import relative_attention
 
         positions, inputs = problem.positions, KernelInputs()
-        for term in problem.others:
-            inputs = term.reduced(_distances(problem), problem.q.device).for_kernel(inputs)
-        q, k, v, scale = problem.widened()
         assert positions.start is not None
+        queries, keys = problem.q.shape[2], problem.k.shape[2]
+        longest = positions.start[0] + queries - 1 - positions.start[1]
+        distances = longest - torch.arange(queries + keys - 1, device=problem.q.device)  # of each cell
+        for term in problem.others:
+            inputs = term.reduced(distances, problem.q.device).for_kernel(inputs)
+        q, k, v, scale = problem.widened()
         diagonal = positions.start[0] - positions.start[1] if positions.causal else k.shape[2] - 1
-        tables = [x for x in inputs if x is not None and x.is_floating_point()]
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
-        out, lse = relative_attention(q, k, v, *inputs, scale, diagonal, _precision(q), learns)
-        return (out if problem.sink is None else problem.with_sink(out, lse)).to(q.dtype)
-
-
-def _distances(problem: Problem) -> Tensor:
-    """The distance of each of the kernel's cells."""
-    start, queries, keys = problem.positions.start, problem.q.shape[2], problem.k.shape[2]
-    assert start is not None
-    return start[0] + queries - 1 - start[1] - torch.arange(queries + keys - 1, device=problem.q.device)
-
-
-def _interpreted() -> bool:
-    # Triton reads it when it is first imported
-    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-
-
-def _precision(q: Tensor) -> str:
-    """Of float32 products on tensor cores: what torch.set_float32_matmul_precision allows matrix products."""
-    allowed = q.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if allowed else "ieee"
+        # of float32 products on tensor cores: what torch.set_float32_matmul_precision allows
+        exact = q.device.type != "cuda" or torch.get_float32_matmul_precision() == "highest"
+        out, lse = relative_attention(q, k, v, *inputs, scale, diagonal, "ieee" if exact else "tf32")
+        return out if problem.sink is None else problem.with_sink(out, lse)
 
 
 def verified(kernel: str, device: torch.device) -> bool:
@@ -138,7 +125,7 @@ def _of_one_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:
 
 
 def rotary_kernel(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Queries (batch, heads, n, head_dim) and keys (batch, kv_heads, n, head_dim) of the same tokens, rotated by one
     kernel: `posenc.functional.rotary` of both.
@@ -146,11 +133,15 @@ def rotary_kernel(
     cos, sin: (batch or 1, 1, n, pairs), constants. Any strides; float32, bfloat16, float16, computed in float32.
 
     Raises:
-        InputError: Triton is missing, shapes that do not fit, another dtype, an unknown layout, or inplace where entries
-            share memory.
+        InputError: Triton is missing, shapes that do not fit, another dtype, or an unknown layout.
     """
     if not HAS_TRITON:
         raise InputError("rotary_kernel needs Triton: pip install triton, or use posenc.functional.rotary")
+    if not (_of_one_kernel(q, k, cos) and _of_one_kernel(q, k, sin) and cos.shape == sin.shape):
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("cos", cos), ("sin", sin)))
+        raise InputError(
+            f"{shapes}: pass the same tokens of q and k, and constants for them, (1 or batch, 1, n, pairs)"
+        )
     from posenc.backends.triton_kernels import rotate
 
-    return rotate(q, k, cos, sin, layout, start, inplace)
+    return rotate(q, k, cos, sin, layout, start)

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our Triton kernels, imported only where one is called (`posenc.backends.triton`): attention with a relative table, forward
-and backward, in memory linear in the sequence, and rotating queries and keys in one launch.
+"""Our Triton kernels, imported only where one is called (`posenc.backends.triton`): attention with a relative table, without
+gradients, in memory linear in the sequence, and rotating queries and keys in one launch.
 
-The algorithm is FlashAttention-2's (Dao 2023): online softmax, the log-sum-exp stored, scores computed again in the backward pass.
+The algorithm is FlashAttention-2's (Dao 2023), whose softmax is summed up tile by tile.
 A pair (query i, key j) has the cell num_queries - 1 - i + j: the longest distance is cell 0. A bias of the distance is a
 `vector` over cells; a product of the query with a table is `products`, one per query and row, and `row` names each cell's.
 
 A tile of BLOCK_M x BLOCK_N pairs meets BLOCK_M + BLOCK_N - 1 cells only. Where they hold one number, as beyond a clip or
 the last bucket, it is added once. Else they are read through a tile of pointers: the window stays in L1 and neighbouring
-lanes read neighbouring addresses; tl.gather would take as many loads from shared memory, and a barrier. The gradient of
-the vector sums a tile along its diagonals: tl.gather shifts each row so that diagonals become columns, and what two
-neighbouring tiles share is carried in registers, so a tile adds BLOCK numbers instead of BLOCK x BLOCK.
+lanes read neighbouring addresses; tl.gather would take as many loads from shared memory, and a barrier.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -21,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from posenc.backends.gpus import DTYPES, recorded
-from posenc.errors import InputError, check_devices, unknown
-from posenc.functional import Layout, no_second_derivatives, overlaps, unaliased
+from posenc.errors import InputError, check_devices, check_word
+from posenc.functional import Layout
 
 LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -58,27 +56,26 @@ def _range(table, first_i, first_j, num_queries, num_keys, BLOCK_M: tl.constexpr
 def _scores(
     q, k, i, j, first_i, first_j, vector, products, row, rows, scale, diagonal, num_queries, num_keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, TURNED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of scores times log2(e), (queries, keys) or, TURNED, (keys, queries); -inf where the query does not see the
-    key. It has no branches: around one, ptxas serialises the products of tiles and spills registers."""
-    of_queries: tl.constexpr = 0 if TURNED else 1  # the axis that queries do not have
-    s = (_dot(k, tl.trans(q), PRECISION) if TURNED else _dot(q, tl.trans(k), PRECISION)) * scale
-    query, key = tl.expand_dims(i, of_queries), tl.expand_dims(j, 1 - of_queries)
+    """A tile of scores times log2(e), (queries, keys); -inf where the query does not see the key. It has no branches: around
+    one, ptxas serialises the products of tiles and spills registers."""
+    s = _dot(q, tl.trans(k), PRECISION) * scale
+    query, key = i[:, None], j[None, :]
     seen = (query < num_queries) & (key < num_keys)
     cell = num_queries - 1 - query + key
     if VECTOR:
         least, varies = _range(vector, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
         # beyond T5's last bucket nothing is read
-        s += tl.load(vector + cell, mask=seen & tl.expand_dims(varies, of_queries), other=least)
+        s += tl.load(vector + cell, mask=seen & varies[:, None], other=least)
     if PRODUCTS:
         least, varies = _range(row, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
         of_query = products + i.to(tl.int64) * rows
         # beyond the clip all keys of a tile are in one row
         one = tl.load(of_query + least, mask=(i < num_queries) & (varies == 0), other=0.0)
-        mixed = seen & tl.expand_dims(varies, of_queries)
+        mixed = seen & varies[:, None]
         at = tl.load(row + cell, mask=mixed, other=0)
-        s += tl.load(tl.expand_dims(of_query, of_queries) + at, mask=mixed, other=0.0) + tl.expand_dims(one, of_queries)
+        s += tl.load(of_query[:, None] + at, mask=mixed, other=0.0) + one[:, None]
     if CAUSAL:
         seen = seen & (key <= query + diagonal)
     return tl.where(seen, s * LOG2E, -float("inf"))
@@ -137,7 +134,7 @@ def forward(
         k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
         s = _scores(
             q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION, False,
+            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION,
         )  # fmt: skip
         v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
         acc, top, total = _weighed(acc, top, total, s, v, PRECISION)
@@ -148,145 +145,13 @@ def forward(
     tl.store(LSE + flat * num_queries + i, lse, mask=i < num_queries)
 
 
-@triton.jit
-def _diagonals(ds, HIGH: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of a square tile (keys, queries) along its diagonals, by cell: the BLOCK lower ones, or the BLOCK - 1 higher and
-    a zero."""
-    r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    column = r - (c + HIGH * BLOCK - (BLOCK - 1))
-    inside = (column >= 0) & (column < BLOCK)
-    shifted = tl.gather(ds, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)
-    return tl.sum(tl.where(inside, shifted, 0.0), 0)
-
-
-@triton.jit
-def _keep(gradient, cell, value, cells, ATOMIC: tl.constexpr):
-    inside = (cell >= 0) & (cell < cells)
-    if ATOMIC:
-        tl.atomic_add(gradient + cell, value, mask=inside)
-    else:
-        tl.store(gradient + cell, value, mask=inside)
-
-
-@triton.jit
-def backward_keys(
-    Q, K, V, DOUT, LSE, DELTA, VECTOR_, PRODUCTS_, ROW, DK, DV_, DVECTOR, scale, diagonal, num_queries, num_keys, rows,
-    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr,
-    DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, LEARNED: tl.constexpr, ATOMIC: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a block of keys and values, over all queries of the heads that share them, and of the vector."""
-    first_j, kv_heads = tl.program_id(0) * BLOCK, HEADS // GROUPS
-    batch, kv_head = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
-    j, d, dv = first_j + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    k = _inputs(K, kb, kh, kn, batch, kv_head, j, num_keys, d, D)
-    v = _inputs(V, vb, vh, vn, batch, kv_head, j, num_keys, dv, DV)
-    dk = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    dvalue = tl.zeros((BLOCK, BLOCK_DV), tl.float32)
-    cells, c = num_queries + num_keys - 1, tl.arange(0, BLOCK)
-    begin = 0
-    if CAUSAL:
-        begin = tl.maximum(first_j - diagonal, 0) // BLOCK * BLOCK
-    for head in range(kv_head * GROUPS, kv_head * GROUPS + GROUPS):
-        flat = (batch * HEADS + head).to(tl.int64)
-        products = PRODUCTS_ + flat * num_queries * rows
-        if ATOMIC:
-            gradient = DVECTOR + head * cells
-        else:
-            gradient = DVECTOR + (flat * tl.num_programs(0) + tl.program_id(0)) * cells
-        carried = tl.zeros((BLOCK,), tl.float32)
-        lowest = num_queries - BLOCK - begin + first_j + BLOCK
-        for first_i in range(begin, num_queries, BLOCK):
-            i = first_i + tl.arange(0, BLOCK)
-            q = _inputs(Q, qb, qh, qn, batch, tl.full((), head, tl.int32), i, num_queries, d, D)
-            s = _scores(
-                q, k, i, j, first_i, first_j, VECTOR_ + head * cells, products, ROW, rows, scale, diagonal, num_queries,
-                num_keys, BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION, True,
-            )  # fmt: skip
-            lse = tl.load(LSE + flat * num_queries + i, mask=i < num_queries, other=float("inf"))
-            p = tl.exp2(s - lse[None, :] * LOG2E)  # (keys, queries): no tile in registers has to be transposed
-            dout = _inputs(DOUT, ob, oh, on, batch, tl.full((), head, tl.int32), i, num_queries, dv, DV)
-            dvalue += _dot(p.to(dout.dtype), dout, PRECISION)
-            delta = tl.load(DELTA + flat * num_queries + i, mask=i < num_queries, other=0.0)
-            ds = p * (_dot(v, tl.trans(dout), PRECISION) - delta[None, :])
-            dk += _dot(ds.to(q.dtype), q, PRECISION)
-            if LEARNED:
-                lowest = num_queries - BLOCK - first_i + first_j
-                # this tile's higher cells are the lower ones of the tile before
-                _keep(gradient, lowest + BLOCK + c, carried + _diagonals(ds, True, BLOCK), cells, ATOMIC)
-                carried = _diagonals(ds, False, BLOCK)
-        if LEARNED:
-            _keep(gradient, lowest + c, carried, cells, ATOMIC)
-    flat = tl.program_id(1).to(tl.int64) * num_keys + j[:, None]
-    inside = (j < num_keys)[:, None]
-    tl.store(DK + flat * D + d[None, :], (dk * scale).to(DK.dtype.element_ty), mask=inside & (d < D)[None, :])
-    tl.store(DV_ + flat * DV + dv[None, :], dvalue.to(DV_.dtype.element_ty), mask=inside & (dv < DV)[None, :])
-
-
-@triton.jit
-def backward_queries(
-    Q, K, V, DOUT, LSE, DELTA, VECTOR_, PRODUCTS_, ROW, DQ, DPRODUCTS, scale, diagonal, num_queries, num_keys, rows,
-    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr,
-    DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, LEARNED: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a block of queries and of their products, over all keys they see."""
-    first_i = tl.program_id(0) * BLOCK
-    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
-    flat = tl.program_id(1).to(tl.int64)
-    i, d, dv = first_i + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    q = _inputs(Q, qb, qh, qn, batch, head, i, num_queries, d, D)
-    dout = _inputs(DOUT, ob, oh, on, batch, head, i, num_queries, dv, DV)
-    lse = tl.load(LSE + flat * num_queries + i, mask=i < num_queries, other=float("inf"))
-    delta = tl.load(DELTA + flat * num_queries + i, mask=i < num_queries, other=0.0)
-    vector = VECTOR_ + head * (num_queries + num_keys - 1)
-    products = PRODUCTS_ + flat * num_queries * rows
-    dq = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    end = num_keys
-    if CAUSAL:
-        end = tl.minimum(end, tl.minimum(first_i + BLOCK, num_queries) + diagonal)
-    for first_j in range(0, end, BLOCK):
-        j = first_j + tl.arange(0, BLOCK)
-        k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
-        v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
-        s = _scores(
-            q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION, False,
-        )  # fmt: skip
-        p = tl.exp2(s - lse[:, None] * LOG2E)
-        ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
-        dq += _dot(ds.to(k.dtype), k, PRECISION)
-        if LEARNED:
-            of_query = DPRODUCTS + (flat * num_queries + i) * rows
-            least, varies = _range(ROW, first_i, first_j, num_queries, num_keys, BLOCK, BLOCK)
-            tl.atomic_add(of_query + least, tl.sum(ds, 1), mask=(i < num_queries) & (varies == 0))
-            mixed = (s > -float("inf")) & varies[:, None]
-            at = tl.load(ROW + num_queries - 1 - i[:, None] + j[None, :], mask=mixed, other=0)
-            tl.atomic_add(of_query[:, None] + at, ds, mask=mixed)
-    inside = (i < num_queries)[:, None] & (d < D)[None, :]
-    tl.store(DQ + (flat * num_queries + i[:, None]) * D + d[None, :], (dq * scale).to(DQ.dtype.element_ty), mask=inside)
-
-
 # -------------------------------------------------------------------- attention as an operator of PyTorch
 
 
-class Tiles(NamedTuple):
-    """Sizes of tiles, warps of a program and stages of its pipeline, of each kernel."""
-
-    forward: tuple[int, int, int, int]
-    """Queries, keys, warps, stages."""
-    keys: tuple[int, int, int]
-    """Queries and keys, which are as many, warps, stages: of the gradients of keys and values."""
-    queries: tuple[int, int, int]
-
-
-TILES = {
-    64: Tiles((128, 64, 8, 3), (64, 8, 3), (64, 8, 3)),
-    128: Tiles((128, 64, 8, 3), (64, 8, 3), (64, 8, 3)),
-    256: Tiles((64, 32, 4, 2), (32, 4, 2), (32, 4, 2)),
-}
-"""Up to a width of queries and values in half precision. Chosen by what ptxas says of registers and shared memory for
-sm_90, not by time; RECORD has those that benchmarks/gpu.py found fastest on a GPU."""
+TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)}
+"""Up to a width of queries and values in half precision: queries and keys of a tile, warps of a program, stages of its pipeline.
+Chosen by what ptxas says of registers and shared memory for sm_90, not by time; RECORD has those that benchmarks/gpu.py found
+fastest on a GPU."""
 
 
 def limit_of(width: int) -> int:
@@ -294,34 +159,12 @@ def limit_of(width: int) -> int:
     return min((limit for limit in TILES if width <= limit), default=256)
 
 
-def _tiles(q: Tensor, v: Tensor) -> Tiles:
+def _tiles(q: Tensor, v: Tensor) -> tuple[int, ...]:
     if INTERPRETED:
-        return Tiles((32, 16, 4, 1), (16, 4, 1), (16, 4, 1))
+        return 32, 16, 4, 1
     limit = limit_of(max(q.shape[-1], v.shape[-1]) * q.element_size() // 2)  # float32 takes the room of twice the width
-    return TILES[limit]._replace(**recorded(q.device).get("tiles", {}).get(str(limit), {}))
-
-
-def _blocks(width: int, value_width: int) -> tuple[int, int]:
-    # a product of tiles needs 16 channels
-    return max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(value_width))
-
-
-def _common(
-    q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    diagonal: int, precision: str,
-) -> tuple[dict[str, Any], list[Tensor], tuple[int, int, int, int]]:  # fmt: skip
-    """What all three kernels take as compile-time constants, with pointers in place of absent tensors."""
-    heads, nothing = q.shape[1], q.new_empty(0, dtype=torch.float32)
-    block_d, block_dv = _blocks(q.shape[-1], v.shape[-1])
-    options = {
-        "HEADS": heads, "GROUPS": heads // k.shape[1], "D": q.shape[-1], "DV": v.shape[-1], "BLOCK_D": block_d,
-        "BLOCK_DV": block_dv, "VECTOR": vector is not None, "PRODUCTS": products is not None,
-        "CAUSAL": diagonal < k.shape[2] - 1, "PRECISION": precision,
-    }  # fmt: skip
-    tables = [nothing if x is None else x.contiguous() for x in (vector, products)]
-    tables.append(nothing.int() if row is None else row.to(torch.int32).contiguous())
-    sizes = (diagonal, q.shape[2], k.shape[2], 0 if products is None else products.shape[-1])
-    return options, tables, sizes
+    fastest: dict[str, Any] = recorded(q.device).get("tiles", {}).get(str(limit), {})
+    return tuple(fastest.get("forward", TILES[limit]))
 
 
 @triton.jit
@@ -340,34 +183,6 @@ def _first_other(VECTOR_, ROW, FAR, heads, cells, VECTOR: tl.constexpr, PRODUCTS
     tl.atomic_min(FAR, tl.min(tl.where(other, cell, cells), 0))
 
 
-def _far_cells(tables: list[Tensor], heads: int, cells: int, options: dict[str, Any]) -> Tensor:
-    """How many cells, from the longest distance on, have one number and one row: a scalar on the device."""
-    vector, _, row = tables
-    far = torch.full((), cells, dtype=torch.int32, device=row.device)
-    reads = {name: options[name] for name in ("VECTOR", "PRODUCTS")}
-    if any(reads.values()):
-        _first_other[(triton.cdiv(cells, 1024),)](vector, row, far, heads, cells, BLOCK=1024, **reads)
-    return far
-
-
-@triton.jit
-def _before_backward(
-    OUT, DOUT, LSE, DLSE, DELTA, SAFE, queries, ob, oh, on, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """DELTA: what is taken from the gradient of every probability of a query. SAFE: the log-sum-exp, inf where a query sees no
-    key: exp(s - inf) is zero."""
-    i, dv = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_DV)
-    batch, head, flat = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS, tl.program_id(1).to(tl.int64)
-    inside = (i < queries)[:, None] & (dv < DV)[None, :]
-    out = tl.load(OUT + (flat * queries + i[:, None]) * DV + dv[None, :], mask=inside, other=0.0).to(tl.float32)
-    dout = _inputs(DOUT, ob, oh, on, batch, head, i, queries, dv, DV).to(tl.float32)
-    at, seen = flat * queries + i, i < queries
-    tl.store(DELTA + at, tl.sum(out * dout, 1) - tl.load(DLSE + at, mask=seen, other=0.0), mask=seen)
-    lse = tl.load(LSE + at, mask=seen, other=0.0)
-    tl.store(SAFE + at, tl.where(lse == -float("inf"), float("inf"), lse), mask=seen)
-
-
 def _dense_channels(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -376,11 +191,11 @@ def _dense_channels(x: Tensor) -> Tensor:
     "posenc::relative_attention",
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor? vector, Tensor? products, Tensor? row, float scale, "
-    "SymInt diagonal, str precision, bool single=False) -> (Tensor, Tensor)",
+    "SymInt diagonal, str precision) -> (Tensor, Tensor)",
 )
 def relative_attention(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    scale: float, diagonal: int, precision: str, single: bool = False,
+    scale: float, diagonal: int, precision: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention under a bias of the distance and products with a relative table, and the log-sum-exp of its scores.
 
@@ -393,110 +208,39 @@ def relative_attention(
         scale: factor of q . k.
         diagonal: query i sees the keys up to i + diagonal; num_keys - 1 or more: all.
         precision: of products of float32 tiles, "ieee", "tf32" or "tf32x3".
-        single: the output is float32. The gradient of a score is p (dp - delta), delta = out . dout: what half precision rounds
-            off `out` is added up over all scores that share an entry of a table, such as T5's last bucket.
 
     Returns the output (batch, num_heads, num_queries, value width) in q's dtype, zero where a query sees no key, and
     (batch, num_heads, num_queries) float32, -inf there.
     """
     q, k, v = _dense_channels(q), _dense_channels(k), _dense_channels(v)
     batch, heads, queries = q.shape[:3]
-    options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
-    out = q.new_empty(batch, heads, queries, v.shape[-1], dtype=torch.float32 if single else q.dtype)
+    nothing = q.new_empty(0, dtype=torch.float32)  # a pointer in the place of a table that is not there
+    tables = [nothing if x is None else x.contiguous() for x in (vector, products)]
+    tables.append(nothing.int() if row is None else row.to(torch.int32).contiguous())
+    reads = {"VECTOR": vector is not None, "PRODUCTS": products is not None}
+    # a product of tiles needs 16 channels
+    block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
+    out = q.new_empty(batch, heads, queries, v.shape[-1])
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    block_m, block_n, warps, stages = _tiles(q, v).forward
+    block_m, block_n, warps, stages = _tiles(q, v)
     with torch.cuda.device_of(q):  # Triton launches on the current device, which need not be theirs
-        far = _far_cells(tables, heads, queries + k.shape[2] - 1, options)
+        cells = queries + k.shape[2] - 1
+        far = torch.full((), cells, dtype=torch.int32, device=q.device)  # cells that have one number and one row
+        if any(reads.values()):
+            _first_other[(triton.cdiv(cells, 1024),)](tables[0], tables[2], far, heads, cells, BLOCK=1024, **reads)
         forward[(triton.cdiv(queries, block_m), batch * heads)](
-            q, k, v, out, lse, *tables, far, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages, **options,
+            q, k, v, out, lse, *tables, far, scale, diagonal, queries, k.shape[2], 0 if products is None else products.shape[-1],
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], HEADS=heads, GROUPS=heads // k.shape[1], D=q.shape[-1],
+            DV=v.shape[-1], BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=diagonal < k.shape[2] - 1,
+            PRECISION=precision, num_warps=warps, num_stages=stages, **reads,
         )  # fmt: skip
     return out, lse
 
 
 @relative_attention.register_fake
-def _(q, k, v, vector, products, row, scale, diagonal, precision, single=False):
+def _(q, k, v, vector, products, row, scale, diagonal, precision):
     check_devices("posenc.attention", q, k, v, vector, products, row)
-    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=torch.float32 if single else q.dtype)
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op(
-    "posenc::relative_attention_backward",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? vector, Tensor? products, Tensor? row, Tensor out, "
-    "Tensor lse, Tensor dout, Tensor dlse, float scale, SymInt diagonal, str precision, bool of_vector, "
-    "bool of_products, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def _backward(
-    q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
-    out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
-    of_products: bool, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, vector and products; empty where not asked for. deterministic: the vector's gradient is summed from a part
-    per block of keys, num_queries x num_keys / BLOCK numbers a head, instead of by atomic additions; that of the products is
-    always atomic where keys of a query share a row."""
-    q, k, v, dout = (_dense_channels(x) for x in (q, k, v, dout))
-    (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
-    options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
-    tiles = _tiles(q, v)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    delta, safe = torch.empty_like(lse), torch.empty_like(lse)
-    _before_backward[(triton.cdiv(queries, 64), batch * heads)](
-        out, dout, lse, dlse.contiguous(), delta, safe, queries, *dout.stride()[:3],
-        HEADS=heads, DV=options["DV"], BLOCK_DV=options["BLOCK_DV"], BLOCK=64,
-    )  # fmt: skip
-    cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.keys[0])
-    parts = (batch, heads, blocks, cells) if deterministic else (heads, cells)
-    dvector = q.new_zeros(parts if of_vector else (0,), dtype=torch.float32)
-    dproducts = torch.zeros_like(tables[1]) if of_products else dvector.new_empty(0)
-    block, warps, stages = tiles.keys
-    backward_keys[(blocks, batch * kv_heads)](
-        q, k, v, dout, safe, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
-        LEARNED=of_vector, ATOMIC=not deterministic, BLOCK=block, num_warps=warps, num_stages=stages, **options,
-    )  # fmt: skip
-    block, warps, stages = tiles.queries
-    backward_queries[(triton.cdiv(queries, block), batch * heads)](
-        q, k, v, dout, safe, delta, *tables, dq, dproducts, scale, *sizes, *strides,
-        LEARNED=of_products, BLOCK=block, num_warps=warps, num_stages=stages, **options,
-    )  # fmt: skip
-    return dq, dk, dv, dvector.sum((0, 2)) if of_vector and deterministic else dvector, dproducts
-
-
-@_backward.register_fake
-def _(q, k, v, vector, products, row, out, lse, dout, dlse, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
-    check_devices("posenc.attention", q, k, v, vector, products, row, out, lse, dout, dlse)
-    tables = [q.new_empty(x.shape if asked else (0,), dtype=torch.float32)
-              for x, asked in ((vector, of_vector), (products, of_products))]  # fmt: skip
-    return *(x.new_empty(x.shape) for x in (q, k, v)), *tables
-
-
-def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, ctx.diagonal, ctx.precision, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _gradients(ctx, dout, dlse):
-    q, k, v, vector, products, row, out, lse = ctx.saved_tensors
-    asked = ctx.needs_input_grad[3:5]
-    grads = _backward(
-        q, k, v, vector, products, row, out, lse, dout.to(q.dtype), dlse, ctx.scale, ctx.diagonal, ctx.precision, *asked,
-        torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
-    return (
-        *grads[:3],
-        *(x if wanted else None for x, wanted in zip(grads[3:], asked, strict=True)),
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
-
-
-relative_attention.register_autograd(_gradients, setup_context=_save)
-_backward.register_autograd(no_second_derivatives("posenc.attention", "pass backend='reference'"))
+    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 # -------------------------------------------------------------------- rotary: each program reads a token's tables once, for all heads
@@ -564,58 +308,28 @@ def _rotary_kernel(
     )  # fmt: skip
 
 
-def rotate(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool
-) -> tuple[Tensor, Tensor]:
-    """What `posenc.backends.triton.rotary_kernel` says."""
-    batch, _, tokens, width = q.shape
-    if (batch, tokens, width) != (k.shape[0], *k.shape[2:]) or q.dtype != k.dtype or q.device != k.device:
-        raise InputError(f"q {tuple(q.shape)} and k {tuple(k.shape)}: one kernel turns the same tokens of both")
-    if cos.shape != sin.shape or cos.dim() != 4 or cos.shape[0] not in (1, batch) or cos.shape[1:3] != (1, tokens):
-        raise InputError(
-            f"tables {tuple(cos.shape)} and {tuple(sin.shape)}: pass (1 or {batch}, 1, {tokens}, pairs) for both"
-        )
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> tuple[Tensor, Tensor]:
+    """What `posenc.backends.triton.rotary_kernel` says, of tensors that belong together."""
+    width = q.shape[3]
     if not 0 <= start <= width - 2 * cos.shape[-1]:
         raise InputError(f"{cos.shape[-1]} pairs from there do not fit into {width} channels", start=start)
     if q.dtype not in DTYPES:
         raise InputError(f"q of {q.dtype}: the kernel computes in float32; use posenc.functional.rotary")
-    if layout not in ("half", "interleaved"):
-        raise unknown("layout", layout, ("half", "interleaved"))
-    training = torch.is_grad_enabled()
-    if training and (cos.requires_grad or sin.requires_grad):
-        raise InputError("the kernel has no gradient for cos and sin: use posenc.functional.rotary, or detach them")
-    wanted = training and (q.requires_grad or k.requires_grad)
-    if inplace:
-        if wanted:
-            raise InputError("q and k require grad, and the kernel would overwrite them", "pass False", inplace=True)
-        if overlaps(q) or overlaps(k):
-            raise InputError("q or k is expanded, several of its entries are one in memory", "pass False", inplace=True)
-        cos, sin = (unaliased(unaliased(table, q), k) for table in (cos, sin))
-        _launch_rotary(q, k, q, k, cos, sin, layout, start, 1.0)
-        return q, k
-    if wanted or torch.compiler.is_compiling():
+    check_word("layout", layout, ("half", "interleaved"))
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
         return _rotary(q, k, cos, sin, layout, start, 1.0)
-    return _out_of_place(q, k, cos, sin, layout, start, 1.0)
-
-
-def _out_of_place(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
-) -> tuple[Tensor, Tensor]:
-    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-    _launch_rotary(q, k, q_out, k_out, cos, sin, layout, start, sign)
-    return q_out, k_out
+    return _launch_rotary(q, k, cos, sin, layout, start, 1.0)
 
 
 def _launch_rotary(
-    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
-) -> None:
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
+) -> tuple[Tensor, Tensor]:
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     (batch, q_heads, tokens, width), pairs = q.shape, cos.shape[-1]
     if pairs == 0:
-        q_out.copy_(q)
-        k_out.copy_(k)
-        return
+        return q_out.copy_(q), k_out.copy_(k)
     if batch * tokens == 0:
-        return
+        return q_out, k_out
     table_strides = [
         step for t in (cos, sin) for step in (t.stride(0) if t.shape[0] > 1 else 0, t.stride(2), t.stride(3))
     ]
@@ -626,9 +340,10 @@ def _launch_rotary(
             *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), *table_strides,
             tokens, q_heads, k.shape[1], start, width, sign,
             PAIRS=pairs, BLOCK=block, INTERLEAVED=layout == "interleaved",
-            REST=triton.next_power_of_2(width) if q is not q_out and 2 * pairs < width else 0,
+            REST=triton.next_power_of_2(width) if 2 * pairs < width else 0,
             HEADS=max(1, min(triton.next_power_of_2(q_heads), 2048 // block)),
         )  # fmt: skip
+    return q_out, k_out
 
 
 # a separate operator: opaque to torch.compile, with a backward pass for autograd
@@ -638,7 +353,7 @@ def _launch_rotary(
 def _rotary(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
 ) -> tuple[Tensor, Tensor]:
-    return _out_of_place(q, k, cos, sin, layout, start, sign)
+    return _launch_rotary(q, k, cos, sin, layout, start, sign)
 
 
 @_rotary.register_fake

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.bias.structures import Block, Score
-from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.order import at, order_of
 
@@ -40,10 +39,8 @@ class Stream(NamedTuple):
         return x if self.valid is None else x.masked_fill(~self.valid[:, None, :, None], 0.0)
 
 
-def stream(positions: Positions, user: str) -> Stream:
+def stream(positions: Positions) -> Stream:
     """The stream of causal positions, made once."""
-    if positions.sees_future:
-        raise InputError(f"{user} follows the tokens from a key to its query: pass causal positions (causal=True)")
     positions = positions.ungated or positions
     return positions.shared("stream", partial(_stream, positions))
 
@@ -116,9 +113,8 @@ class Carried(Score):
             q = _chunks(torch.zeros_like(self.k).scatter(2, places, self.q), size)
             inner, carried = (at(x.flatten(2, 3), rank) for x in self.inside(q, k, tables))
             chunk = rank // size
-        of_chunk = list(
-            zip(*(table.unbind(2) for table in tables), strict=True)
-        )  # a slice's gradient would be as large as all
+        # unbound, since the gradient of a slice would be as large as all
+        of_chunk = list(zip(*(table.unbind(2) for table in tables), strict=True))
         back = None if index is None else index.argsort(1)[:, None, None]
 
         def block(begin: int, end: int, keys: slice) -> Tensor:

@@ -64,7 +64,7 @@ class Score:
 
     A class of your own sets batch (1: the same for every row), num_heads, num_queries and num_keys, and defines `score_mod` or
     `rows`; it is then computed from dense tensors, or FlexAttention. To be fast on the CPU too, it also defines `reduced`
-    and `obstacle`.
+    and `unsupported`.
     """
 
     num_heads: int
@@ -118,7 +118,7 @@ class Score:
         """(left, right), see `Factored`, if the term is their product: further channels of queries and keys."""
         return None
 
-    def obstacle(self, positions: Positions) -> Refused | None:
+    def unsupported(self, positions: Positions) -> Refused | None:
         """Why the CPU's operator cannot compute the term in a call at these positions; None if it can."""
         why = f"a term is a {type(self).__name__}, of whose form nothing is known"
         return Refused(why, "Relative, QueryRelative, KeyRelative or Factored terms")
@@ -157,10 +157,8 @@ def _require_numbers(made: Any) -> None:
         if not isinstance(x, Tensor) or x.dim() != len(shape):
             raise InputError(f"{user}: {name} is {shown(x)}; pass a tensor of shape {_written(shape)}")
         if x.dtype == torch.bool:
-            raise InputError(
-                f"{user}: {name} is bool, and would count as 0 and 1: pass numbers; for a mask, "
-                "torch.zeros(shape).masked_fill(~visible, -torch.inf), or positions that hide the keys (Positions.from_mask)"
-            )
+            remedy = "torch.zeros(shape).masked_fill(~visible, -torch.inf), or hide keys by positions"
+            raise InputError(f"{user}: {name} is bool: pass numbers; for a mask, {remedy}")
 
 
 def _misshaped(made: Any, sizes: dict[str, int], device: torch.device) -> str | None:
@@ -184,7 +182,7 @@ class _LookedUp(Score):
         lookup = self.reduced(None, torch.device("cpu")).lookup(None)
         return lambda score, b, h, i, j: score + lookup(b, h, i, j)
 
-    def obstacle(self, positions: Positions) -> Refused | None:
+    def unsupported(self, positions: Positions) -> Refused | None:
         return None
 
 
@@ -200,7 +198,7 @@ class _OfPositions(Score):
 class _ByDistance(_OfPositions):
     by_distance = True
 
-    def obstacle(self, positions: Positions) -> Refused | None:
+    def unsupported(self, positions: Positions) -> Refused | None:
         if self.positions.axes > 1:
             return Refused("a bias of positions with several coordinates")
         visible = segments(positions)
@@ -277,7 +275,7 @@ class Positional(_OfPositions):
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
         return lambda score, b, h, i, j: score + self.function(h, q(b, i), k(b, j))
 
-    def obstacle(self, positions: Positions) -> Refused | None:
+    def unsupported(self, positions: Positions) -> Refused | None:
         if self.positions.axes > 1:
             return Refused("a bias of positions with several coordinates")
         return Refused("a term is a function of both positions", "a bias of the distance alone")
@@ -369,9 +367,9 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
         return rows
     least, most = (int(end) for end in rows.aminmax())
     if least < 0 or most >= table.shape[-2]:
+        wrong, reach = least if least < 0 else most, f"from {int(distance.min())} to {int(distance.max())}"
         raise InputError(
-            f"index gives row {least if least < 0 else most} of a table of {table.shape[-2]} rows: give every distance from "
-            f"{int(distance.min())} to {int(distance.max())}, visible or not, a row from 0 to {table.shape[-2] - 1}"
+            f"index gives row {wrong} of a table of {table.shape[-2]} rows: give every distance {reach} one"
         )
     return rows
 
@@ -422,7 +420,7 @@ class Factored(Score):
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.left, self.right
 
-    def obstacle(self, positions: Positions) -> Refused | None:
+    def unsupported(self, positions: Positions) -> Refused | None:
         return None
 
 
@@ -563,16 +561,7 @@ class Weights(Modifier):
 
     function(score, batch, head, query index, key index) -> weights, of the scores (batch, num_heads, queries, keys) of some queries
     with all the keys that any of them sees; keys that are hidden score minus infinity, and get 0. Weights need not add up to 1.
-    rest: (num_heads or 1, width of v): the value that what is missing to 1 goes to; None: zero.
     """
-
-    rest: Tensor | None = None
-    shapes: ClassVar[Shapes] = {"rest": ("num_heads|1", "width of v")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rest is not None:
-            _require_numbers(self)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.function(score, b, h, i, j)

@@ -354,10 +354,6 @@ class _ProjectedTerm(Term):
     def collects(self, needs: list[bool]) -> None:
         super().collects([*needs[:2], False])
 
-    @property
-    def learns(self) -> bool:
-        return self.grads[0] is not None or self.grads[1] is not None
-
     def enter(self, row: int, heads: Slice) -> None:
         if not hasattr(self, "index"):
             self.index: _Index = _Index(self.tensors[2], self.tensors[1].shape[1])
@@ -367,7 +363,8 @@ class _ProjectedTerm(Term):
         self.of_table: Tensor | None = None if of_table is None else cut(of_table[None], row, heads)
         if not self.by_slices:
             self.product: Tensor = self.content @ self.table.mT
-            self.of_product: Tensor | None = torch.zeros_like(self.product) if self.learns else None
+            learns = self.grads[0] is not None or self.grads[1] is not None
+            self.of_product: Tensor | None = torch.zeros_like(self.product) if learns else None
 
     @property
     def by_slices(self) -> bool:
@@ -469,14 +466,19 @@ class KeyTerm(_ProjectedTerm):
                 of_head.scatter_add_(1, rows, part.flip(0).T.contiguous())
 
 
-class ProductTerm(Term):
-    """a_i . b_j: left (batch or 1, heads or 1, queries, m), right (batch or 1, heads or 1, keys, m)."""
+class _OfSides(Term):
+    """Of a tensor of the queries and one of the keys."""
 
-    kind = "product"
     size = 2
 
     def enter(self, row: int, heads: Slice) -> None:
         (self.left, self.of_left), (self.right, self.of_right) = (self.part(number, row, heads) for number in (0, 1))
+
+
+class ProductTerm(_OfSides):
+    """a_i . b_j: left (batch or 1, heads or 1, queries, m), right (batch or 1, heads or 1, keys, m)."""
+
+    kind = "product"
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         left, right = self.left[:, slice(*tile.queries)], self.right[:, slice(*tile.keys)]
@@ -491,11 +493,10 @@ class ProductTerm(Term):
             _accumulate(self.of_right[:, keys], grad.mT @ self.left[:, queries])
 
 
-class DifferenceTerm(Term):
+class DifferenceTerm(_OfSides):
     """f_i - g_j, taken in float64: f (batch or 1, heads or 1, queries), g (batch or 1, heads or 1, keys)."""
 
     kind = "difference"
-    size = 2
     in_double = False
     """Whether FlexAttention is to look up float64 numbers, which GPUs are slow with, rather than pairs of float32."""
 
@@ -506,9 +507,6 @@ class DifferenceTerm(Term):
         of_query, of_key = (x.double() for x in self.tensors)
         high = (of_query, of_key) if self.in_double else (of_query.float(), of_key.float())
         return _DifferenceLookup(*high, (of_query - high[0]).float(), (of_key - high[1]).float())
-
-    def enter(self, row: int, heads: Slice) -> None:
-        (self.left, self.of_left), (self.right, self.of_right) = (self.part(number, row, heads) for number in (0, 1))
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         left, right = self.left[:, slice(*tile.queries), None], self.right[:, None, slice(*tile.keys)]
@@ -672,7 +670,9 @@ class CapTerm(Term):
         scores.mul_(cap).masked_fill_(hidden, -torch.inf)
 
 
-SCORE_TERMS: dict[str, type[Term]] = {
+TERMS: dict[str, type[Term]] = {
     cls.kind: cls
-    for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, SlopeTerm, EntriesTerm, CapTerm)
-}
+    for cls in (
+        VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, SlopeTerm, EntriesTerm, CapTerm, ValuesTerm,
+    )
+}  # fmt: skip

@@ -51,10 +51,6 @@ class Analyze(WithOutput):
     dim: Annotated[int | None, "width of the model's input (default: the object's, else 64)"] = None
     num_heads: Annotated[int | None, "attention heads (default: the object's, else 4)", How(flag="heads")] = None
     head_dim: Annotated[int | None, "width of a head (default: the object's, else 64)"] = None
-    dtypes: Annotated[tuple[str, ...], "dtypes to measure rounding of the angles in", How("DTYPE")] = (
-        "bfloat16",
-        "float16",
-    )
     seed: Annotated[int, "seed of random numbers (default: 0)"] = 0
     out: Annotated[
         str | None,
@@ -105,7 +101,6 @@ class Analyze(WithOutput):
                 trained=self.trained,
                 seed=self.seed,
                 name=path.resolve().name if path.exists() else self.subject,
-                dtypes=self.dtypes,
                 **{name: size for name, size in sizes.items() if size is not None},
             )
             if self.out is not None:  # only now, for a subject that can be analysed
@@ -130,7 +125,7 @@ class Analyze(WithOutput):
         from posenc.analysis import diff
 
         usual = {field.name: field.default for field in fields(type(self))}
-        for name in ("trained", "dim", "num_heads", "dtypes", "seed"):
+        for name in ("trained", "dim", "num_heads", "seed"):
             if getattr(self, name) != usual[name]:
                 raise InputError("is not for two schedules, leave it out", argument=name)
         check_limits(self, head_dim=(2, 2**14), length=(1, 2**40))

@@ -110,7 +110,7 @@ class Check(WithOutput):
         from posenc.conformance.diagnosis import conform
         from posenc.conformance.kinds import get_kind
         from posenc.lab.files import write_atomically
-        from posenc.lab.user_code import load_function, printing_to_stderr
+        from posenc.lab.user_code import load_object, printing_to_stderr
 
         get_kind(kind)
         if self.fast:
@@ -123,8 +123,11 @@ class Check(WithOutput):
                 raise InputError(f"--badge {self.badge}: there is no folder {folder}; make it first")
             check_ours(Path(self.badge), "<title>posenc check")
         with printing_to_stderr():
-            verdict = conform(load_function(self.subject, may_import=True), kind)
+            function = load_object(self.subject, may_import=True)
+            if not callable(function):
+                raise InputError(f"{self.subject!r}: is a {type(function).__name__}, not a function")
+            verdict = conform(function, kind)
         if self.badge is not None:
             write_atomically(Path(self.badge), badge(kind, verdict.passed))
-        self.emit({"function": self.subject, **verdict.to_dict()}, f"{self.subject} as {verdict}")
+        self.emit({"function": self.subject, **asdict(verdict)}, f"{self.subject} as {verdict}")
         return NOT_RUN if verdict.passed is None else DONE if verdict.passed else FAILED

@@ -111,7 +111,7 @@ class Command:
 
     def written(self) -> list[str]:
         """The files that it may write into --out."""
-        tables = (f"table.{kind}" for kind in ("md", "csv", "tex"))
+        tables = (f"table.{kind}" for kind in ("md", "csv"))
         return ["report.html", *tables, "figure.svg", "results.json", "analysis.json", f"{self.name}.json"]
 
     def config(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from posenc.errors import InputError, import_failed
 from posenc.lab.messages import TRACEBACK, located, users_line
 from posenc.pretrained.stopping import terminable
 from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
-from posenc_cli.arguments import Mistake
+from posenc_cli.arguments import Mistake, check_model
 
 COMMANDS: dict[str, type[Command]] = {
     "list": List,
@@ -64,6 +64,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if command is None:
             return answer(arguments) or DONE
         options = parse(command, arguments[1:], shlex.join(["posenc", *arguments]))
+        check_model(getattr(options, "model", None))
         with terminable(), remove_empty_dirs(getattr(options, "out", None)):
             options.check_out()
             code = options.run()

@@ -98,17 +98,6 @@ def refuse_launcher(study: str) -> None:
         )
 
 
-def check_unchanged(argument: str, value: object, setting: str, expected: str | None, actual: str) -> None:
-    """Refuse data or a model whose digest is not that of a config.yaml."""
-    if expected not in (None, actual):
-        raise InputError(
-            f"has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}",
-            f"restore it, or leave {setting} out to use its current content",
-            argument=argument,
-            value=value,
-        )
-
-
 # ---------------------------------------------------------------- output
 
 
@@ -224,11 +213,14 @@ def load_model(
     import torch
 
     from posenc.lab.machine import check_present
-    from posenc.pretrained.bars import without_bars
     from posenc.pretrained.load import load
 
     needs("transformers", "lab")
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # it fills a log
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
-    with waiting(f"posenc {command}: loading {printable(name)}"), without_bars(), one_line_warnings(command):
+    with waiting(f"posenc {command}: loading {printable(name)}"), one_line_warnings(command):
         return load(name, dtype=dtype, device=device, **more)

@@ -2,16 +2,15 @@
 """posenc compare."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from posenc.cli.command import record, settings_in
-from posenc.cli.common import StudyCommand, check_unchanged, refuse_launcher, run_study
+from posenc.cli.common import StudyCommand, refuse_launcher, run_study
 from posenc.errors import InputError, listed
 from posenc_cli.arguments import How
 
 if TYPE_CHECKING:
-    from posenc.lab.compare import Comparison, Table
+    from posenc.lab.compare import Comparison
     from posenc.lab.experiment import Dataset, Experiment, Preset
 
 
@@ -36,26 +35,19 @@ class Compare(StudyCommand):
     task: Annotated[
         tuple[str, ...],
         "text: predict the next token; copy, reverse, recall, addition, sort, dyck, parity, induction, "
-        "flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
-        "class of your code, FILE:CLASS; several: one table of all (default: text, or the preset's)",
-        How("NAME", code=True, names="training task"),
+        "flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; "
+        "several: one table of all (default: text, or the preset's)",
+        How("NAME", names="training task"),
     ] = ()
     encodings: Annotated[
         tuple[str, ...], "what to compare (default: the preset's)", How("NAME", code=True, names="encoding")
     ] = ()
-    preset: Annotated[Literal["quick", "standard", "thorough", "leaderboard", "gpu"], "size of the comparison"] = (
-        "standard"
-    )
+    preset: Annotated[Literal["quick", "standard", "leaderboard", "gpu"], "size of the comparison"] = "standard"
     data: Annotated[
         str | None,
-        "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
+        "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), a text file or rows (.jsonl, .parquet), a folder of them, "
         "or hf:NAME[:CONFIG]",
         How("NAME"),
-    ] = None
-    data_sha256: Annotated[
-        str | None,
-        "refuse data with another SHA-256 than this, which is in the config.yaml of a run",
-        How("HEX", unless=("task", "data", "tokenizer", "packed", *Data.__annotations__)),
     ] = None
     out: str = "posenc-compare"
     share: Annotated[
@@ -65,15 +57,10 @@ class Compare(StudyCommand):
     ] = "1/1"
     merge: Annotated[
         tuple[str, ...],
-        "first copy the trained models' results from these folders, such as those of other shares",
+        "first copy the trained models' results from these folders, such as those of other shares, or from archives: "
+        "benchmarks/leaderboard of posenc's repository for --preset leaderboard",
         How("DIR", rare=True),
     ] = ()
-    against: Annotated[
-        str | None,
-        "train --encodings alone and place them in a table of finished models: leaderboard, which posenc's repository has, "
-        "or a folder of the same form; its settings, tasks and seeds, or some of its tasks (--task) and seeds",
-        How("leaderboard|DIR"),
-    ] = None
     seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
     rates: Annotated[
         tuple[float, ...],
@@ -121,25 +108,23 @@ class Compare(StudyCommand):
         if alone and self.workers not in (None, 1):
             raise InputError("on cuda, models are trained one after the other", "leave it out", workers=self.workers)
         engine = InProcess() if alone else ProcessPool() if self.workers is None else ProcessPool(self.workers)
-        comparisons, table = self.read_table() if self.against else (self.read(), None)
+        comparisons = self.read()
         one = len(comparisons) == 1
-        resolved = {"data_sha256": comparisons[0][1].digest} if one and table is None else {}
 
         def work(progress: Display) -> dict[str, Any]:
             more: dict[str, Any] = {
                 "engine": engine, "progress": progress, "command": self.typed,
-                "begin": lambda: record(self.out, self, **resolved), "share": _share(self.share), "merge": self.merge,
-                "table": table,
+                "begin": lambda: record(self.out, self), "share": _share(self.share), "merge": self.merge,
             }  # fmt: skip
             if one:
-                return compare(*comparisons[0], self.out, pages=partial(report.files, may_import=True), **more)
-            return compare_tasks(comparisons, self.out, pages=partial(leaderboard.files, may_import=True), **more)
+                return compare(*comparisons[0], self.out, pages=report.files, **more)
+            return compare_tasks(comparisons, self.out, pages=leaderboard.files, **more)
 
         code, _ = run_study(
             self,
             Display(),
             work,
-            partial(report.show, may_import=True) if one else leaderboard.show_tasks,
+            report.show if one else leaderboard.show_tasks,
             "runs",
         )
         return code
@@ -160,7 +145,7 @@ class Compare(StudyCommand):
         """Encodings, seeds and settings of a task: the preset's, with the given ones replaced."""
         from posenc.lab.compare import experiment, names
 
-        kind = experiment(task, may_import=True)
+        kind = experiment(task)
         if self.preset not in kind.presets:
             raise InputError(
                 f"task {task} has none of this name", f"give {listed(list(kind.presets))}", preset=self.preset
@@ -171,14 +156,12 @@ class Compare(StudyCommand):
         return encodings, preset.seeds if self.seeds is None else self.seeds, preset.settings.changed(**changed)
 
     def config(self) -> dict[str, Any]:
-        if self.against:
-            return super().config()
         if len(self.tasks) > 1:
             return super().config() | {"task": self.tasks}
         from posenc.lab.compare import experiment
         from posenc.lab.experiment import Experiment
 
-        kind = experiment(self.tasks[0], may_import=True)
+        kind = experiment(self.tasks[0])
         encodings, seeds, settings = self.planned(self.tasks[0])
         resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
         resolved["data"] = self.data or kind.data
@@ -188,53 +171,26 @@ class Compare(StudyCommand):
     def _reading(self, kind: type["Experiment"]) -> dict[str, Any]:
         return {name: value for name, value in self.given.items() if name in kind.data_options}
 
-    def read_table(self) -> "tuple[list[tuple[Comparison, Dataset]], Table]":
-        """The comparisons that place the encodings in a table, and the table."""
-        from posenc.lab.compare import names
-        from posenc.lab.leaderboard import against
-
-        decided = {
-            "preset": self.preset != "standard",
-            "data": self.data,
-            "rates": self.rates,
-            "data_sha256": self.data_sha256,
-            "device": self.device != "cpu",
-            "precision": self.precision != "float32",
-            "compiled": self.compiled,
-            **self.given,
-        }
-        for name in (name for name, value in decided.items() if value):
-            raise InputError("--against takes it from the table", "leave it out", argument=name)
-        if not self.encodings:
-            raise InputError("name those to place in the table", argument="encodings")
-        return against(str(self.against), names(self.encodings), self.task, self.seeds)
-
     def read(self) -> "list[tuple[Comparison, Dataset]]":
         """The comparison of every task, and its data."""
         if len(set(self.tasks)) < len(self.tasks):
             raise InputError("names a task twice", "name each once", task=self.tasks)
-        if len(self.tasks) > 1 and self.data_sha256:
-            raise InputError("is for one task", "leave it out, or name one --task", argument="data_sha256")
         return [self._read(task) for task in self.tasks]
 
     def _read(self, task: str) -> "tuple[Comparison, Dataset]":
         from posenc.lab.compare import Comparison, experiment
-        from posenc.lab.cost import check_affordable
         from posenc.lab.experiment import Execution
         from posenc.lab.machine import check_present
 
-        kind = experiment(task, may_import=True)
+        kind = experiment(task)
         for name in self.given:
             if name not in (*settings_in(kind), *kind.data_options):
                 raise InputError("is for other tasks", f"leave it out of --task {task}", argument=name)
         encodings, seeds, settings = self.planned(task)
         check_present(self.device)
-        workers = self.workers or 1
-        check_affordable(settings, workers, self.device)
-        data = self.data or kind.data
-        corpus, settings = settings.load(data, **self._reading(kind))
-        check_affordable(settings, workers, self.device)
-        check_unchanged("data", data, "data_sha256", self.data_sha256, corpus.digest)
+        settings.check_largest()
+        corpus, settings = settings.load(self.data or kind.data, **self._reading(kind))
+        settings.check_largest()
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution, tuple(self.rates)), corpus
 

@@ -22,7 +22,7 @@ class Doctor(WithModel, WithOutput):
     )
 
     config_only: Annotated[
-        bool, "compare what transformers 4 and 5, vLLM, SGLang, llama.cpp and DeepSpeed compute from the configuration"
+        bool, "compare what transformers 4 and 5, vLLM, SGLang and llama.cpp compute from the configuration"
     ] = False
     length: Annotated[int | None, "with a configuration alone: tokens of the text (default: the model's length)"] = None
 

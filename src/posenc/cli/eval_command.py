@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from posenc.cli.command import record
-from posenc.cli.common import StudyCommand, WithModel, check_unchanged, refuse_launcher, run_study
+from posenc.cli.common import StudyCommand, WithModel, refuse_launcher, run_study
 from posenc.errors import InputError
-from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)
@@ -21,18 +20,8 @@ class Eval(WithModel, StudyCommand):
     )
 
     preset: Annotated[
-        Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it, see below"
+        Literal["quick", "standard", "longer"] | None, "what is measured, unless flags change it, see below"
     ] = "standard"
-    text_sha256: Annotated[
-        str | None,
-        "refuse a text with another SHA-256 than this, which is in the config.yaml of a run",
-        How("HEX", unless=("text",)),
-    ] = None
-    model_fingerprint: Annotated[
-        str | None,
-        "refuse a model with another fingerprint than this, which is in the config.yaml of a run",
-        How("HEX", unless=("model", "dtype")),
-    ] = None
     out: str = "posenc-eval"
 
     @classmethod
@@ -70,8 +59,8 @@ class Eval(WithModel, StudyCommand):
         return super().config() | settings | {"preset": None}
 
     def run(self) -> int:
-        from posenc.lab.evals.config import digests, material, settings_of
-        from posenc.lab.evals.study import evaluate, fingerprint
+        from posenc.lab.evals.config import material, settings_of
+        from posenc.lab.evals.study import evaluate
         from posenc.report.evaluate import files, show
         from posenc.report.terminal import Display
 
@@ -84,15 +73,8 @@ class Eval(WithModel, StudyCommand):
             except InputError as error:
                 given = settings.text is not None and error.value == settings.text
                 raise (error.about(text=settings.text) if given else error.about(tasks=name)) from None
-        texts = digests(tasks)
-        resolved: dict[str, Any] = {}
-        if settings.text in texts:
-            resolved["text_sha256"] = texts[settings.text]
-            check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
         model, tokenizer = self.load()
-        resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
-        resolved["dtype"] = str(model.dtype).removeprefix("torch.")
-        check_unchanged("model", self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
+        resolved = {"device": str(next(model.parameters()).device), "dtype": str(model.dtype).removeprefix("torch.")}
         code, _ = run_study(
             self,
             Display(),

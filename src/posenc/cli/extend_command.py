@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from posenc.cli.common import WithModel, WithOutput
 from posenc.errors import InputError, needs
+from posenc.pretrained.methods import check
 from posenc.spec import literal
 from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How
@@ -115,8 +116,7 @@ class Extend(WithModel, WithOutput):
 
     def run(self) -> int:
         from posenc.pretrained.extend import extend
-        from posenc.pretrained.learned_table import METHOD as OF_TABLES
-        from posenc.pretrained.methods import check
+        from posenc.pretrained.learned_table import METHODS as OF_TABLES
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
 
@@ -133,7 +133,7 @@ class Extend(WithModel, WithOutput):
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
-        if not method.startswith(OF_TABLES):
+        if not method.startswith(tuple(OF_TABLES)):
             check(method, options, self.factor, self.target_length)
         if self.gguf is not None:
             return self._rewrite(self.gguf, options)
@@ -187,7 +187,6 @@ class Extend(WithModel, WithOutput):
     def _auto(self) -> int:
         from posenc.lab.evals.choose import choose
         from posenc.lab.study import Interrupted
-        from posenc.pretrained.methods import check
         from posenc.report.evaluate import files
         from posenc.report.terminal import Display
 

@@ -2,10 +2,9 @@
 """posenc list: what the table of the program does not answer by itself."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from posenc.cli.common import WithOutput
-from posenc.errors import InputError
 from posenc_cli.arguments import How
 
 
@@ -43,19 +42,11 @@ class List(WithOutput):
     ] = None  # fmt: skip
 
     def run(self) -> int:
-        from posenc_cli.arguments import Mistake
+        from posenc.encodings.catalogue import cite
         from posenc_cli.cached import table
         from posenc_cli.listing import listed
 
-        answer: tuple[Any, str]
-        try:
-            if self.cite is not None:
-                from posenc.encodings.catalogue import cite
-
-                bibtex = cite(self.cite)
-                answer = {"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper"
-            else:
-                answer = listed(table(), self.names, self.search, self.kind, self.acts_on, self.explain)
-        except (InputError, Mistake) as error:
-            raise InputError(str(error), argument="cite" if self.cite else "explain" if self.explain else "") from None
-        return self.emit(*answer)
+        if self.cite is not None:
+            bibtex = cite(self.cite)
+            return self.emit({"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper")
+        return self.emit(*listed(table(), self.names, self.search, self.kind, self.acts_on, self.explain))

@@ -8,10 +8,9 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -24,11 +23,8 @@ from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias import Mixer
 from posenc.cache import KVCache
-
-from posenc.conformance.fixtures import (  # isort: skip
-    DECODER, ENCODER, LENGTH, VOCAB, CheckFailed, EncodingUnderTest, NotApplicable, attend, attention_inputs, equal, random_inputs, seeded,
-    tokens, uncompiled,
-)  # fmt: skip
+from posenc.conformance import fixtures
+from posenc.conformance.fixtures import DECODER, LENGTH, CheckFailed, EncodingUnderTest, equal, tokens
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
 from posenc.distributed.exchange import calls_of
@@ -46,7 +42,7 @@ LATE = 1500
 
 def position_matters(tested: EncodingUnderTest) -> None:
     """The output of an encoder depends on the order of the tokens if and only if `sees_order` is true; that of a decoder always does."""
-    config = DECODER if tested.encoding.causal_only else ENCODER
+    config = DECODER if tested.encoding.causal_only else fixtures.ENCODER
     model, largest = tested.model(config), 0.0
     blind = not model.encoding.sees_order and not config.causal
     for n in range(LENGTH, 5, -1):  # at some of them, the last token may be alone in its window
@@ -108,11 +104,11 @@ def _layouts(tested: EncodingUnderTest, causal: bool) -> dict[str, Positions]:
 
 
 def _agree(encoding: Encoding, config: TransformerConfig, p: Positions, layout: str, dtype: torch.dtype) -> None:
-    inputs, double = attention_inputs(config, p, dtype=dtype), dtype == torch.float64
+    inputs, double = fixtures.attention_inputs(config, p, dtype=dtype), dtype == torch.float64
     expected = _results(encoding, inputs, p, "reference", trains=double)
     with torch.no_grad():
         gates = gates_of(encoding, inputs[3])
-        problem = _problem(inputs[:3], encoding, p, gates)
+        problem = prepare(Call(inputs[0], inputs[1], inputs[2], encoding, p, gates=gates))
     for name, trains in product(("auto", *(name for name in BACKENDS if name != "reference")), (False, True)):
         if (trains and not double) or (name == "flex" and double and layout not in FLEX_LAYOUTS):
             continue
@@ -145,7 +141,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
     restricted = positions.prefix is not None or positions.window is not None or bool(positions.blocks)
     if backend == "sdpa":
         simple = positions.span is not None and not restricted
-        return no_values or (simple and all(term.obstacle(positions) is None for term in problem.bias))
+        return no_values or (simple and all(term.unsupported(positions) is None for term in problem.bias))
     if backend == "flex":
         mixes = any(isinstance(each, Mixer) for each in problem.modifiers)
         return no_values and not trains and not problem.weighs and not mixes
@@ -161,16 +157,11 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
     return True
 
 
-def _problem(qkv: list[Tensor], encoding: Encoding, p: Positions, gates: Sequence[Tensor]) -> Problem:
-    q, k, v = qkv
-    return prepare(Call(q, k, v, encoding, p, gates=gates))
-
-
 def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: str, trains: bool) -> list[Tensor]:
     """The output, and the gradients of queries, keys, values and, where gates are made of it, of the layer's input."""
     leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
-        out = attend(encoding, leaves, p, backend=backend)
+        out = fixtures.attend(encoding, leaves, p, backend=backend)
     if "gates" not in encoding.acting_in(0).part.sites():
         leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
@@ -205,7 +196,7 @@ def windows_are_local(tested: EncodingUnderTest) -> None:
     model, x, before = tested.model(DECODER), tokens(2, LENGTH), 1
     full = model(x, tested.document(LENGTH).with_window(before))
     other = x.clone()
-    other[:, 0] = (x[:, 0] + 1) % VOCAB
+    other[:, 0] = (x[:, 0] + 1) % fixtures.VOCAB
     reach = (before + tested.encoding.looks_back) * DECODER.num_layers + 1
     changed = model(other, tested.document(LENGTH).with_window(before))
     equal(changed[:, reach:], full[:, reach:], "a token out of the window is changed")
@@ -218,7 +209,7 @@ def prefixes_are_bidirectional(tested: EncodingUnderTest) -> None:
     """The tokens of a prefix (`Positions.prefix_lm`) see one another as an encoder's do, the tokens after it see it and
     their past, packed or read with a cache too."""
     if not tested.takes_prefixes:
-        raise NotApplicable("it acts on the past alone and refuses a prefix")
+        raise fixtures.NotApplicable("it acts on the past alone and refuses a prefix")
     model, x, here = tested.model(DECODER), tokens(1, LENGTH), tested.document(LENGTH)
     equal(model(x, here.with_prefix(0)), model(x, here), "a prefix of no token")
     if not tested.encoding.causal_only:
@@ -289,13 +280,13 @@ def packed_images_are_separate(tested: EncodingUnderTest) -> None:
     """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
     as if the others were hidden. An encoding without positions in an image refuses them."""
     tested.require_text("it replaces positions in an image")
-    config = DECODER if tested.encoding.causal_only else ENCODER
+    config = DECODER if tested.encoding.causal_only else fixtures.ENCODER
     model, sizes = tested.model(config), [(2, 3), (1, 3)]
     one, two = tokens(1, 6), tokens(1, 3, seed=5)
     try:
         alone = [model(x, Positions.grid(*size)) for x, size in zip((one, two), sizes, strict=True)]
     except InputError as refusal:
-        raise NotApplicable(str(refusal)) from None
+        raise fixtures.NotApplicable(str(refusal)) from None
     except Exception as error:
         error.add_note(f"one of text refuses images with positions.require_one_axis({tested.encoding.known_as!r})")
         raise
@@ -332,26 +323,25 @@ def shift_invariance_as_declared(tested: EncodingUnderTest) -> None:
     model, x = tested.model(DECODER), tokens(1, LENGTH)
     declared = model.encoding.shift_invariant
     if not tested.is_text and not declared:
-        raise NotApplicable(
+        raise fixtures.NotApplicable(
             "positions= is given and shift_invariant is not declared: they need not be such as can move"
         )
-    bases = {"": tested.ids(LENGTH)[None]}
+    bases = {"": (tested.ids(LENGTH)[None], tested.largest_shift(1003))}
     if tested.takes_images:
-        bases[" of an image"] = Positions.grid(3, 3).q
+        bases[" of an image"] = Positions.grid(3, 3).q, 2
     moves: dict[str, float] = {}
-    for of, ids in bases.items():
+    for of, (ids, far) in bases.items():
         here = model(x, Positions.from_ids(ids, packed=False))
-        far = tested.largest_shift(1003) if not of else 2
-        axes = 1 if ids.dim() == 2 else ids.shape[2]
-        for axis in range(axes):
-            step = torch.tensor(far) if ids.dim() == 2 else far * (torch.arange(axes) == axis).long()
+        steps = {"": torch.tensor(far)}
+        if ids.dim() == 3:
+            steps = {f" along axis {axis}": step for axis, step in enumerate(far * torch.eye(ids.shape[2]).long())}
+        for along, step in steps.items():
             try:
                 there = model(x, Positions.from_ids(ids + step, packed=False))
             except InputError:  # out of a table
                 if declared:
                     raise
                 continue
-            along = f" along axis {axis}" if ids.dim() == 3 else ""
             moves[f"moving every position{of} by {far}{along}"] = float((here - there).detach().abs().max())
     worst = max(moves, key=lambda name: moves[name])
     if declared and moves[worst] >= 1e-10:
@@ -406,7 +396,7 @@ def state_and_spec_round_trip(tested: EncodingUnderTest) -> None:
         for part in model.encoding.modules()
         if isinstance(part, Encoding) and type(part) not in (*ENCODINGS.values(), Sum, PerLayer, Mapped)
     }
-    with seeded(5):  # what was drawn is in the state, or lost
+    with fixtures.seeded(5):  # what was drawn is in the state, or lost
         rebuilt = from_spec(json.loads(text), classes)
     if json.dumps(rebuilt.spec()) != text:
         raise CheckFailed(f"the spec of what the spec {text} builds is another: {json.dumps(rebuilt.spec())}")
@@ -447,7 +437,7 @@ def random_state_is_unchanged(tested: EncodingUnderTest) -> None:
     """Nothing sets the random numbers of torch, Python or numpy to a seed, and an evaluation draws none."""
     x, after = tokens(1, LENGTH), []
     for seed in (1, 2):
-        with seeded(seed):
+        with fixtures.seeded(seed):
             model = Transformer(DECODER, tested.make(DECODER)).eval()
             before = _random_states()
             model(x, tested.document(LENGTH))
@@ -477,8 +467,8 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
         model = tested.model(config)
         model(tokens(1, n), tested.document(n))  # which shares its projections
         encoding = model.encoding
-        (x,) = random_inputs((2, n, config.dim))
-        inputs = attention_inputs(config, tested.document(n))
+        (x,) = fixtures.random_inputs((2, n, config.dim))
+        inputs = fixtures.attention_inputs(config, tested.document(n))
         q, k, v = inputs[:3]
         gates = gates_of(encoding, inputs[3])
         texts = {
@@ -488,7 +478,7 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
         }
         for (name, p), layout, rank in product(texts.items(), LAYOUTS, range(2)):
             p = p.with_causal(config.causal)
-            coded, attended = encoding.embed(x, p), attend(encoding, inputs, p, backend="reference")
+            coded, attended = encoding.embed(x, p), fixtures.attend(encoding, inputs, p, backend="reference")
             local, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
             equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
             calls = calls_of(local, config.causal)
@@ -496,7 +486,7 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
             outs = []
             for part, call in zip(parts, calls, strict=True):
                 keys, values, *gating = (each[:, :, : call.num_keys] for each in (k, v, *gates))
-                problem = _problem([part, keys, values], encoding, call, gating)
+                problem = prepare(Call(part, keys, values, encoding, call, gates=gating))
                 outs.append(problem.finished(Reference().attend(problem)))
             equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 
@@ -539,15 +529,6 @@ def torch_export_equals_eager(tested: EncodingUnderTest) -> None:
     equal(exported(*inputs[1]), model(*inputs[1]), "exported")
 
 
-def _isolated(check: Callable[[EncodingUnderTest], None]) -> Callable[[EncodingUnderTest], None]:
-    @wraps(check)
-    def isolated(tested: EncodingUnderTest) -> None:
-        with seeded(), nullcontext() if check.__name__ in SLOW else uncompiled():
-            check(tested)
-
-    return isolated
-
-
 SLOW = ("torch_compile_equals_eager", "torch_export_equals_eager")
 FAST = (
     "cached_decoding_equals_full_pass", "ragged_cache", "windows_are_local", "padding_changes_nothing",
@@ -555,7 +536,7 @@ FAST = (
 )  # fmt: skip
 """Those that find most mistakes, in seconds."""
 CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
-    f.__name__: _isolated(f)
+    f.__name__: f
     for f in (
         position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_decoding_equals_full_pass,
         ragged_cache, windows_are_local, prefixes_are_bidirectional, batched_generation_equals_single,

@@ -223,7 +223,7 @@ RELATIVE: Faults = {
 }  # fmt: skip
 SIDES: Faults = {"height and width are exchanged": {"height": lambda a: a["width"], "width": lambda a: a["height"]}}
 INDEX: Faults = {"direction reversed: key minus query": variant(sign=-1), **SIDES}
-REVERSED = {"relative_position": lambda a: [-r for r in a["relative_position"]]}
+REVERSED: dict[str, Formula] = {"relative_position": lambda a: [-r for r in a["relative_position"]]}
 BUCKETS: Faults = {
     "the bidirectional flag is ignored: always bidirectional": {"bidirectional": True},
     "the bidirectional flag is ignored: always causal": {"bidirectional": False},
@@ -371,11 +371,6 @@ ATTENTION_FACTORS: dict[str, Callable[[float], float]] = {
 }
 """What an attention factor can be instead of the expected one."""
 ROUNDINGS: dict[str, tuple[str, ...]] = {
-    name: (
-        f"positions are rounded to {name}, which counts to {last}",
-        f"frequencies are stored in {name}",
-        f"angles are rounded to {name}",
-    )
-    for name, (_, last) in SHORT_DTYPES.items()
+    name: tuple(fault for fault in (*MOVED, *ROUNDED) if f" {name}" in fault) for name in SHORT_DTYPES
 }
 """Dtype -> the faults of code that computes everything in it."""

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -22,40 +22,29 @@ from posenc.errors import InputError
 from posenc.lab.messages import first_line, users_line
 from posenc.testing.oracles import rotations
 
-TABLES = "rotary", "rotary_interleaved", "rotary_partial"
-"""Kinds whose function may take cos and sin."""
 DECLINED = "raises NotImplementedError"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GoldenCase:
-    """Arguments by name, and the expected result: nested lists or a tensor, or for frequency schedules a dict of inv_freq and
-    attention_factor."""
+    """Arguments by name, and the expected values in float64; of a frequency schedule its attention factor, too."""
 
     arguments: dict[str, Any]
-    expected: Any
-
-    @property
-    def values(self) -> list[Any] | Tensor:
-        """The expected numbers, without the attention factor."""
-        return self.expected["inv_freq"] if isinstance(self.expected, dict) else self.expected
+    expected: Tensor
+    attention_factor: float | None = None
 
 
 @cache
 def cases(kind: str) -> list[GoldenCase]:
     """The cases of a kind, with the values of its formula in float64."""
-    made = []
-    for given in CASES[kind]:
-        expected: Any = expected_values(kind, given).tolist()
-        if KINDS[kind].returns == FREQUENCIES:
-            expected = {"inv_freq": expected, "attention_factor": attention_factor(kind, given)}
-        made.append(GoldenCase(given, expected))
-    return made
+    return [GoldenCase(given, expected_values(kind, given), attention_factor(kind, given)) for given in CASES[kind]]
 
 
-def attention_factor(kind: str, given: Mapping[str, Any]) -> float:
-    """What multiplies cos and sin: sqrt(1 + ln(factor) / ln(original length)) (Ding et al. 2024); 0.1 ln(factor) + 1 (Peng et
-    al. 2023, eq. 22; the code's get_mscale)."""
+def attention_factor(kind: str, given: Mapping[str, Any]) -> float | None:
+    """What a frequency schedule multiplies cos and sin by: sqrt(1 + ln(factor) / ln(original length)) (Ding et al. 2024);
+    0.1 ln(factor) + 1 (Peng et al. 2023, eq. 22; the code's get_mscale). None: it is no schedule."""
+    if KINDS[kind].returns != FREQUENCIES:
+        return None
     if kind == "longrope":
         return math.sqrt(1 + math.log(given["factor"]) / math.log(given["original_max_positions"]))
     return 0.1 * math.log(given["factor"]) + 1 if kind.startswith("yarn") and given["factor"] > 1 else 1.0
@@ -181,9 +170,9 @@ def from_angles(function: Callable[..., Any], convention: Convention) -> Callabl
     them as transformers does: (1, seq, channels) in x's dtype, an angle for each channel. None: it is no such function."""
     names = [p.name for p in _parameters(function)]
     before = names.index("cos") if "cos" in names else 0
-    if convention not in map(KINDS.get, TABLES) or inspect.isclass(function) or before not in (1, 2):
-        return None
-    if names[before : before + 2] != ["cos", "sin"] or names[0] == "self":
+    kinds = (KINDS[kind] for kind in ("rotary", "rotary_interleaved", "rotary_partial"))
+    takes_angles = before in (1, 2) and names[before : before + 2] == ["cos", "sin"] and names[0] != "self"
+    if convention not in kinds or inspect.isclass(function) or not takes_angles:
         return None
 
     def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
@@ -242,9 +231,9 @@ class CaseResult:
     refusal: str = ""
     raised: bool = False
 
-    @cached_property
+    @property
     def expected(self) -> Tensor:
-        return torch.as_tensor(self.case.values, dtype=torch.float64)
+        return self.case.expected
 
     @property
     def right(self) -> bool:

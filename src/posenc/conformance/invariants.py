@@ -2,7 +2,6 @@
 """Checks that compare a function with itself, so that they mean something even where its values are wrong. Each returns a
 sentence, or None."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,14 +98,15 @@ def differentiable(call: Caller) -> str | None:
 def broken_invariants(call: Caller) -> tuple[list[str], list[str]]:
     """The findings, and notes on what could not be tested because the function does not offer it."""
     findings, notes = [], []
-    invariants: list[Callable[[Caller], str | None]] = []
-    if TENSORS.keys() & {*call.convention.arguments}:
-        invariants.append(inputs_unchanged)
-    if "x" in call.convention.arguments:
-        invariants += [dtype_preserved, strided, differentiable]
-    if "x" in call.convention.arguments and {*call.convention.shifts} & {*call.convention.arguments}:
-        invariants.insert(2, shift_invariant)
-    for invariant in invariants:
+    names = {*call.convention.arguments}
+    invariants = {
+        inputs_unchanged: bool(TENSORS.keys() & names),
+        dtype_preserved: "x" in names,
+        strided: "x" in names,
+        shift_invariant: "x" in names and bool({*call.convention.shifts} & names),
+        differentiable: "x" in names,
+    }
+    for invariant in (function for function, applies in invariants.items() if applies):
         claim = (invariant.__doc__ or "").rstrip(".")
         try:
             if finding := invariant(call):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, unknown
+from posenc.errors import unknown
 from posenc.testing.oracles import biases, codes, content, gates, masks, places, rotations, schedules
 
 INTEGERS = ("positions", "document_ids", "relative_position", "offsets", "cu_seqlens", "token_types", "image_grids", "video_grids",
@@ -49,6 +49,10 @@ def power_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) 
     """As `relative_tolerance`, growing with the exponent position / scale_base."""
     powers = torch.tensor(arguments["positions"], dtype=torch.float64).abs()[:, None] / arguments["scale_base"]
     return relative_tolerance(expected, arguments, eps) * (1 + powers)
+
+
+RELATIVE = relative_tolerance, power_tolerance
+"""Tolerances of errors that are relative to the values."""
 
 
 def no_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Tensor:
@@ -92,11 +96,6 @@ class Convention:
         if self.anchored and values.ndim > 1 and values.shape[-2] <= values.shape[-1]:
             values = values - values.diagonal(values.shape[-1] - values.shape[-2], -2, -1)[..., None]
         return values.tril(values.shape[-1] - values.shape[-2]) if self.past and values.ndim > 1 else values
-
-    @property
-    def relative(self) -> bool:
-        """Whether errors are relative to the values."""
-        return self.tolerance in (relative_tolerance, power_tolerance)
 
 
 FREQUENCIES = "(head_dim/2,) inv_freq, or (inv_freq, attention_factor)"
@@ -260,19 +259,12 @@ KINDS: dict[str, Convention] = {
 }  # fmt: skip
 
 
-NICKNAMES = {
-    "rope": "rotary", "neox": "rotary", "gptj": "rotary_interleaved", "mrope": "m_rope", "sincos": "sinusoidal", "slopes": "alibi",
-}  # fmt: skip
-
-
 def get_kind(name: str) -> Convention:
     """The calling convention of a kind.
 
     Raises:
         InputError: an unknown kind.
     """
-    if name in KINDS:
-        return KINDS[name]
-    if meant := NICKNAMES.get(name.lower()):
-        raise InputError(f"unknown kind {name!r}: did you mean {meant!r}? known are {', '.join(sorted(KINDS))}")
-    raise unknown("kind", name, KINDS)
+    if name not in KINDS:
+        raise unknown("kind", name, KINDS)
+    return KINDS[name]

@@ -7,25 +7,22 @@ import gc
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posenc.conformance.fixtures import (  # isort: skip
-    DECODER, LENGTH, CheckFailed, EncodingUnderTest, attend, attention_inputs, equal, random_inputs,
-)  # fmt: skip
+from posenc.conformance import fixtures
+from posenc.conformance.fixtures import DECODER, LENGTH, CheckFailed, EncodingUnderTest, attend, equal
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.transformer import Block
 from posenc.positions import Positions
 
 
-def _hide(index: int) -> Callable[[Positions], Positions]:
-    def hide(positions: Positions) -> Positions:
-        return positions.derived(valid=(torch.arange(positions.num_keys) != index)[None])
-
-    return hide
+def _hide(positions: Positions, index: int) -> Positions:
+    return positions.derived(valid=(torch.arange(positions.num_keys) != index)[None])
 
 
 def _cross(positions: Positions) -> Positions:
@@ -40,8 +37,8 @@ DERIVED: dict[str, Callable[[Positions], Positions]] = {
     "with_causal(True)": lambda positions: positions.with_causal(True),
     "with_causal(False)": lambda positions: positions.with_causal(False),
     "with_window(2)": lambda positions: positions.with_window(2),
-    "replace(valid=all but the first)": _hide(0),
-    "replace(valid=all but the second)": _hide(1),
+    "replace(valid=all but the first)": partial(_hide, index=0),
+    "replace(valid=all but the second)": partial(_hide, index=1),
     "moved(to the next one's position)": lambda positions: positions.moved(lambda ids, order: ids.roll(-1, 1)),
     "cross(with more keys)": _cross,
     "take(the first three)": lambda positions: positions.take(torch.arange(3)),
@@ -74,15 +71,14 @@ class EncodingCall(NamedTuple):
 def draw_calls(source: random.Random, base: str) -> list[EncodingCall]:
     """Calls at a base and everything derived from it, under either causality, in any dtype and mode, in a random order."""
     recipes: list[tuple[str, ...]] = [(), *((name,) for name in DERIVED), tuple(source.sample(list(DERIVED), 2))]
-    what: list[tuple[tuple[str, ...], bool, bool | None]]
-    what = [(recipe, False, causal) for recipe in recipes for causal in (True, False)]
-    what += [(recipe, True, None) for recipe in recipes[:: source.choice((2, 3))]]
+    calls = [EncodingCall(recipe, causal=causal) for recipe in recipes for causal in (True, False)]
+    calls += [EncodingCall(recipe, embeds=True) for recipe in recipes[:: source.choice((2, 3))]]
     calls = [
-        EncodingCall(
-            recipe, embeds, causal, source.choice((0, 1)), source.choice(BACKENDS), source.choice(DTYPES),
-            source.choice(MODES), source.random() < 0.2,
+        call._replace(
+            layer=source.choice((0, 1)), backend=source.choice(BACKENDS), dtype=source.choice(DTYPES),
+            mode=source.choice(MODES), other_parameters=source.random() < 0.2,
         )
-        for recipe, embeds, causal in what
+        for call in calls
     ]  # fmt: skip
     if base == "contiguous":  # FlexAttention, run eagerly, takes as long as all the rest
         calls += [EncodingCall(at, causal=True, backend="flex") for at in ((), ("cross(with more keys)",))]
@@ -152,10 +148,10 @@ class CallSequences:
         try:
             with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(trains):
                 if call.embeds:
-                    inputs = random_inputs((2, positions.num_queries, DECODER.dim), **options)
+                    inputs = fixtures.random_inputs((2, positions.num_queries, DECODER.dim), **options)
                     out = encoding.embed(inputs[0], positions, call.layer)
                 else:
-                    inputs = attention_inputs(DECODER, positions, **options)
+                    inputs = fixtures.attention_inputs(DECODER, positions, **options)
                     out = attend(
                         encoding, inputs, positions, causal=call.causal, layer=call.layer, backend=call.backend
                     )
@@ -203,8 +199,8 @@ class _Mark:
 def graphs_are_freed(tested: EncodingUnderTest) -> None:
     """When the outputs of a call are gone, so is the graph of its gradients, though encoding and positions stay."""
     encoding, positions = CallSequences(tested).fresh(), tested.document(LENGTH)
-    (x,) = random_inputs((2, LENGTH, DECODER.dim), trains=True)
-    inputs = attention_inputs(DECODER, positions, trains=True)
+    (x,) = fixtures.random_inputs((2, LENGTH, DECODER.dim), trains=True)
+    inputs = fixtures.attention_inputs(DECODER, positions, trains=True)
     leaves = {**dict(zip("qkv", inputs, strict=False)), "x": x, "input": inputs[3], **dict(encoding.named_parameters())}
     marks: dict[str, weakref.ref[_Mark]] = {}
     ends = []

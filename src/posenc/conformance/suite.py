@@ -6,9 +6,11 @@ print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
 """
 
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from posenc.conformance import fixtures
 from posenc.conformance.checks import CHECKS, FAST, SLOW
 from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
 from posenc.errors import described, on_one_line
@@ -72,7 +74,8 @@ def check(make: Make, *, positions: MakePositions | None = None, slow: bool = Tr
 def run_check(name: str, tested: EncodingUnderTest) -> Outcome:
     """Run one check by name; an exception counts as its failure."""
     try:
-        CHECKS[name](tested)
+        with fixtures.seeded(), nullcontext() if name in SLOW else fixtures.uncompiled():
+            CHECKS[name](tested)
     except NotApplicable as reason:
         return Outcome(name, None, str(reason))
     except CheckFailed as failure:

@@ -113,21 +113,15 @@ def refuse_ring() -> None:
     queries and keys for a complete text."""
     current = torch.nn.functional.scaled_dot_product_attention
     if current is not _PLAIN and (current.__module__ or "").startswith("torch.distributed.tensor.experimental"):
-        raise InputError(
-            "inside torch's context_parallel, whose attention knows of no positions: leave it, and pass "
-            "positions.shard(rank, world_size, layout='zigzag') of the full text's positions"
-        )
+        remedy = "leave it, and pass positions.shard(rank, world_size, layout='zigzag') of all"
+        raise InputError(f"torch's context_parallel knows of no positions: {remedy}")
 
 
 def _check_group(part: Shard) -> None:
     if not dist.is_available() or not dist.is_initialized():
-        raise InputError(
-            f"a shard of world_size={part.world_size} without a process group: call "
-            "torch.distributed.init_process_group and start the program by torchrun"
-        )
+        remedy = "call torch.distributed.init_process_group, and start the program by torchrun"
+        raise InputError(f"a shard of world_size={part.world_size} without a process group: {remedy}")
     rank, size = dist.get_rank(part.group), dist.get_world_size(part.group)
     if (rank, size) != (part.rank, part.world_size):
-        raise InputError(
-            f"shard {part.rank} of {part.world_size} in process {rank} of {size}: pass the rank and world size of "
-            "the group (group=) whose processes have the sequence"
-        )
+        remedy = "pass the rank and world size of the group that has the sequence"
+        raise InputError(f"shard {part.rank} of {part.world_size} in process {rank} of {size}: {remedy}")

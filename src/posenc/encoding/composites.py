@@ -30,10 +30,8 @@ class Composite(Encoding):
     def __init_subclass__(cls, **options: Any) -> None:
         own = [hook for hook in HOOKS if hook in vars(cls)]
         if own and not is_torchs(cls) and cls.__module__ != __name__:
-            raise InputError(
-                f"{cls.__name__} is made of its parts and cannot override {', '.join(own)}: write an Encoding with these hooks, and "
-                "add it to the others"
-            )
+            remedy = "write an Encoding with these hooks, and add it to the others"
+            raise InputError(f"{cls.__name__} is made of its parts and cannot override {', '.join(own)}: {remedy}")
         super().__init_subclass__(**options)
         cls.own_sites = ()
 
@@ -145,7 +143,7 @@ def _of_parts(effect: str, pick: Callable[[Any], Any] = lambda made: made) -> Ca
 
 for _hook, _effect in {
     "embed": "embedded", "rotate": "rotated", "rotate_queries": "queries_rotated", "rotate_keys": "keys_rotated",
-    "bias": "terms", "restrict": "restricted", "modify": "modifiers", "rotate_values": "values_rotated", "turn_back": "turned_back",
+    "bias": "terms", "restrict": "restricted", "modify": "modifiers", "rotate_values": "values_rotated", "turn_back": "rotated_back",
 }.items():  # fmt: skip
     type.__setattr__(Composite, _hook, _of_parts(_effect))
 type.__setattr__(Composite, "scores", _of_parts("products", lambda terms: next(iter(terms), None)))
@@ -196,10 +194,10 @@ class Sum(Composite):
             if at != number and (x.planes != () or mixes(x) or (at > number and (x.shifts_queries or x.normalises)))
         ]  # fmt: skip
         if any(x.planes is None or x.planes != centred.planes or mixes(x) for x in others):
+            names = ", ".join(dict.fromkeys(x.known_as for x in others))
             raise InputError(
-                f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
-                "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
-                "the same layout, and of queries moved or normalised before it; use one of them, or that other first"
+                f"{centred.known_as} with {names}: it scales keys around the middle of a call's, which cancels beside rotations of "
+                "the same channels alone, and of queries moved or normalised before; use one, or that other first"
             )
 
     @property
@@ -252,10 +250,8 @@ class PerLayer(Composite):
             check_sizes(num_layers=num_layers)
         self.layers: int | None = num_layers
         if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
-            raise InputError(
-                "several layers' encodings change positions, which are changed once for all layers: let the layers share "
-                "one object, or add it outside, as in SHAPE() + PerLayer(...)"
-            )
+            remedy = "let the layers share one object, or add it outside, as in SHAPE() + PerLayer(...)"
+            raise InputError(f"several layers change positions, which are changed once for all layers: {remedy}")
 
     def spec(self) -> dict[str, Any]:
         return super().spec() | ({} if self.layers is None else {"num_layers": self.layers})

@@ -41,10 +41,8 @@ class HeadRange(NamedTuple):
         """Refuse a call with other numbers of query and key heads."""
         count = self.end - self.first
         if heads != count or of_keys * self.sharing != count:
-            raise InputError(
-                f"q with {heads} and k with {of_keys} heads: this part of {name} is of query heads {self.first} to {self.end - 1}, "
-                f"{count // self.sharing} of keys; pass those, or num_kv_heads= of the model to encoding.heads"
-            )
+            mine = f"query heads {self.first} to {self.end - 1}, {count // self.sharing} of keys"
+            raise InputError(f"q with {heads} and k with {of_keys} heads: this part of {name} is of {mine}; pass those")
 
     def cut(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """What of a tensor over all heads, or over the key heads, belongs to the part, whose tensor has this shape."""
@@ -126,11 +124,7 @@ class Declared(nn.Module, metaclass=_Fixed):
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse an option of an encoding that is made: its tables would follow at the next cast only."""
         if name in self._fixed and not any(name in vars(self)[those] for those in _ACT_AT_ONCE):
-            raise InputError(
-                f"options of an encoding are fixed when it is made: make another {type(self).__name__} with it",
-                argument=name,
-                value=value,
-            )
+            raise InputError(f"options are fixed: make another {type(self).__name__}", argument=name, value=value)
         super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
@@ -221,10 +215,8 @@ class Declared(nn.Module, metaclass=_Fixed):
         for name, table in tables.items():
             buffer = self._buffers.get(name)
             if buffer is None:
-                raise InputError(
-                    f"{type(self).__name__}.tables() has {name!r}, which is not registered: call self.register_tables() at "
-                    "the end of __init__"
-                )
+                remedy = "call self.register_tables() at the end of __init__"
+                raise InputError(f"{type(self).__name__}.tables() has {name!r}, which is not registered: {remedy}")
             with torch.inference_mode(False):
                 self._buffers[name] = table.to(table_device(buffer.device))
         return self
@@ -273,6 +265,4 @@ def _as_json(value: Any, origin: str) -> Any:
         return value.tolist()
     if isinstance(value, (list, tuple)):
         return [_as_json(item, f"{origin}[{i}]") for i, item in enumerate(value)]
-    raise InputError(
-        "spec() takes numbers, strings, lists, dicts and encodings", "override spec()", argument=origin, value=value
-    )
+    raise InputError("spec() takes numbers, strings, lists and dicts: override it", argument=origin, value=value)

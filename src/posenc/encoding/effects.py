@@ -23,22 +23,22 @@ Rotation = Callable[[Tensor | None, Tensor | None], tuple[Any, Any]]
 """(queries, keys) -> the same, rotated; either may be None and stays so."""
 
 
+def require_positions(positions: object) -> None:
+    """Refuse what is no `Positions`."""
+    if not isinstance(positions, Positions):
+        remedy = "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        raise InputError(remedy, positions=positions)
+
+
 def require_fit(
-    positions: object, *, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+    positions: Positions, *, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
 ) -> None:
     """Refuse positions that are not those of x or q (batch, ..., num_queries, channels) and k (batch, ..., num_keys,
     channels): broadcasting would silently put every token at one position."""
-    if not isinstance(positions, Positions):
-        raise InputError(
-            "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
-            positions=positions,
-        )
+    require_positions(positions)
     batch = positions.batch
-    for name, tensor, count in (
-        ("x", x, positions.q.shape[1]),
-        ("q", q, positions.q.shape[1]),
-        ("k", k, positions.k.shape[1]),
-    ):
+    for name, tensor in (("x", x), ("q", q), ("k", k)):
+        count, what = (positions.k.shape[1], "keys") if name == "k" else (positions.q.shape[1], "queries")
         if tensor is None:
             continue
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
@@ -47,20 +47,13 @@ def require_fit(
             refuse_distributed(**{name: tensor})
         if tensor.shape[-2] != count:
             if tensor.dim() == 4 and tensor.shape[1] == count:
-                raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")
-            hint = (
-                "; for some of the tokens, pass their positions: Positions.from_ids(ids)"
-                if q is None or k is None
-                else ""
-            )
-            what = "keys" if name == "k" else "queries"
+                raise swapped(name, tensor, f"positions are for {count} {what}")
+            hint = "; of some pass their positions: Positions.from_ids(ids)" if q is None or k is None else ""
             raise InputError(
                 f"positions are for {count} {what}, {name} has {tensor.shape[-2]}: give one for each token{hint}"
             )
         if batch not in (1, tensor.shape[0]):
-            raise InputError(
-                f"positions have {batch} rows, {name} has a batch of {tensor.shape[0]}: give one row or as many"
-            )
+            raise InputError(f"positions have {batch} rows, {name} has {tensor.shape[0]}: give one row or as many")
 
 
 def swapped(name: str, x: Tensor, why: str) -> InputError:
@@ -116,9 +109,8 @@ def check_layer(encoding: Hooked, layer: int, num_layers: int | None) -> None:
     if layer < 0:
         raise InputError("must be at least 0", layer=layer)
     if num_layers is not None and layer >= num_layers:
-        raise InputError(
-            f"{encoding.known_as} was made with num_layers={num_layers}", f"pass at most {num_layers - 1}", layer=layer
-        )
+        made = f"{encoding.known_as} was made with num_layers={num_layers}"
+        raise InputError(made, f"pass at most {num_layers - 1}", layer=layer)
 
 
 def require_values(encoding: Hooked, x: Tensor) -> None:
@@ -133,10 +125,8 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
         return
     check_devices(encoding.known_as, x, *parameters)
     if is_distributed(parameters[0]):
-        raise InputError(
-            f"{encoding.known_as}: its parameters are sharded here, as fully_shard(encoding) leaves them: shard the module that "
-            "calls it, as in fully_shard(layer), whose forward gathers them"
-        )
+        remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"
+        raise InputError(f"{encoding.known_as}: its parameters are sharded here, by themselves: {remedy}")
 
 
 def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
@@ -185,22 +175,16 @@ def checked_gates(
     wanted = 0 if encoding is None else encoding.acting_in(layer).gates
     if len(given) != wanted:
         name = "no encoding" if encoding is None else encoding.known_as
-        raise InputError(
-            f"{len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the input of "
-            "the layer's projections, with those of cached keys in front",
-            argument="gates",
-        )
+        remedy = "pass gates=posenc.encoding.gates_of(encoding, x, layer), with those of cached keys"
+        raise InputError(f"{len(given)} tensors, {name} makes {wanted}: {remedy}", argument="gates")
     checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
-        if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
-            raise InputError(
-                f"pass (batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}", gates=gate
-            )
+        if not fits or gate.dim() != 4 or (gate.shape[0] != 1 and gate.shape[0] != k.shape[0]):
+            wanted = f"(batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}"
+            raise InputError(f"pass {wanted}", gates=gate)
         if gate.shape[2] != k.shape[2]:
-            raise InputError(
-                f"gates are of {gate.shape[2]} tokens, there are {k.shape[2]} keys: cache the gates as the keys are, and pass all"
-            )
+            raise InputError(f"gates are of {gate.shape[2]} tokens, there are {k.shape[2]} keys: cache the gates")
         if gate.device != k.device:
             raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
         gate = left_out(hidden, gate)
@@ -264,7 +248,7 @@ class Effects:
     def _in_turn(self, site: str) -> list[_Part]:
         """The parts with a site in the order in which they rotate."""
         parts = self._with(site)
-        return sorted(parts, key=_rotates_last) if len(parts) > 1 else parts
+        return sorted(parts, key=lambda part: part.encoding.rotates_last) if len(parts) > 1 else parts
 
     def _through(self, site: str, hook: str, x: Tensor, check: Callable[..., None]) -> Tensor:
         """x as a hook of one tensor leaves it, part after part. check: refuses what a part must not make of it."""
@@ -386,7 +370,7 @@ class Effects:
         """Values as `rotate_values` leaves them."""
         return self._through("rotate_values", "rotate_values", v, partial(_check_alike, name="v"))
 
-    def turned_back(self, out: Tensor) -> Tensor:
+    def rotated_back(self, out: Tensor) -> Tensor:
         """The output as `turn_back` leaves it."""
         return self._through("rotate_values", "turn_back", out, partial(_check_alike, name="the output"))
 
@@ -423,17 +407,12 @@ class Effects:
         return agreed_scale([part.encoding for part in parts], head_dim)
 
 
-def _rotates_last(part: _Part) -> bool:
-    return part.encoding.rotates_last
-
-
 def _check_alike(encoding: Hooked, hook: str, before: Tensor, after: object, name: str, widens: bool = False) -> None:
     """Refuse what is not as before. widens: the width may be another."""
     shape, axes = tuple(before.shape), before.dim() - widens
     if not isinstance(after, Tensor) or after.dim() != before.dim() or after.shape[:axes] != before.shape[:axes]:
-        raise _returned(
-            encoding, hook, after, f"return {name} {shape}" + ", of which only the width may change" * widens
-        )
+        more = ", of which only the width may change" * widens
+        raise _returned(encoding, hook, after, f"return {name} {shape}{more}")
     if after.dtype != before.dtype or after.device != before.device:
         given = f"return {name} {shape} in {before.dtype} on {before.device}, as it was given"
         raise _returned(encoding, hook, after, given)
@@ -445,10 +424,8 @@ def _check_prefix(encoding: Hooked, prefix: object, q: Tensor, v: Tensor) -> Non
     keys, values = prefix
     for name, x, width in (("keys", keys, q.shape[3]), ("values", values, v.shape[3])):
         if x.dim() != 3 or (x.shape[0], x.shape[2]) != (v.shape[1], width) or x.shape[1] != keys.shape[1]:
-            raise InputError(
-                f"{type(encoding).__name__}.prefix_kv returned {name} of shape {tuple(x.shape)}: return (num_kv_heads, n, "
-                f"width), here ({v.shape[1]}, {keys.shape[-2]}, {width})"
-            )
+            wanted = f"(num_kv_heads, n, width), here ({v.shape[1]}, {keys.shape[-2]}, {width})"
+            raise _returned(encoding, "prefix_kv", x, f"return {name} {wanted}")
         if x.device != q.device:
             raise InputError(f"{type(encoding).__name__}.prefix_kv returned {name} on {x.device}, q is on {q.device}")
 

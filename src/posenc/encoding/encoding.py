@@ -153,9 +153,7 @@ class Encoding(Sliced):
     def check_late(cls, name: str) -> None:
         late = HOOKS[name] not in cls.own_sites if name in HOOKS else name == "branches" and not cls.is_map
         if late:
-            raise InputError(
-                f"hooks are methods that a class is defined with: write a subclass of {cls.__name__}", argument=name
-            )
+            raise InputError(f"hooks are methods that a class is defined with: subclass {cls.__name__}", argument=name)
 
     # ---------------------------------------------------------------- the hooks that most need
 
@@ -210,10 +208,8 @@ class Encoding(Sliced):
 
     def _refuse_apart(self) -> None:
         if "rotate" in self.sites():
-            raise InputError(
-                f"{type(self).__name__} cannot rotate queries and keys apart (it has no rotate_queries and rotate_keys): "
-                "cache its keys unrotated, and rotate them in each call"
-            )
+            remedy = "cache keys unrotated, or write rotate_queries and rotate_keys"
+            raise InputError(f"{type(self).__name__} cannot rotate queries and keys apart: {remedy}")
 
     def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         """`rotate` as a function for all layers of a pass, of tensors shaped as q and k; of queries or keys alone where the other is

@@ -55,9 +55,8 @@ class Sliced(Declared):
     def _of_process(self, of: HeadRange) -> Self:
         """`heads`, of a range that has been checked."""
         if self.mixes_heads:
-            raise InputError(
-                f"{self.known_as} mixes the scores of all heads, so that no process can compute but some: leave it out"
-            )
+            what = "mixes the scores of all heads, so that no process can compute but some"
+            raise InputError(f"{self.known_as} {what}: leave it out")
         made = deepcopy(self) if _count(self, "num_heads") is None else self._cut(of)
         before = self._part or HeadRange(self._given(), 0, of.end, of.heads, of.sharing)
         vars(made)["_part"] = before._replace(
@@ -111,9 +110,8 @@ def _range_of(encoding: "Sliced", part: slice, heads: int | None, of_keys: int |
     heads = next(iter(counts), heads)
     if heads is None and (of_keys is not None or part.stop is None or min(part.start or 0, part.stop) < 0):
         given = {"heads": part} if of_keys is None else {"num_kv_heads": of_keys}
-        raise InputError(
-            f"{encoding.known_as} does not know the number of query heads", "pass num_heads= as well", **given
-        )
+        what = f"{encoding.known_as} does not know the number of query heads"
+        raise InputError(what, "pass num_heads= as well", **given)
     first, end, _ = (part.start or 0, part.stop, 1) if heads is None else part.indices(heads)
     of = "" if heads is None else f" of {heads}"
     if not first < end or part.stop not in (None, end):
@@ -130,9 +128,6 @@ def _range_of(encoding: "Sliced", part: slice, heads: int | None, of_keys: int |
     sharing = next(iter(shares), 1)
     unit = math.lcm(sharing, *together)
     if first % unit or end % unit:
-        raise InputError(
-            f"cuts query heads{of} that belong together, {unit} by {unit}",
-            f"begin and end at multiples of {unit}",
-            heads=part,
-        )
+        what = f"cuts query heads{of} that belong together, {unit} by {unit}"
+        raise InputError(what, f"begin and end at multiples of {unit}", heads=part)
     return HeadRange({}, first, end, heads, sharing)

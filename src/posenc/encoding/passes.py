@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding.effects import Hooked
+from posenc.encoding.effects import Hooked, require_positions
 from posenc.encoding.heads import Sliced
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -34,8 +34,7 @@ class Pass:
     def __init__(self, encoding: Hooked | None, positions: Positions) -> None:
         if encoding is not None and not isinstance(encoding, Sliced):
             raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
-        if not isinstance(positions, Positions):
-            raise InputError("pass Positions, such as Positions.arange(n, causal=True)", positions=positions)
+        require_positions(positions)
         self.encoding: Any = encoding
         self._memory = Memory.of_pass()
         self.positions = (positions.origin or positions).in_pass(self._memory)
@@ -48,10 +47,8 @@ class Pass:
             return
         for parameter, version, learns in self.versions:
             if parameter._version != version or parameter.requires_grad is not learns:
-                raise InputError(
-                    "the encoding's parameters have changed since this pass was made: make one in each forward pass, "
-                    "encoding.at(positions)"
-                )
+                remedy = "make one in each forward pass, encoding.at(positions)"
+                raise InputError(f"the encoding's parameters have changed since this pass was made: {remedy}")
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`posenc.attention` here; options: its keyword arguments, such as layer."""

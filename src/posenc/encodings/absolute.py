@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import Affine, Beyond, make_orthogonal, normal_parameter
+from posenc.encodings.shared import Affine, Beyond, check_width, make_orthogonal, normal_parameter
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
@@ -63,8 +63,7 @@ class Absolute(Encoding):
         if layer:
             return x
         require_fit(positions, x=x)
-        if x.shape[-1] != self.dim:
-            raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
+        check_width(self, x, self.dim)
         if self.one_axis:
             positions.require_one_axis(type(self).__name__)
         codes = self.codes(positions).to(x)
@@ -112,11 +111,8 @@ class Sinusoidal(Absolute):
     frequencies: Tensor = field(init=False)
 
     def tables(self) -> dict[str, Tensor]:
-        return {
-            "frequencies": frequency_curve(
-                self.dim, base=self.base, curve=self.curve, exponent=self.exponent, endpoint=self.endpoint
-            )
-        }
+        options = {"base": self.base, "curve": self.curve, "exponent": self.exponent, "endpoint": self.endpoint}
+        return {"frequencies": frequency_curve(self.dim, **options)}  # type: ignore[arg-type]
 
     def code_frequencies(self) -> Tensor:
         return self.frequencies
@@ -255,10 +251,8 @@ def rows_of(
     elif len(sizes) == 1:
         positions.require_one_axis(name)
     elif positions.axes != len(sizes):
-        raise InputError(
-            f"{name} takes {len(sizes)} coordinates per token (or one), got {positions.axes}: pass positions of {len(sizes)}, such as "
-            f"Positions.from_ids of shape (batch, n, {len(sizes)})"
-        )
+        remedy = f"pass Positions.from_ids of shape (batch, n, {len(sizes)})"
+        raise InputError(f"{name} takes {len(sizes)} coordinates per token, or one, not {positions.axes}: {remedy}")
     placed = positions.k_placed if keys else positions.q_placed
     if placed is not None and not unplaced:
         raise InputError(f"{name} has no row for tokens without a place, such as [CLS]: drop them, or use grid_table")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import linear, silu, softplus
 
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
@@ -48,20 +48,21 @@ class AccumulatedRotary(Encoding):
     def planes(self) -> Hashable:
         return self.layout, 0, 2 * self.pairs, self.head_dim
 
-    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        raise InputError(f"{type(self).__name__} rotates keys by their content, not their positions: none can be moved")
-
     def steps(self, positions: Positions, layer: int) -> Tensor:
         """The angle by which each token turns each pair: (batch, kv_heads, num_keys, pairs), in radians."""
         return positions.gate(self.known_as, self.kv_heads, self.pairs)
 
+    def angles(self, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
+        """Those of queries and of keys, (batch, kv_heads, num_queries or num_keys, pairs), in radians."""
+        return running_sums(self.steps(positions, layer), positions)
+
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        of_q, of_k = running_sums(self.steps(positions, layer), positions)
+        of_q, of_k = self.angles(positions, layer)
         turns = _cos_sin(of_k, k.dtype)
-        return self.turn(q, turns if of_q is of_k else _cos_sin(of_q, q.dtype)), self.turn(k, turns)
+        return self.rope(q, turns if of_q is of_k else _cos_sin(of_q, q.dtype)), self.rope(k, turns)
 
-    def turn(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    def rope(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), by the cos and sin (batch, kv_heads, 1, n, pairs) of their angles."""
         check_head_dim(self, x, self.head_dim)
         return rotary(by_key_head(self, x, self.kv_heads), *turns, layout=self.layout).flatten(1, 2)
@@ -234,3 +235,53 @@ class CARoPE(AccumulatedRotary):
     def steps(self, positions: Positions, layer: int) -> Tensor:
         base = positions.gate(self.known_as, self.kv_heads, 1).double()
         return base ** torch.arange(1, self.pairs + 1, device=base.device)
+
+
+@dataclass(eq=False, repr=False)
+class RePo(AccumulatedRotary):
+    """Context re-positioning: RoPE at real positions z = W3 (SiLU(W1 x) * W2 x), one for each token and key head.
+
+    head_dim, dim, num_heads, num_kv_heads, num_layers: as in `SelectiveRotary`; each layer has its W1, W2 and W3. hidden: rows of W1
+    and W2; None: dim / 8, as the authors have it. rope_theta, layout: of the rotation.
+
+    A token's index is not read: that it comes before others is known by what a causal mask hides alone. The authors leave RoPE in the first
+    layers, `rope` five times and `repo` in the others of OLMo 2. Source: Li et al. 2025, arXiv 2512.14391; SakanaAI/repo,
+    modeling_olmo2.py, mode "swigluex_multihead".
+    """
+
+    name = "repo"
+    title = "context re-positioning (RePo)"
+    papers: ClassVar[tuple[str, ...]] = ("li2025repo",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(z_i)\, q_i, \quad k_j' = R(z_j)\, k_j, \quad z_t = W_3 \left( \mathrm{SiLU}(W_1 x_t) \odot W_2 x_t \right)",
+    )
+    sees_order = False
+    extrapolates = "not claimed: positions depend on the text"
+    use_when = "Take it in the upper layers of a causal model with `rope` below; `selective_rope` adds angles up along the text."
+    equal_to = "the authors' expression"
+
+    _: KW_ONLY
+    hidden: Size | None = None
+    rope_theta: Positive = 10000.0
+    layout: Layout = "half"
+
+    def setup(self) -> None:
+        super().setup()
+        hidden = max(1, self.dim // 8) if self.hidden is None else self.hidden
+        self.gate_map: nn.Parameter = uniform(self.num_layers, hidden, self.dim, fan_in=self.dim)
+        self.content_map: nn.Parameter = uniform(self.num_layers, hidden, self.dim, fan_in=self.dim)
+        self.position_map: nn.Parameter = uniform(self.num_layers, self.kv_heads, hidden, fan_in=hidden)
+
+    def tables(self) -> dict[str, Tensor]:
+        return {"inv_freq": frequencies.default(self.head_dim, base=self.rope_theta).inv_freq}
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor:
+        """The positions, (batch, kv_heads, seq, 1)."""
+        x, number = check_input(self, x, self.dim), self.own_layer(layer)
+        gate, content, last = (w[number].to(x) for w in (self.gate_map, self.content_map, self.position_map))
+        return linear(silu(linear(x, gate)) * linear(x, content), last).mT[..., None]
+
+    def angles(self, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
+        positions.require_among_keys()
+        of_keys = positions.gate(self.known_as, self.kv_heads, 1).double() * self.get_buffer("inv_freq")
+        return positions.of_queries(of_keys), of_keys

@@ -221,11 +221,7 @@ def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
     lengths = positions.lengths()
     if not torch.compiler.is_compiling():
         if int(lengths.max()) > encoding.max_length:
-            raise InputError(
-                f"a text of {int(lengths.max())} tokens does not fit into it",
-                "make it the longest length to prepare for",
-                max_length=encoding.max_length,
-            )
+            raise InputError(f"a text has {int(lengths.max())} tokens: make it larger", max_length=encoding.max_length)
         inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
         if positions.q.is_floating_point() or not bool(inside.all()):
             raise InputError(f"{name} takes inputs whose positions are 0 .. n-1: pass such positions, or use CAPE")

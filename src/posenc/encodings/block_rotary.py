@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotations of more than two channels at a time, with learned generators or a learned basis, on one to three axes."""
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -26,9 +26,8 @@ class LieRE(Encoding):
     layer has separate generators. axes: coordinates per token, 1 for text. block: channels that rotate together; None
     takes 8, or the largest power of two below that divides head_dim. init_std: of the generators' entries, radians per step.
 
-    On one axis scores depend on distances alone. On several axes the generators do not commute, so that scores depend on
-    both positions (`ComRoPE` is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
-    take a matrix exponential per token and block, which is slow: 100 times RoPE's time or more. Rotations are computed
+    On one axis scores depend on distances alone. On several the generators do not commute, so that scores depend on both
+    positions, and there is a matrix exponential per token and block: 100 times RoPE's time or more. Rotations are computed
     in float64. Tokens without a place, such as [CLS], are not rotated. Raises InputError for sizes that do not divide.
     Source: Ostmeier et al. 2024, section 3.
     """
@@ -88,52 +87,45 @@ class LieRE(Encoding):
         generator = self.generators(layer)[:, 0]
         return generator, generator.new_ones(1, self.blocks)
 
-    def turning(self, coordinates: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
-        """The rotation at (batch or 1, n, axes) coordinates, of (batch, num_kv_heads, group, n, blocks, block) in float64.
-        Angles are float64, as positions may be large."""
+    def turning(self, coordinates: Tensor, layer: int) -> tuple[Tensor, ...]:
+        """The rotation at (batch or 1, n, axes) coordinates, in float64, as positions may be large: a matrix for each token,
+        (batch or 1, num_kv_heads, n, blocks, block, block), or eigenvectors (num_kv_heads, blocks, block, block) and phases."""
         refuse_in_onnx(type(self).__name__, "the exponential and the eigenvectors of a matrix", "`mixed_rope`")
         where = exact(coordinates.to(self.generator.device))
         one = self.multiples(layer)
         if one is None:
             angles = torch.einsum("bna,haxcd->bhnxcd", where, self.generators(layer))
-            rotations = torch.matrix_exp(angles.contiguous())  # which takes no other strides
-            return lambda x: torch.einsum(
-                "bhnxcd,bhgnxd->bhgnxc", rotations.expand(x.shape[0], *rotations.shape[1:]), x
-            )
+            return (torch.matrix_exp(angles.contiguous()),)  # which takes no other strides
         generator, multiples = one
         # exp(t A) = U exp(-i t w) U^H for the Hermitian i A = U w U^H: eigenvectors once, a phase per token
         speeds, vectors = torch.linalg.eigh(generator * 1j)
         phases = (where @ multiples)[:, None, None, ..., None] * speeds[:, None, None]
-        turns = torch.polar(torch.ones_like(phases), -phases)
+        return vectors, torch.polar(torch.ones_like(phases), -phases)
 
-        def turn(x: Tensor) -> Tensor:
-            apart = torch.einsum("hxdc,bhgnxd->bhgnxc", vectors.conj(), x.to(vectors.dtype))
-            return torch.einsum("hxcd,bhgnxd->bhgnxc", vectors, apart * turns).real
-
-        return turn
-
-    def turn(self, x: Tensor, turning: Callable[[Tensor], Tensor]) -> Tensor:
-        """Queries or keys (batch, heads, n, head_dim), rotated."""
+    def rope(self, x: Tensor, side: str, positions: Positions, layer: int) -> Tensor:
+        """Queries, "q", or keys, "k", (batch, heads, n, head_dim), rotated."""
         check_head_dim(self, x, self.head_dim)
+        side = "q" if positions.q is positions.k else side
+        at = coordinates_of(positions, self.axes, type(self).__name__)[side == "k"]
+        turning = self.remember(positions, (side, self.own_layer(layer)), partial(self.turning, at, layer))
         grouped = by_key_head(self, x, self.kv_heads).unflatten(-1, (self.blocks, self.width)).double()
-        return turning(grouped).flatten(-2).flatten(1, 2).to(x.dtype)
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        require_fit(positions, q=q, k=k)
-        of_q, of_k = coordinates_of(positions, self.axes, type(self).__name__)
-        turning = self.turning(of_q, layer)
-        same = positions.q is positions.k
-        return self.turn(q, turning), self.turn(k, turning if same else self.turning(of_k, layer))
+        if len(turning) == 1:
+            turned = torch.einsum(
+                "bhnxcd,bhgnxd->bhgnxc", turning[0].expand(x.shape[0], *turning[0].shape[1:]), grouped
+            )
+        else:
+            vectors, turns = turning
+            apart = torch.einsum("hxdc,bhgnxd->bhgnxc", vectors.conj(), grouped.to(vectors.dtype))
+            turned = torch.einsum("hxcd,bhgnxd->bhgnxc", vectors, apart * turns).real
+        return turned.flatten(-2).flatten(1, 2).to(x.dtype)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        coordinates = coordinates_of(positions, self.axes, type(self).__name__)[0]
-        return self.turn(q, self.turning(coordinates, layer))
+        return self.rope(q, "q", positions, layer)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        coordinates = coordinates_of(positions, self.axes, type(self).__name__)[1]
-        return self.turn(k, self.turning(coordinates, layer))
+        return self.rope(k, "k", positions, layer)
 
 
 @dataclass(eq=False, repr=False)
@@ -168,9 +160,7 @@ class ComRoPE(LieRE):
         shape = self.num_layers, self.kv_heads, self.blocks
         self.generator = normal_parameter(*shape, self.width, self.width, init_std=self.init_std)
         if self.variant == "ap" and self.blocks < self.axes:
-            raise InputError(
-                f"leaves {self.blocks} blocks for {self.axes} axes", "pass a smaller one", block=self.block
-            )
+            raise InputError(f"pass a smaller one: it leaves {self.blocks} for {self.axes} axes", block=self.block)
         factors = torch.ones(self.num_layers, self.axes, self.blocks)
         self.factors = nn.Parameter(nn.init.normal_(factors)) if self.variant == "ld" else None
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import Affine, make_orthogonal
-from posenc.errors import InputError, Positive
+from posenc.encodings.shared import Affine, check_width, make_orthogonal
+from posenc.errors import Positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -28,9 +28,8 @@ class ComplexOrder(Encoding):
     dim: width of the model. base: of the initial frequencies. Raises InputError for an input of another width.
     Phases are computed in float64 from exact positions.
 
-    Source: Wang et al. 2020, section 2. The authors' code leaves phi out, gives every word the same initial
-    frequencies (as here), counts positions from 1 in its language model and downwards to 0 in its classifier, and
-    keeps two real streams, whose scores are moduli; this is one real stream in the model's own attention.
+    Source: Wang et al. 2020, section 2. The authors' code leaves phi out, and keeps two real streams, whose scores are moduli;
+    this is one real stream in the model's own attention.
     """
 
     name = "complex_order"
@@ -81,7 +80,6 @@ class ComplexOrder(Encoding):
         if layer:
             return x
         require_fit(positions, x=x)
-        if x.shape[-1] != self.dim:
-            raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
+        check_width(self, x, self.dim)
         positions.require_one_axis(type(self).__name__)
         return self.projection(torch.cat(self.waves(x, positions), -1))

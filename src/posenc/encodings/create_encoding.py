@@ -69,9 +69,7 @@ def create(
     check_arguments(create, locals())
     spec = read(name, classes)
     if options and (len(spec.layers) > 1 or len(spec.layers[0]) > 1 or spec.layers[0][0].map):
-        raise InputError(
-            f"options {sorted(options)} for {str(spec)!r}: write them into the text, as in rope:layout=half"
-        )
+        raise InputError(f"options {sorted(options)}: write them into the text, as in rope:layout=half")
     if head_dim is None and dim is not None and num_heads is not None and dim % num_heads == 0:
         head_dim = dim // num_heads
     if grid is not None:
@@ -171,22 +169,18 @@ def _of_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]]) -> 
         raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
     check_affordable(str(name), cls, {}, arguments)
     made = cls(**arguments)
-    return _part_of(made, str(name), **ranges) if ranges else made
+    return _part_of(made, **ranges) if ranges else made
 
 
-def _part_of(encoding: Encoding, name: str, heads: Any = None, kv_heads: Any = None) -> Encoding:
+def _part_of(encoding: Encoding, heads: Any = None, kv_heads: Any = None) -> Encoding:
     """The part of a spec."""
     for what, value in (("heads", heads), ("kv_heads", kv_heads)):
         pair = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_integer, value))
         if not pair or not 0 <= value[0] < value[1]:
-            raise InputError(
-                f"spec of {name!r}: {what}={shown(value)}: give the first head and the end, such as [4, 8]"
-            )
+            raise InputError("give the first head and the end, such as [4, 8]", argument=what, value=value)
     sharing, rest = divmod(heads[1] - heads[0], kv_heads[1] - kv_heads[0])
     if rest or [sharing * at for at in kv_heads] != [*heads]:
-        raise InputError(
-            f"spec of {name!r}: kv_heads={shown(kv_heads)}: these are not the key heads of heads={shown(heads)}"
-        )
+        raise InputError(f"these are not the key heads of heads={shown(heads)}", kv_heads=kv_heads)
     count = getattr(encoding, "num_heads", None) or heads[1]
     return encoding.heads(slice(*heads), num_heads=count, num_kv_heads=max(count // sharing, 1))
 

@@ -117,8 +117,7 @@ class DeBERTa(_Disentangled):
     the table are those of the distance from j to i, as equation 4 of the paper prints it; the authors' code and every
     checkpoint take the one from i to j. init_std: of the table and the projections.
 
-    p2p follows equation 2; the authors leave it out as of little use. Raises InputError for fractional positions and
-    unknown terms. Source: He et al. 2021, section 3.1; microsoft/DeBERTa.
+    Raises InputError for fractional positions and unknown terms. Source: He et al. 2021, section 3.1; microsoft/DeBERTa.
     """
 
     name = "deberta"
@@ -167,10 +166,7 @@ class DeBERTaV2(_Disentangled):
     norm: bool = True
 
     def setup(self) -> None:
-        if self.position_buckets:
-            deberta_bucket(
-                torch.zeros(1), num_buckets=self.position_buckets, max_distance=self.max_relative_positions
-            )  # refuses bad sizes
+        self.counted(torch.zeros(1))  # refuses bad sizes
         super().setup()
         self.layer_norm: nn.Module = nn.LayerNorm(self.dim, eps=1e-7) if self.norm else nn.Identity()
         self.projections: list[Projections] = []
@@ -197,10 +193,8 @@ class DeBERTaV2(_Disentangled):
         if not self.shared:
             return super().projected(side, layer, dtype)
         if layer >= len(self.projections):
-            raise InputError(
-                f"DeBERTaV2 has no query and key projection for layer {layer}: give it the model's by "
-                "share([(query, key), ...]), one pair per layer, or make it with shared=False"
-            )
+            remedy = "give the model's to share([(query, key), ...]), or make it with shared=False"
+            raise InputError(f"DeBERTaV2 has no query and key projection for layer {layer}: {remedy}")
         table = projected_by(self.projections[layer][side], self.normalized().to(dtype))
         heads = table.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return heads.repeat_interleave(self.num_heads // heads.shape[0], 0)

@@ -188,10 +188,8 @@ class ALiBi(DistanceBias):
             raise InputError("they are not learned: pass slopes.detach(), or take KERPLE", slopes=self.slopes)
         given = as_numbers("slopes", self.slopes, "cpu", torch.float64)
         if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not (given.abs() <= STEEPEST).all():
-            raise InputError(
-                f"pass numbers up to {STEEPEST:g}, ({self.num_heads},), one for each head, or (batch, {self.num_heads})",
-                slopes=self.slopes,
-            )
+            shapes = f"({self.num_heads},) or (batch, {self.num_heads})"
+            raise InputError(f"pass numbers up to {STEEPEST:g}, {shapes}", slopes=self.slopes)
         self.slopes = given.tolist()
         self.constant = self.constant and given.dim() == 1  # rows of the batch with slopes each make a term of the keys
 
@@ -220,9 +218,7 @@ class ALiBi(DistanceBias):
         check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
         if self.slope_table.shape[0] != q.shape[0]:
-            raise InputError(
-                f"slopes of {self.slope_table.shape[0]} rows: q has a batch of {q.shape[0]}; give one row for each"
-            )
+            raise InputError(f"slopes of {self.slope_table.shape[0]} rows, q has {q.shape[0]}: give one for each")
         rows = self.slope_table.to(q.device, torch.promote_types(q.dtype, torch.float32))
         return KeySlope(rows[..., None].expand(-1, -1, k.shape[2]), positions)
 
@@ -234,8 +230,7 @@ class GridALiBi(ALiBi):
     """ALiBi between the patches of an image: -slope_h * their Euclidean distance, nothing learned.
 
     num_heads, bias_max, slopes: as in `ALiBi`, without slopes for each row of the batch. Positions are (y, x) or (t, y, x), in patches, fractional
-    ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
-    such as [CLS] are at no distance from any: their bias is zero both ways.
+    ones too; where tokens have one coordinate it is ALiBi. Those without a place, such as [CLS], are at no distance from any.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
     (their "X-ALiBi") it is the same bias, with `Positions.cross`.
     """
@@ -262,9 +257,7 @@ class GridALiBi(ALiBi):
         if positions.q.dim() == 2:
             return super().bias(q, k, positions, layer)
         if self.by_row:
-            raise InputError(
-                f"slopes of {self.slope_table.shape[0]} rows: on a grid GridALiBi takes (num_heads,), one for each head"
-            )
+            raise InputError(f"slopes of {self.slope_table.shape[0]} rows: GridALiBi takes (num_heads,) on a grid")
         check_heads(self, q, self.num_heads)
         dtype = torch.promote_types(q.dtype, torch.float32)
 
@@ -286,10 +279,9 @@ class KERPLE(DistanceBias):
     kind: "log", or "power", which is ALiBi with a learned slope a where p = 1.
     bound: the least value of p and a; the power's p is at most 2, as the kernel's definiteness asks.
 
-    p starts uniform below 2, a uniform below 1, both from `bound` on. The authors clamp the parameters in place before
-    each use. Here the value in use is clamped and its gradient passes to the parameter as if it were not, which is
-    the gradient that the authors' code takes: a parameter at the bound stays free to leave it. Keys after the query,
-    which the authors' causal models hide, count by their distance.
+    p starts uniform below 2, a uniform below 1, both from `bound` on. The value in use is clamped, and its gradient passes to
+    the parameter as if it were not, as in the authors' code: a parameter at the bound stays free to leave it. Keys after
+    the query, which the authors' causal models hide, count by their distance.
     Raises InputError for an unknown kind. Source: Chi et al. 2022; chijames/KERPLE,
     megatron/mpu/layers.py.
     """

@@ -20,10 +20,9 @@ class FIRE(Encoding):
     """Functional interpolation: b = MLP(psi(distance) / psi(max(L, i))) for a query at i, psi(x) = log(|c x| + 1).
 
     num_heads: heads of the model. num_layers: layers with separate functions; 1: shared by all. hidden: width of the
-    MLP, 1 -> hidden -> num_heads with ReLU and biases. threshold: what L starts at; None: a quarter of train_length, as
-    the source has 512 for 2048, and 512 if that is not given either. eps: added to the divisor, as in the source's
-    listing, against 0 / 0. init_c: what c starts at. c and L, as a multiple
-    of threshold, are learned and enter by their absolute value.
+    MLP, 1 -> hidden -> num_heads with ReLU and biases. threshold: what L starts at; None: a quarter of train_length, or
+    512 if that is not given either. eps: added to the divisor, against 0 / 0. init_c: what c starts at. c and L, as a
+    multiple of threshold, are learned and enter by their absolute value.
 
     Queries up to position L share one function of the distance; later ones stretch it over all they can see, so that
     for the keys before a query an input of the MLP stays between 0 and 1 at any length. The source is causal; keys

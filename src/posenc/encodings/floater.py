@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOATER: codes that a small neural ODE carries from each position to the next.
 
-The flow is solved by Kutta's fourth-order 3/8 rule, which is what "rk4" means in torchdiffeq and in the fork of it that
-FLOATER's authors use, and backwards by autograd through its steps. It is one operator for torch.compile and torch.export,
-since how many steps there are depends on the largest position.
+The flow is solved by Kutta's fourth-order 3/8 rule, the authors' "rk4", and backwards by autograd through its steps. It is one
+operator for torch.compile and torch.export, since how many steps there are depends on the largest position.
 """
 
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ def solved(initial: Tensor, layers: Sequence[Tensor], positions: Tensor, step: f
     last = int(start.max())
     if last > FARTHEST:
         raise InputError(
-            f"FLOATER: position {last}; its flow takes every step from 0, at most {FARTHEST}: subtract each text's first position"
+            f"FLOATER: position {last}, at most {FARTHEST} steps from 0: subtract each text's first position"
         )
     weight1, bias1, weight2, bias2 = layers
     first, second, of_time1, of_time2 = weight1[:, :-1].T, weight2[:, :-1].T, weight1[:, -1], weight2[:, -1]
@@ -139,9 +138,7 @@ class FLOATER(Encoding):
     values.
 
     Codes are solved in float32 or better, once per forward pass of a model. Raises InputError for positions below 0 or above
-    1,048,576 (every step up to them is taken).
-    Source: Liu et al. 2020, section 3; the authors' code solves only every 400 updates and uses codes without
-    gradient in between, and starts from random values.
+    1,048,576 (every step up to them is taken). Source: Liu et al. 2020, section 3, whose code solves every 400 updates alone.
     """
 
     name = "floater"
@@ -190,9 +187,8 @@ class FLOATER(Encoding):
         require_fit(positions, q=q, k=k)
         for name, x, heads in (("q", q, self.num_heads), ("k", k, self._kv_heads)):
             if x.shape[1] != heads or x.shape[3] != self.head_dim:
-                raise InputError(
-                    f"{name} with {x.shape[1]} heads of width {x.shape[3]}: this FLOATER has {heads} of {self.head_dim}"
-                )
+                made = f"this FLOATER has {heads} of {self.head_dim}"
+                raise InputError(f"{name} with {x.shape[1]} heads of width {x.shape[3]}: {made}")
         of_queries, of_keys = self.codes(positions)
         return q + self._heads(of_queries, QUERY, layer).to(q), k + self._heads(of_keys, KEY, layer).to(k)
 

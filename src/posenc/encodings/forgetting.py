@@ -11,7 +11,7 @@ from torch.nn.functional import linear, logsigmoid
 from posenc.bias import RunningSum
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads, check_input, normal_parameter
-from posenc.errors import InputError, check_numbers
+from posenc.errors import check_numbers
 from posenc.positions import Positions
 
 
@@ -25,8 +25,7 @@ class FoX(Encoding):
 
     Sums of log f are float64, and padding and other documents do not count. On the CPU, keys that are forgotten to below e^-40 of
     the query's own key are not visited (the authors' Adaptive Computation Pruning, whose bound is e^-10 of the row's sum).
-    Cable (Veisi et al. 2025, arXiv 2503.08067), whose score falls by softplus(w_h x + b_h) of every token after the key, is this with w and b
-    negated, and scale=1 in `posenc.attention`, since its code does not divide scores.
+    Cable (Veisi et al. 2025, arXiv 2503.08067) is this with w and b negated, and scale=1 in `posenc.attention`.
     Raises InputError for positions that are not causal. Source: Lin et al. 2025, section 3; Lin et al. 2025b, section 3.
     """
 
@@ -65,6 +64,4 @@ class FoX(Encoding):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> RunningSum:
         check_heads(self, q, self.num_heads)
-        if positions.sees_future:
-            raise InputError("FoX forgets from a key up to its query: pass causal positions (causal=True)")
         return RunningSum(positions.gate(self.known_as, self.num_heads, 1)[..., 0], positions.with_gates(()))

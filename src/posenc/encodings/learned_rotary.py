@@ -25,13 +25,11 @@ class HeadRotary(AxesRotary):
 
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads: of the model. schedules: one after the other
     for equal groups of key heads, as data ([{"name": "ntk", "factor": 4}, ..]) or as a text with "|" between them; None
-    is Ms-PoE, position interpolation by factors from 1.2 up to, not including, 1.8. Its authors leave the first two
-    layers as they are, and order the factors of each layer by the outliers in its heads' attention to the prompt;
-    `PerLayer` takes one encoding per layer. Moebius RoPE has `anti_periodic` on a quarter of the heads:
-    "anti_periodic:original_max_positions=2048|default|default|default".
+    is Ms-PoE, position interpolation by factors from 1.2 up to, not including, 1.8, which its authors order in each layer
+    by the outliers in its heads' attention to the prompt.
 
     Raises InputError for schedules that do not divide the key heads, or that scale cos and sin differently.
-    Source: Zhang et al. 2024 (Ms-PoE; MsPoELlamaRotaryEmbedding of the authors' code), Bae 2026 (Moebius RoPE).
+    Source: Zhang et al. 2024 (Ms-PoE; MsPoELlamaRotaryEmbedding of the authors' code).
     """
 
     name = "head_rope"
@@ -63,9 +61,7 @@ class HeadRotary(AxesRotary):
             self.schedules = [{"name": "linear", "factor": 1.2 + 0.6 * head / heads} for head in range(heads)]
         self.schedules = schedules_of(self.schedules)
         if not self.schedules or heads % len(self.schedules):
-            raise InputError(
-                f"{len(self.schedules)} of them, which must divide the {heads} key heads", argument="schedules"
-            )
+            raise InputError(f"{len(self.schedules)} do not divide the {heads} key heads", argument="schedules")
         self.attention_factor = common_factor(self.ladders())
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
@@ -95,9 +91,7 @@ class LearnedRotary(AxesRotary):
     since a key can only be compared with queries that turn as it does. All layers share them; for ladders per layer,
     pass one object per layer to `PerLayer`. Train `log_scale`, (groups, head_dim / 2), without weight decay.
 
-    `plain()` is the same rotation as a `Rotary`; `posenc.pretrained.export.rope_parameters_of` writes it for the
-    configuration of a transformers model. Angles are computed in float64;
-    casting the model to bfloat16 rounds the log-scales.
+    `plain()` is the same rotation as a `Rotary`. Angles are computed in float64; casting the model to bfloat16 rounds the log-scales.
     Raises InputError for odd widths, or key heads that are not a multiple of groups.
     Source: arXiv 2607.10134 (LeRoPE: one ladder), arXiv 2607.19363 (AdaRoPE: one per key head).
     """
@@ -147,10 +141,7 @@ class LearnedRotary(AxesRotary):
 
     def _of_process(self, of: HeadRange) -> Self:
         if self.groups > 1:
-            raise InputError(
-                f"learned_rope with groups={self.groups} does not know the number of heads: make one for each process, with its "
-                "part of log_scale"
-            )
+            raise InputError("does not know the number of heads: make one for each process", groups=self.groups)
         return super()._of_process(of)
 
     def _check_groups(self, k: Tensor) -> None:
@@ -260,9 +251,6 @@ class FoPE(AxesRotary):
         cos, sin = nn.functional.pad(cos, (0, missing), value=1.0), nn.functional.pad(sin, (0, missing))
         return cos.to(coordinates.device, dtype), sin.to(coordinates.device, dtype)
 
-    def table(self, side: str, positions: Positions, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.cos_sin(self.coordinates(positions)[side == "k"], None, layer, dtype)
-
 
 class RoPEPlusPlus(Rotary):
     """RoPE++: every second query head scores the imaginary part of the complex product, which RoPE discards.
@@ -291,7 +279,7 @@ class RoPEPlusPlus(Rotary):
         """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""
         zero = q.new_zeros(1, 1, 1, self.rotated // 2)
         q = q.clone()
-        q[:, 1::2] = self.turn(q[:, 1::2], zero, zero - 1)
+        q[:, 1::2] = self.rope(q[:, 1::2], zero, zero - 1)
         return q
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:

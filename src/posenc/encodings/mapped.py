@@ -33,12 +33,9 @@ class Mapped(Encoding):
         check_arguments(Mapped.__init__, locals())
         composite = isinstance(encoding, (Composite, Mapped))
         if composite or encoding.sites() != ("rotate",) or not encoding.sees_order:
-            raise InputError(
-                "a position map moves what one encoding rotates by its positions, such as rope",
-                "add others outside, as in Mapped(Rotary(64), rerope(512)) + LogN(4096), or before it if they come "
-                "first",
-                encoding=encoding.known_as,
-            )
+            remedy = "add others outside, as in Mapped(Rotary(64), rerope(512)) + LogN(4096)"
+            what = "a position map moves what one encoding rotates by its positions, such as rope"
+            raise InputError(what, remedy, encoding=encoding.known_as)
         self.encoding = encoding
         self.map: PositionMap = map if isinstance(map, PositionMap) else create(map)
         self.shift_invariant = encoding.shift_invariant and self.map.shift_invariant
@@ -107,7 +104,7 @@ class Mapped(Encoding):
         return positions.shared(("moved", branch), lambda: _moved(positions, branch))
 
 
-class Turned(Mapped):
+class Rerotated(Mapped):
     """The same for queries and keys that the model has rotated already, each at its position, as its cache has them: they are
     turned from there to where the map has them."""
 
@@ -117,7 +114,7 @@ class Turned(Mapped):
         super().__init__(rotation, map)
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
-        return self.map.turns
+        return self.map.rerotations
 
 
 def _moved(positions: Positions, branch: Branch) -> Positions:

@@ -81,7 +81,7 @@ class PaTH(Encoding):
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> "Reflected":
         check_heads(self, q, self.num_heads)
         check_head_dim(self, q, self.head_dim)
-        order = stream(positions, "PaTH")
+        order = stream(positions)
         heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         gate = positions.gate(self.known_as, heads, self.head_dim + 1)
         gate = gate.to(torch.promote_types(q.dtype, torch.float32))

@@ -24,8 +24,8 @@ class PoPE(Encoding):
 
     head_dim: width of a head; queries and keys come out twice as wide, the scale stays head_dim^-1/2.
     num_heads, num_layers: of the model; each head of each layer learns its delta, clamped to -2 pi .. 0.
-    init: delta starts "uniform" there, or at "zero". delta is a phase of the keys in the paper; here the queries take
-    its negative, which is the same score and lets grouped queries share a key without sharing delta.
+    init: delta starts "uniform" there, or at "zero". Queries take the negative of delta, which is a phase of the keys in
+    the paper: the score is the same, and grouped queries share a key without sharing delta.
     Raises InputError for other widths or heads than these. Source: Gopalakrishnan et al. 2025.
     """
 
@@ -81,9 +81,9 @@ class PoPE(Encoding):
         positions.require_one_axis("PoPE")
         return self.angles(positions.k)
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Keys (batch, heads, n, 2 * head_dim) that are complex numbers already, turned further by an angle."""
-        return rotary(x, cos, sin, inplace=inplace)
+        return rotary(x, cos, sin)
 
 
 def polar(x: Tensor, angles: Tensor) -> Tensor:

@@ -26,8 +26,7 @@ class ProjectedRelative(Encoding):
     distance, the width of r (16 in Inkling). extent: distances that have a bias (1024 in Inkling's global layers, the
     window's 512 in its local ones). init_std: of both matrices.
 
-    Inkling has no other encoding; it normalises queries and keys, divides scores by head_dim, and in global layers multiplies
-    queries and r by a factor that grows with the logarithm of the position. Those are left to the model.
+    Inkling's norms, scale and temperatures are left to the model.
     Sequences may be longer than extent. Raises InputError for fractional positions, and where `attention` is not given gates.
     Source: transformers' Inkling (modeling_inkling.py); x-transformers' RelativeProjPositionalBias, whose W_r has a bias.
     """

@@ -5,7 +5,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.encoding import Encoding, Rotation, Size, require_fit
 from posenc.encodings.shared import check_head_dim, remade
-from posenc.errors import InputError, Positive, check_numbers
+from posenc.errors import InputError, Positive, Share, check_numbers
 from posenc.functional import (
     Layout,
     angles_at,
@@ -22,12 +22,14 @@ from posenc.functional import (
     cos_sin,
     intercepted,
     rotary,
+    rotate_token,
+    rotates_token,
     transformed,
-    turn_token,
-    turns_token,
     widened,
 )
 from posenc.positions import Positions
+
+Tables = tuple[Tensor, Tensor]
 
 
 @dataclass(eq=False, repr=False)
@@ -90,9 +92,15 @@ class PairwiseRotary(Encoding):
         two (batch, 1, n, pairs) tables."""
         return cos_sin(ids, self.inv_freq, dtype, first, amplitude * self.attention_factor)
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+    def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
+        """Refuse what does not fit; the dtype of the tables."""
+        check_head_dim(self, x, self.head_dim)
+        positions.require_one_axis(type(self).__name__)
+        return torch.promote_types(x.dtype, torch.float32)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
-        return rotary(x, cos, sin, layout=self.layout, start=self.first_channel, inplace=inplace)
+        return rotary(x, cos, sin, layout=self.layout, start=self.first_channel)
 
 
 @dataclass(eq=False, repr=False)
@@ -141,7 +149,7 @@ class Rotary(PairwiseRotary):
         """The queries' tables."""
         return self.cos_sin(positions.q, dtype, positions.start and positions.start[0])
 
-    def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def tables_at(self, positions: Positions, dtype: torch.dtype) -> tuple[Tables, Tables]:
         """The tables for the queries and for the keys."""
         of_q = self.of_queries(positions, dtype)
         same = positions.q is positions.k
@@ -153,21 +161,21 @@ class Rotary(PairwiseRotary):
         of_q, of_k = self._tables_of(positions, dtype, queries=True, keys=True)
         if of_q[0] is of_k[0] and fits_kernel(q, k, of_k[0]):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
-        return self.turn(q, *of_q), self.turn(k, *of_k)
+        return self.rope(q, *of_q), self.rope(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         of_q, _ = self._tables_of(positions, self._check(q, positions), queries=True, keys=False)
-        return self.turn(q, *of_q)
+        return self.rope(q, *of_q)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         _, of_k = self._tables_of(positions, self._check(k, positions), queries=False, keys=True)
-        return self.turn(k, *of_k)
+        return self.rope(k, *of_k)
 
     def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         hook, x = ("rotate_queries", q) if k is None else ("rotate_keys" if q is None else "rotate", k)
-        if getattr(type(self), hook) is not getattr(Rotary, hook) or type(self).turn is not PairwiseRotary.turn:
+        if getattr(type(self), hook) is not getattr(Rotary, hook) or type(self).rope is not PairwiseRotary.rope:
             return None
         assert x is not None
         dtype, layout, start = self._check(x, positions), self.layout, self.first_channel
@@ -177,37 +185,27 @@ class Rotary(PairwiseRotary):
         if q is not None and k is not None and of_q[0] is of_k[0] and fits_kernel(q, k, of_k[0]):
             return lambda q, k: rotary_kernel(q, k, *of_k, layout=layout, start=start)  # type: ignore[arg-type]
         rotate = partial(rotary, layout=layout, start=start)
-        if self._turns_all and turns_token(x):
+        if self.rotated == self.head_dim and rotates_token(x):
             of_q, of_k = (
                 None
                 if tables is None
                 else self.remember(positions, (dtype, "wide", at), partial(widened, tables[0], tables[1], layout))
                 for at, tables in (("q", of_q), ("k", of_k))
             )
-            rotate = partial(turn_token, layout=layout)
+            rotate = partial(rotate_token, layout=layout)
         return lambda q, k: (None if q is None else rotate(q, *of_q), None if k is None else rotate(k, *of_k))
 
     def _tables_of(self, positions: Positions, dtype: torch.dtype, queries: bool, keys: bool) -> tuple[Any, Any]:
         """The tables of queries and of keys, where they are asked for; of the same tokens they are the same."""
         if queries and keys:
-            return self.remember(positions, dtype, lambda: self.turns(positions, dtype))
+            return self.remember(positions, dtype, lambda: self.tables_at(positions, dtype))
         if queries:
             return self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)), None
         first = positions.start and positions.start[1]
         return None, self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first))
 
-    @property
-    def _turns_all(self) -> bool:
-        """Whether every channel rotates, in the way of this class."""
-        return type(self).turn is Rotary.turn and self.rotated == self.head_dim
 
-    def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
-        """Refuse what does not fit; the dtype of the tables."""
-        check_head_dim(self, x, self.head_dim)
-        positions.require_one_axis(type(self).__name__)
-        return torch.promote_types(x.dtype, torch.float32)
-
-
+@dataclass(eq=False, repr=False)
 class PRotary(Rotary):
     """p-RoPE: only the fastest frequencies rotate, the slow rest of the pairs has content without position.
 
@@ -231,17 +229,9 @@ class PRotary(Rotary):
     )
     equal_to = "transformers' proportional RoPE"
 
-    def __init__(
-        self,
-        head_dim: int,
-        *,
-        rope_theta: float = 10000.0,
-        layout: Layout = "half",
-        fraction: float = 0.75,
-        schedule: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.fraction = fraction  # first: the base computes the frequencies
-        super().__init__(head_dim, rope_theta=rope_theta, layout=layout, schedule=schedule or {})
+    _: KW_ONLY
+    fraction: Share = 0.75
+    rotary_dim: None = field(default=None, init=False)
 
     def frequencies(self) -> frequencies.Frequencies:
         return frequencies.fastest(super().frequencies(), self.fraction)
@@ -298,8 +288,7 @@ class XPos(Rotary):
     of keys after the query grow instead.
 
     Queries are multiplied by zeta^(i / scale_base) and keys by its inverse, with i counted from the middle of the
-    call's keys. The middle cancels, so cached decoding gives what the full pass gives. What remains grows with the
-    span of one call: factors overflow float16 beyond 9000 positions, bfloat16 and float32 beyond 72000 (gamma 0.4).
+    call's keys, which cancels. Factors overflow float16 beyond 9000 positions, bfloat16 and float32 beyond 72000 (gamma 0.4).
     Raises InputError for gamma or scale_base not above 0, or a span past that of the dtype. Source: Sun et al. 2022, section 2.2.
     """
 
@@ -331,7 +320,7 @@ class XPos(Rotary):
         zeta = (torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs + self.gamma) / (1 + self.gamma)
         return tables | {"log_zeta": zeta.log()}
 
-    def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def tables_at(self, positions: Positions, dtype: torch.dtype) -> tuple[Tables, Tables]:
         middle = self._middle(positions)
 
         def scaled(ids: Tensor, sign: int) -> tuple[Tensor, Tensor]:
@@ -352,23 +341,11 @@ class XPos(Rotary):
             )
             most = self.scale_base * math.log(torch.finfo(x.dtype).max) / math.log(1 + 1 / self.gamma)
             if reach > most:
-                raise InputError(
-                    f"XPos at {math.ceil(reach)} positions from the middle of the keys, where its factors pass what {x.dtype} holds: "
-                    f"at most {int(most)} here; pass queries and keys in a wider dtype, or take a larger scale_base"
-                )
+                at = f"XPos at {math.ceil(reach)} positions from the middle, at most {int(most)} in {x.dtype}"
+                raise InputError(f"{at}: pass queries and keys in a wider dtype, or take a larger scale_base")
         return super()._check(x, positions)
 
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_apart()
-
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_apart()
+    rotate_queries, rotate_keys = Encoding.rotate_queries, Encoding.rotate_keys
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_apart()
-
-    def _refuse_apart(self) -> NoReturn:
-        raise InputError(
-            "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
-            "cache its keys unrotated, and rotate them in each call"
-        )
+        raise InputError("XPos scales keys by their distance from the middle of all keys: cache them unrotated")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, remade
+from posenc.encodings.shared import by_key_head, check_head_dim, check_heads, kv_heads_of, remade
 from posenc.errors import InputError, Positive, check_positive, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
@@ -39,10 +39,7 @@ class AxesRotary(Encoding):
     def check_split(self) -> None:
         """Refuse a width of which the axes cannot have as many pairs each."""
         if self.head_dim % (2 * self.axes):
-            raise InputError(
-                f"each of {self.axes} axes takes complete pairs, so pass a multiple of {2 * self.axes}",
-                head_dim=self.head_dim,
-            )
+            raise InputError(f"pass a multiple of {2 * self.axes}, pairs for {self.axes} axes", head_dim=self.head_dim)
 
     @property
     def isometric(self) -> bool:
@@ -90,23 +87,22 @@ class AxesRotary(Encoding):
         dtype = self._check(q)
         of_q = self.table("q", positions, layer, dtype)
         of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)
-        return self.turn(q, *of_q), self.turn(k, *of_k)
+        return self.rope(q, *of_q), self.rope(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        return self.turn(q, *self.table("q", positions, layer, self._check(q)))
+        return self.rope(q, *self.table("q", positions, layer, self._check(q)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        return self.turn(k, *self.table("k", positions, layer, self._check(k)))
+        return self.rope(k, *self.table("k", positions, layer, self._check(k)))
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
         if cos.shape[1] == 1:
-            return rotary(x, cos, sin, layout=self.layout, inplace=inplace)
+            return rotary(x, cos, sin, layout=self.layout)
         grouped = by_key_head(self, x, cos.shape[1])  # heads of a group turn alike
-        turned = rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout, inplace=inplace)
-        return x if inplace else turned.flatten(1, 2)
+        return rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout).flatten(1, 2)
 
     def _check(self, x: Tensor) -> torch.dtype:
         """Refuse another width; the dtype of the tables."""
@@ -188,21 +184,10 @@ class AxialRotary(AxesRotary):
         if self.sections is None:
             self.check_split()
             return
-        sections = self.sections = checked_sections(self.sections)
-        pairs = self.head_dim // 2
-        if sum(sections) != pairs:
-            halves = tuple(each // 2 for each in sections)
-            half = f", here {halves}" if sum(halves) == pairs else ""
-            raise InputError(
-                f"add up to {sum(sections)}",
-                f"pass the pairs of each axis, which add up to head_dim/2 = {pairs}{half}",
-                sections=sections,
-            )
-        if self.axes > len(sections):
-            raise InputError(
-                f"sections={sections} are of {len(sections)}", "pass the pairs of each axis", axes=self.axes
-            )
-        self.axes = len(sections)  # an image is a video of one frame
+        self.sections = checked_sections(self.sections, self.head_dim // 2)
+        if self.axes > len(self.sections):
+            raise InputError("pass the pairs of each axis", sections=self.sections, axes=self.axes)
+        self.axes = len(self.sections)  # an image is a video of one frame
 
     @property
     def pairs(self) -> tuple[int, ...]:
@@ -211,9 +196,7 @@ class AxialRotary(AxesRotary):
 
     def _check_each(self, name: str, values: Sequence[Any]) -> None:
         if len(values) != self.axes or self.ladder != "axis":
-            raise InputError(
-                f"pass one for all, or one for each of {self.axes} axes with ladder='axis'", argument=name, value=values
-            )
+            raise InputError(f"pass one, or {self.axes}, one an axis, with ladder='axis'", argument=name, value=values)
 
     def _frequencies(self) -> list[frequencies.Frequencies]:
         """Those of each axis with pairs, or of the complete head."""
@@ -237,9 +220,7 @@ class AxialRotary(AxesRotary):
 
     def _refuse_centred(self) -> None:
         if self.centred:
-            raise InputError(
-                "AxialRotary(centred=True) rotates keys by the size of the complete image: cache them unrotated"
-            )
+            raise InputError("AxialRotary(centred=True) reads the size of the image: cache keys unrotated")
 
     def tables(self) -> dict[str, Tensor]:
         order = list(range(self.axes))[:: -1 if self.x_first else 1]
@@ -255,15 +236,14 @@ class AxialRotary(AxesRotary):
             vectors = vectors.unflatten(0, (self.axes, -1)).transpose(0, 1).flatten(0, 1)
         return {"frequency": vectors}
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.channels != "apart" or self.layout == "interleaved":
-            return super().turn(x, cos, sin, inplace)
+            return super().rope(x, cos, sin)
         sizes = self.pairs[:: -1 if self.x_first else 1]
         blocks = zip(
             x.split([2 * pairs for pairs in sizes], -1), cos.split(sizes, -1), sin.split(sizes, -1), strict=True
         )
-        turned = [rotary(*block, layout="half", inplace=inplace) for block in blocks]
-        return x if inplace else torch.cat(turned, -1)
+        return torch.cat([rotary(*block, layout="half") for block in blocks], -1)
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         q, k = super().coordinates(positions)
@@ -282,10 +262,7 @@ class AxialRotary(AxesRotary):
         if not torch.compiler.is_compiling() and not intercepted() and not q.is_meta:
             placed = q if full.q_placed is None else q.masked_fill(~full.q_placed[..., None], 0)
             if full.shared("negative", lambda: bool((placed < 0).any())):
-                raise InputError(
-                    "AxialRotary(centred=True): a coordinate is negative, so the size of its image is not known: pass "
-                    "Positions.grid or Positions.grids, which state it, or coordinates that start at 0"
-                )
+                raise InputError("AxialRotary(centred=True): coordinates below 0: pass Positions.grid")
         centred = _centred(q, extents(q, full.q_document))
         return positions.local(centred), centred[:, : positions.num_keys]
 
@@ -337,9 +314,9 @@ class MRotary(AxesRotary):
         if self.sections is None:
             share = pairs * (20 if self.interleaved else 24) // 64
             self.sections = pairs - 2 * share, share, share
-        self.sections = checked_sections(self.sections)
-        if len(self.sections) != 3 or sum(self.sections) != pairs:
-            raise InputError(f"pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}", sections=self.sections)
+        self.sections = checked_sections(self.sections, pairs)
+        if len(self.sections) != 3:
+            raise InputError("pass the pairs of (t, h, w)", sections=self.sections)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).attention_factor
 
@@ -356,9 +333,7 @@ class MRotary(AxesRotary):
         elif self.time_last:
             axis = torch.where(pairs < height + width, 1 + pairs % 2, 0)
             if height - width not in (0, 1):
-                raise InputError(
-                    "h and w take turns, so pass as many of h as of w, or one more", sections=self.sections
-                )
+                raise InputError("pass as many of h as of w, or one more: they take turns", sections=self.sections)
         else:
             axis = torch.arange(3, device="cpu").repeat_interleave(torch.tensor(self.sections, device="cpu"))
         return {"frequency": inv_freq[:, None] * one_hot(axis, 3)}
@@ -415,11 +390,7 @@ class MixedRotary(AxesRotary):
         return self.frequency[self.own_layer(layer)]
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        if q.shape[1] != self.num_heads or k.shape[1] % self.frequency.shape[1]:
-            raise InputError(
-                f"q with {q.shape[1]} heads and k with {k.shape[1]}: this MixedRotary was made with "
-                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
-            )
+        check_heads(self, q, self.num_heads)
         return super().rotate(q, k, positions, layer)
 
 
@@ -428,11 +399,15 @@ def _each(values: Sequence[T], count: int) -> Sequence[T]:
     return [values[0]] * count if len(values) == 1 else values
 
 
-def checked_sections(sections: Sequence[int]) -> tuple[int, ...]:
-    """The pairs of channels of each axis."""
-    for pairs in sections:
-        if not is_integer(pairs) or pairs < 0:
+def checked_sections(sections: Sequence[int], pairs: int) -> tuple[int, ...]:
+    """The pairs of channels of each axis, of so many."""
+    for each in sections:
+        if not is_integer(each) or each < 0:
             raise InputError("pass integers, the pairs of channels of each axis", sections=sections)
+    if sum(sections) != pairs:
+        halves = tuple(each // 2 for each in sections)
+        half = f", here {halves}" if sum(halves) == pairs else ""
+        raise InputError(f"add up to {sum(sections)}, not to head_dim/2 = {pairs}{half}", sections=sections)
     return tuple(sections)
 
 
@@ -446,9 +421,7 @@ def common_factor(made: Sequence[frequencies.Frequencies]) -> float:
     """The attention factor of several schedules."""
     factors = {each.attention_factor for each in made}
     if len(factors) > 1:
-        raise InputError(
-            f"schedules scale cos and sin by {sorted(factors)}: pass the same attention_factor to all of them"
-        )
+        raise InputError(f"schedules scale cos and sin by {sorted(factors)}: pass one attention_factor to all")
     return factors.pop()
 
 

@@ -4,12 +4,10 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from posenc.encoding import require_fit
 from posenc.encodings.rotary import PairwiseRotary
-from posenc.errors import InputError
 from posenc.positions import Positions
 
 
@@ -56,7 +54,7 @@ class RoVE(PairwiseRotary):
     def rotate_values(self, v: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=v)
         dtype, first = self._check(v, positions), positions.start and positions.start[1]
-        return self.turn(v, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
+        return self.rope(v, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
 
     def turn_back(self, out: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=out)
@@ -66,11 +64,4 @@ class RoVE(PairwiseRotary):
             cos, sin = self.cos_sin(positions.q, dtype, first)
             return cos, -sin
 
-        return self.turn(out, *self.remember(positions, (dtype, "q"), conjugate))
-
-    def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
-        """Refuse what does not fit; the dtype of the tables."""
-        if x.shape[-1] != self.head_dim:
-            raise InputError(f"v of width {x.shape[-1]}: this RoVE was made with head_dim={self.head_dim}")
-        positions.require_one_axis(type(self).__name__)
-        return torch.promote_types(x.dtype, torch.float32)
+        return self.rope(out, *self.remember(positions, (dtype, "q"), conjugate))

@@ -75,18 +75,12 @@ class SelectiveAttention(Encoding):
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         if layer >= len(self.projections):
-            raise InputError(
-                f"selective_attention has no query projection for layer {layer}: give it the model's by share([(query, key), "
-                "...]), one pair per layer, or pass gates=q[:, :1], of all tokens, to attention"
-            )
+            remedy = "give the model's to share([(query, key), ...]), or pass gates=q[:, :1] to attention"
+            raise InputError(f"selective_attention has no query projection for layer {layer}: {remedy}")
         return projected_by(self.projections[layer][0], x)[:, None, :, : self.head_dim]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> "Selection":
         check_head_dim(self, q, self.head_dim)
-        if positions.sees_future:
-            raise InputError(
-                "selective_attention looks at the tokens between a key and its query: pass causal positions"
-            )
         positions.require_counted()
         positions.require_among_keys()
         dtype = torch.promote_types(q.dtype, torch.float32)

@@ -77,9 +77,13 @@ def key_angles(encoding: Encoding, positions: Positions, layer: int = 0) -> Tens
 def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
     """Refuse queries of another width than the encoding was made for."""
     if q.shape[-1] != head_dim:
-        raise InputError(
-            f"q of head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}"
-        )
+        raise InputError(f"head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}")
+
+
+def check_width(encoding: Encoding, x: Tensor, dim: int) -> None:
+    """Refuse an input of another width than the encoding was made for."""
+    if x.shape[-1] != dim:
+        raise InputError(f"x of width {x.shape[-1]}: this {type(encoding).__name__} was made with dim={dim}")
 
 
 def check_input(encoding: Encoding, x: Tensor, dim: int) -> Tensor:

@@ -2,16 +2,15 @@
 """Stick-breaking: each key, from the nearest on, takes its share of what nearer keys have left."""
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from posenc.bias import Weights
-from posenc.encoding import Encoding, Size
-from posenc.errors import InputError
+from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.positions.visibility import rowwise
 
@@ -20,13 +19,11 @@ from posenc.positions.visibility import rowwise
 class StickBreaking(Encoding):
     """Weights without a softmax: from the nearest key to the farthest, each takes sigmoid(s_ij) of what is left.
 
-    attend_current: whether a query sees the key of its token (the authors' default is that it does not). remainder: what no key takes goes
-    to a learned value per head, which starts at zero, as in IBM/dolomite-engine; False: it goes to nothing. num_heads,
-    head_dim: of the values, for remainder alone. num_layers: layers with separate values; 1: shared by all.
+    attend_current: whether a query sees the key of its token (the authors' default is that it does not). What no key takes goes to nothing.
 
     Positions act through the keys' order alone: the more keys are nearer, the less is left.
     A sum may bias the scores or rotate queries and keys. Weights are computed from scores by blocks of queries.
-    Raises InputError for positions that are not causal, a sink, learned keys, or remainder without num_heads and head_dim.
+    Raises InputError for positions that are not causal, a sink, or learned keys.
     Source: Tan et al. 2025, "Scaling Stick-Breaking Attention"; shawntan/stickbreaking-attention, sb_ref.py.
     """
 
@@ -46,29 +43,8 @@ class StickBreaking(Encoding):
     causal_only = True
 
     attend_current: bool = False
-    _: KW_ONLY
-    remainder: bool = False
-    num_heads: Size | None = None
-    head_dim: Size | None = None
-    num_layers: Size = 1
-
-    def setup(self) -> None:
-        self.rest: nn.Parameter | None = None
-        if self.remainder:
-            if self.num_heads is None or self.head_dim is None:
-                raise InputError(
-                    "give num_heads and head_dim, the sizes of its values",
-                    remainder=True,
-                    num_heads=self.num_heads,
-                    head_dim=self.head_dim,
-                )
-            self.rest = nn.Parameter(torch.zeros(self.num_layers, self.num_heads, self.head_dim))
 
     def modify(self, positions: Positions, layer: int = 0) -> Weights:
-        if positions.sees_future:
-            raise InputError(
-                "StickBreaking goes back from a query to its first key: pass causal positions (causal=True)"
-            )
         of_query, of_key = rowwise(positions.q_order), rowwise(positions.k_order)
 
         def weights(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -83,4 +59,4 @@ class StickBreaking(Encoding):
                 before = pad(left.flip(-1).cumsum(-1), (1, -1)).flip(-1)
             return score.sigmoid() * (before / math.log(2)).exp2()  # exp is slow on CPUs where it underflows
 
-        return Weights(weights, None if self.rest is None else self.rest[self.own_layer(layer)])
+        return Weights(weights)

@@ -66,8 +66,7 @@ class Hierarchical(Absolute):
 class Multiplicative(Learned):
     """Each channel of the input multiplied by a learned factor of its position: x * (1 + p), p from zero.
 
-    max_positions: rows of the table. dim: width of the model. plain: x * p instead, with p from one; the customary
-    N(0, 0.02) would leave a fiftieth of the signal. Both start as the identity. beyond: as in `Learned`.
+    max_positions: rows of the table. dim: width of the model. plain: x * p instead, with p from one. beyond: as in `Learned`.
     Raises InputError for a position outside the table. Source: Su 2021, kexue.fm/archives/8130; 1 + p as in his
     bert4keras.
     """
@@ -187,7 +186,9 @@ class GridTable(Absolute):
             return codes
         if not self.prefix:
             return codes * placed[..., None]
-        number = self._unplaced_numbers(positions).clamp(max=self.prefix)
+        full = positions if positions.sharding is None else positions.sharding.full
+        assert full.q_placed is not None
+        number = positions.local(unplaced_index(full.q_placed, full.q_document)).clamp(max=self.prefix)
         rows = torch.cat((self.prefix_table, codes.new_zeros(1, self.dim)))
         return torch.where(placed[..., None], codes, embedding(number.clamp(min=0), rows))
 
@@ -219,12 +220,6 @@ class GridTable(Absolute):
         """
         check_sizes(height=height, width=width)
         return remade(self, {"table": self.at_size(height, width)}, height=height, width=width)
-
-    def _unplaced_numbers(self, positions: Positions) -> Tensor:
-        """Which of its document's tokens without a place each query is, counted from 0; -1: a patch."""
-        full = positions if positions.sharding is None else positions.sharding.full
-        assert full.q_placed is not None
-        return positions.local(unplaced_index(full.q_placed, full.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

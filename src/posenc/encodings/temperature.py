@@ -29,8 +29,7 @@ class QueryScale(Encoding):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        factor = self.remember(positions, "factor", lambda: self.factor(positions))
-        return _times(q, factor)
+        return _times(q, self.remember(positions, "factor", lambda: self.factor(positions)))
 
     def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
         if type(self).rotate is not QueryScale.rotate or type(self).rotate_queries is not QueryScale.rotate_queries:

@@ -145,9 +145,7 @@ class TransformerXL(ContentBias):
 class XLNet(TransformerXL):
     """Transformer-XL's scores in both directions, with u and v per layer.
 
-    What differs from `TransformerXL` is the default of untie alone: keys after the query, at negative distances, are
-    meant to be seen, and clamp_len acts on both sides. XLNet's segment term is not about position and stays with the
-    model. Arguments, errors: as there. Source: Yang et al. 2019, section 2.4, and its released models (untie_r).
+    It is `TransformerXL` with another default of untie. XLNet's segment term stays with the model. Source: Yang et al. 2019, section 2.4, and its released models (untie_r).
     """
 
     name = "xlnet"

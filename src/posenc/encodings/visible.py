@@ -117,7 +117,7 @@ class Chunks(Encoding):
 
 def _widest(side: Widths) -> int | None:
     widths = side if isinstance(side, Sequence) else [side]
-    return None if None in widths else max(filter(None, widths), default=0)
+    return None if None in widths else max(0, *widths)  # type: ignore[type-var]
 
 
 def _narrower(a: int | None, b: int | None) -> int | None:

@@ -9,16 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad
 
-from posenc.bias import Factored, Score
-from posenc.bias.carried import Carried, Stream, stream
+from posenc.bias import Score
+from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_head_dim, check_heads, check_input
-from posenc.functional import intercepted, transformed
 from posenc.positions import Positions
-
-DOUBLINGS = 32
-"""By how many powers of 2 decays may differ in a call whose scores are products of decayed queries and keys: both factors stay
-within 2^16 either way, and exact to float32."""
 
 
 @dataclass(eq=False, repr=False)
@@ -28,9 +23,8 @@ class Wall(Encoding):
     dim: width of the layer's input x, of which the gates are made. num_heads, head_dim: of the model. num_layers: layers with
     separate gates; 1: shared by all. init_bias: of the gates' logits; 8: the authors', near attention without position.
 
-    The authors' optional gate per head is the sum `wall+fox`. Where gates decay by little over all of a call, queries and keys are
-    multiplied by the decays since one token, and the rest is attention without position. Otherwise scores are computed by chunks
-    of 64 tokens, from decays that are at most 1, so that none overflows, in the memory of a block of queries.
+    The authors' optional gate per head is the sum `wall+fox`. Scores are computed by chunks of 64 tokens, from decays that are at most 1,
+    so that none overflows, in the memory of a block of queries.
     Raises InputError for positions that are not causal, or another width or number of heads.
     Source: Averbuch and Pai 2026, "Wall Attention"; fla-org/flash-linear-attention, fla/layers/wall_attn.py.
     """
@@ -78,25 +72,9 @@ class Wall(Encoding):
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score:
         check_heads(self, q, self.num_heads)
         check_head_dim(self, q, self.head_dim)
-        order = stream(positions, "Wall")
+        order = stream(positions)
         gate = positions.gate(self.known_as, self.num_heads, self.head_dim)
-        return _factored(scale * q, k, gate, order) or Decayed(scale * q, order.of(k), order.of(gate), positions, order)
-
-
-def _factored(q: Tensor, k: Tensor, gate: Tensor, order: Stream) -> Factored | None:
-    """The scores as products of queries and keys, each times its decay since one token. None where that could overflow or lose
-    digits, where it cannot be known without waiting for a device, or where tokens are not in order."""
-    exact = q.dtype in (torch.float32, torch.float64) and k.shape[1] == gate.shape[1]
-    if not exact or order.index is not None or order.rank is not None or q.device.type != "cpu":
-        return None
-    if torch.compiler.is_compiling() or transformed() or intercepted() or 0 in gate.shape:
-        return None
-    sums = order.of(gate).double().cumsum(2) / math.log(2)
-    least, most = map(float, sums.detach().aminmax())
-    if not most - least <= DOUBLINGS:
-        return None
-    sums = (sums - (least + most) / 2).to(q.dtype)
-    return Factored(q * sums[:, :, order.first : order.first + q.shape[2]].exp2(), k * (-sums).exp2())
+        return Decayed(scale * q, order.of(k), order.of(gate), positions, order)
 
 
 class Decayed(Carried):

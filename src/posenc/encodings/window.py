@@ -36,23 +36,16 @@ class _PatchBias(Encoding):
         check_heads(self, q, self.num_heads)
         if positions.q.dim() == 3:
             if positions.axes != 2:
-                raise InputError(
-                    f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}: pass those of a single "
-                    "image, as Positions.grid(height, width)"
-                )
+                raise InputError(f"{type(self).__name__} takes 2 coordinates per token, or one, not {positions.axes}")
             return positions
         if positions.fractional:
-            raise InputError(
-                f"{type(self).__name__}: patches have integer numbers; give fractional positions as (y, x)"
-            )
+            raise InputError(f"{type(self).__name__} counts patches by integers: give fractions as (y, x)")
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
     def refuse_unplaced(self, grid: Positions) -> None:
         """Refuse tokens that have no place on the grid."""
         if grid.q_placed is not None or grid.k_placed is not None:
-            raise InputError(
-                f"{type(self).__name__} has no bias for tokens that are not in the image: drop [CLS], or use beit"
-            )
+            raise InputError(f"{type(self).__name__} has no bias for tokens such as [CLS]: drop them, or use beit")
 
 
 def _cells(ids: Tensor, order: Tensor, width: int) -> Tensor:
@@ -155,10 +148,8 @@ class WindowTable(_PatchBias):
         if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
             rows, columns = grid.shared(_reach, lambda: _reach(grid))
             if rows >= self.size[0] or columns >= self.size[1]:
-                raise InputError(
-                    f"{type(self).__name__}: patches {rows} rows and {columns} columns apart are outside a window of "
-                    f"{self.height} x {self.width}; use resized(), pass beyond='clamp', or use swin_v2"
-                )
+                apart = f"{rows} rows and {columns} columns apart, outside a window of {self.height} x {self.width}"
+                raise InputError(f"{type(self).__name__}: patches {apart}: use resized(), beyond='clamp', or swin_v2")
         return grid
 
     def sizes(self, grid: Positions) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_word
 from posenc.frequencies.schedules import SCHEDULES, Frequencies
 from posenc.spec import Spec, check_options, parse_sum
 
@@ -33,8 +33,7 @@ def parse(text: str) -> dict[str, Any]:
     schedule: dict[str, Any] = {}
     for spec in parse_sum(text):
         name = spec.name
-        if name not in SCHEDULES:
-            raise unknown("schedule", name, SCHEDULES)
+        check_word("schedule", name, SCHEDULES)
         known = options_of(name)
         if schedule and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
@@ -74,6 +73,5 @@ def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencie
         raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
     options = dict(schedule)
     name = options.pop("name", None)
-    if not isinstance(name, str) or name not in SCHEDULES:
-        raise unknown("schedule", name, SCHEDULES)
+    check_word("schedule", name, SCHEDULES)
     return name, SCHEDULES[name], options

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every frequency schedule: `default`, `linear`, `abf`, the `ntk` and `yarn` families, `mrrope`, `llama3`, `dynamic`,
-`longrope`, those to train with from the start, those that are applied to another one, and `explicit`. Pure functions of
+`longrope`, those that are applied to another one, and `explicit`. Pure functions of
 numbers, in float64.
 """
 
@@ -15,7 +15,7 @@ from posenc.errors import InputError, as_numbers, check_integers, check_numbers,
 from posenc.functional import check_even, frequency_curve
 
 __all__ = [
-    "SCHEDULES", "Frequencies", "abf", "anti_periodic", "default", "dynamic", "dynamic_factor", "evq_cosh", "explicit",
+    "SCHEDULES", "Frequencies", "abf", "default", "dynamic", "dynamic_factor", "explicit",
     "fastest", "linear", "llama3", "longrope", "mrrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "proportional",
     "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
 ]  # fmt: skip
@@ -153,8 +153,7 @@ def yarn(
     softmax instead, see `softmax_factor`; mscale 0.5 is ChunkLlama's 0.05 ln(factor) + 1.
     """
     plain = rope_frequencies(head_dim, base)
-    ends = _ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
-    ramp = _ramp(len(plain), *ends)
+    ramp = _ramp(len(plain), *_ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate))
     amplitude = _temperature(factor, mscale, mscale_all_dim, attention_factor)
     return Frequencies(_blend(plain, factor, ramp), amplitude)
 
@@ -176,8 +175,7 @@ def yarn_revised(
     PoSE fine-tunes with it. Arguments as in `yarn`.
     """
     plain = rope_frequencies(head_dim, base)
-    ends = _ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
-    ramp = _ramp(len(plain), *ends)
+    ramp = _ramp(len(plain), *_ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate))
     divided = plain / (1 - ramp + check_factor(factor) * ramp)
     return Frequencies(divided, _temperature(factor, given=attention_factor))
 
@@ -197,7 +195,7 @@ def yarn_paper(
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
     plain = rope_frequencies(head_dim, base)
-    ramp = _ramp_by_turns(plain, original_max_positions, beta_slow=beta_slow, beta_fast=beta_fast)
+    ramp = _ramp_by_rotations(plain, original_max_positions, beta_slow=beta_slow, beta_fast=beta_fast)
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
@@ -242,7 +240,7 @@ def llama3(
     """
     plain = rope_frequencies(head_dim, base)
     turns = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
-    ramp = _ramp_by_turns(plain, original_max_positions, may_equal=True, **turns)
+    ramp = _ramp_by_rotations(plain, original_max_positions, may_equal=True, **turns)
     return Frequencies(_blend(plain, factor, ramp))
 
 
@@ -270,7 +268,7 @@ def _ramp_ends(
 ) -> tuple[float, float]:
     """The pairs that turn beta_fast and beta_slow times over the original length, within the channels of the head."""
     check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
-    _check_turns(beta_slow=beta_slow, beta_fast=beta_fast)
+    _check_rotations(beta_slow=beta_slow, beta_fast=beta_fast)
     if not base > 1:
         raise InputError("this schedule needs a base above 1", base=base)
     low, high = (
@@ -283,10 +281,10 @@ def _ramp_ends(
     return low, high + 0.001 if low == high else high  # the authors' way out of a division by zero
 
 
-def _ramp_by_turns(plain: Tensor, original_max_positions: int, may_equal: bool = False, **turns: float) -> Tensor:
+def _ramp_by_rotations(plain: Tensor, original_max_positions: int, may_equal: bool = False, **turns: float) -> Tensor:
     """1 for pairs that turn at most as often over the original length as the first of two numbers says, 0 from the second
     on; where both are the same, 1 below and 0 from there on."""
-    slow, fast = _check_turns(may_equal, **turns)
+    slow, fast = _check_rotations(may_equal, **turns)
     of_pair = plain * check_length(original_max_positions) / (2 * math.pi)
     if slow == fast:
         return (of_pair < slow).to(of_pair.dtype)
@@ -304,15 +302,13 @@ def _mscale(factor: float, weight: float, name: str) -> float:
     return 0.1 * weight * math.log(check_factor(factor)) + 1
 
 
-def _check_turns(may_equal: bool = False, **turns: float) -> tuple[float, float]:
+def _check_rotations(may_equal: bool = False, **turns: float) -> tuple[float, float]:
     """Two numbers of turns, by argument, of which the first has to be less than the second."""
     check_numbers(**turns)
     (slow_name, slow), (fast_name, fast) = turns.items()
     if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
         sign = "<=" if may_equal else "<"
-        raise InputError(
-            f"{slow_name}={slow}, {fast_name}={fast}: turns over the context length, 0 < {slow_name} {sign} {fast_name}"
-        )
+        raise InputError(f"{slow_name}={slow}, {fast_name}={fast}: give turns, 0 < {slow_name} {sign} {fast_name}")
     return slow, fast
 
 
@@ -378,49 +374,9 @@ def longrope(
         if factor is None:
             raise InputError("longrope needs a temperature: pass attention_factor, or the factor that it follows from")
         if original_max_positions == 1:
-            raise InputError(
-                "the temperature divides by its logarithm", "pass attention_factor", original_max_positions=1
-            )
+            raise InputError("its logarithm is 0", "pass attention_factor", original_max_positions=1)
         attention_factor = math.sqrt(1 + math.log(check_factor(factor)) / math.log(original_max_positions))
     return Frequencies(plain / divisors, attention_factor)
-
-
-# ---------------------------------------------------------------- for models trained with them from the start
-
-
-def evq_cosh(
-    head_dim: int, *, base: float = 10000.0, tau: float | None = None, original_max_positions: int | None = None
-) -> Frequencies:
-    """EVQ-Cosh: pairs denser among the fast frequencies, base^(-phi_c) with phi_c = 1 - arcsinh((1 - u_c) sinh tau) / tau
-    and u_c = (2c + 1) / head_dim (github.com/misaya-yang/hybrid-rope, paper/sections/03_theory.tex, eq. evq-practical).
-
-    Models are trained so. tau: None, the authors' head_dim / sqrt(original_max_positions); at 0 the frequencies are
-    geometric, each by half a step slower than plain RoPE's.
-
-    Raises:
-        InputError: neither tau nor original_max_positions, or a tau outside 0 .. 700.
-    """
-    pairs = len(rope_frequencies(head_dim, base))
-    if tau is None:
-        if original_max_positions is None:
-            raise InputError(
-                "pass tau, or original_max_positions for head_dim / sqrt(original_max_positions)", argument="evq_cosh"
-            )
-        tau = head_dim / math.sqrt(check_length(original_max_positions))
-    check_numbers(0, 700, tau=tau)
-    rest = 1 - (torch.arange(pairs, dtype=torch.float64, device="cpu") + 0.5) / pairs
-    return Frequencies(base ** (((rest * math.sinh(tau)).asinh() / tau if tau else rest) - 1))
-
-
-def anti_periodic(head_dim: int, *, base: float = 10000.0, original_max_positions: int) -> Frequencies:
-    """Moebius RoPE: theta_c = pi (2c + 1) / original_max_positions, slowest first, so that over the context length every
-    pair makes an odd number of half turns and the rotation is -1 (Bae 2026, arXiv 2607.21405, abstract).
-
-    Models are trained so, on a quarter of their heads, see `HeadRotary`. base is not used.
-    """
-    pairs = len(rope_frequencies(head_dim, base))
-    odd = 2 * torch.arange(pairs, dtype=torch.float64, device="cpu") + 1
-    return Frequencies(math.pi * odd / check_length(original_max_positions))
 
 
 # ---------------------------------------------------------------- applied to another schedule, `of`; the default if none
@@ -480,9 +436,7 @@ def tapered(
     check_integers(0, len(before.inv_freq), pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
-            raise InputError(
-                "pass pairs, or original_max_positions to fade what makes no full rotation in it", argument="tapered"
-            )
+            raise InputError("pass pairs, or original_max_positions", argument="tapered")
         pairs = int((wavelengths(before) > check_length(original_max_positions)).sum())
     unchanged = len(before.inv_freq) - pairs
     phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded
@@ -514,58 +468,10 @@ SCHEDULES: dict[str, Callable[..., Frequencies]] = {
     schedule.__name__: schedule
     for schedule in (
         default, linear, ntk, ntk_old, ntk_fixed, ntk_mixed, abf, yarn, yarn_paper, yarn_revised, mrrope, llama3, dynamic,
-        longrope, evq_cosh, anti_periodic, proportional, tapered, resonance, explicit,
+        longrope, proportional, tapered, resonance, explicit,
     )
 }  # fmt: skip
 """Every schedule by name."""
-
-_RAMP = (
-    r"t_c = \operatorname{clip}\left( \frac{c - \lfloor c(\beta_f) \rfloor}{\lceil c(\beta_s) \rceil - \lfloor c(\beta_f) \rfloor}, 0, 1 \right), "
-    r"\quad c(\beta) = \frac{d}{2} \cdot \frac{\ln(L / 2\pi\beta)}{\ln b}"
-)
-_BLEND = r"\theta_c' = (1 - t_c)\, \theta_c + t_c\, \theta_c / s"
-_TURNS = r"t_c = \operatorname{clip}\left( \frac{\beta_f - r_c}{\beta_f - \beta_s}, 0, 1 \right), \quad r_c = \frac{L\, \theta_c}{2\pi}"
-_AMPLITUDE = r"A = 0.1 \ln s + 1"
-FORMULAS: dict[str, tuple[str, ...]] = {
-    "default": (r"\theta_c = b^{-2c/d}",),
-    "linear": (r"\theta_c' = \theta_c / s",),
-    "ntk": (r"\theta_c' = \left( b\, s^{d/(d-2)} \right)^{-2c/d} = \theta_c / s^{2c/(d-2)}",),
-    "ntk_old": (r"\theta_c' = (b s)^{-2c/d} = \theta_c / s^{2c/d}",),
-    "ntk_fixed": (r"\theta_c' = \theta_c / s^{2(c+1)/d}",),
-    "ntk_mixed": (r"\theta_c' = \theta_c / s^{(2(c+1)/d)^\epsilon}, \quad \epsilon = 0.625",),
-    "abf": (r"\theta_c' = b_1^{-2c/d}, \quad b_1 \text{ the new base}",),
-    "yarn": (_BLEND, _RAMP, _AMPLITUDE),
-    "yarn_paper": (_BLEND, _TURNS, _AMPLITUDE),
-    "yarn_revised": (r"\theta_c' = \frac{\theta_c}{1 - t_c + t_c\, s}", _RAMP, _AMPLITUDE),
-    "mrrope": (
-        r"\theta_c' = \theta_c / s^{e_c}, \quad e_c = \begin{cases} t_c (n t_c + 1) / (n + 1) & \quad \text{progressive} \\ t_c & \quad \text{uniform} \end{cases}",
-        _RAMP + r", \quad n = \lceil c(\beta_s) \rceil - \lfloor c(\beta_f) \rfloor",
-        _AMPLITUDE,
-    ),
-    "llama3": (_BLEND, _TURNS, r"\beta_s = 1, \quad \beta_f = 4"),
-    "dynamic": (
-        r"\theta_c' = \theta_c / {s'}^{2c/(d-2)}, \quad s' = s\, \max(1, \ell / L) - (s - 1)",
-        r"\ell = \text{length of the text}",
-    ),
-    "longrope": (
-        r"\theta_c' = \begin{cases} \theta_c / \lambda_c^{\text{long}} & \quad \ell > L \\ \theta_c / \lambda_c^{\text{short}} & \quad \ell \le L \end{cases}",
-        r"A = \sqrt{1 + \frac{\ln s}{\ln L}}",
-    ),
-    "evq_cosh": (
-        r"\theta_c' = b^{-\varphi_c}, \quad \varphi_c = 1 - \frac{\operatorname{arsinh}((1 - u_c) \sinh \tau)}{\tau}",
-        r"u_c = \frac{2c + 1}{d}, \quad \tau = \frac{d}{\sqrt{L}}",
-    ),
-    "anti_periodic": (r"\theta_c' = \frac{\pi (2c + 1)}{L}",),
-    "proportional": (r"\theta_c' = \begin{cases} \theta_c / s & \quad c < \lfloor f d/2 \rfloor \\ 0 & \quad \text{otherwise} \end{cases}",),
-    "tapered": (
-        r"\theta_c' = \begin{cases} \theta_c & \quad c < d/2 - n \\ \theta_c\, \frac{1 + \cos t_c}{2} & \quad \text{otherwise} \end{cases}",
-        r"t_c = \pi\, \frac{c - d/2 + n}{n - 1}, \quad n \text{ the slowest pairs}",
-    ),
-    "resonance": (r"\theta_c' = \frac{2\pi}{\operatorname{round}(2\pi / \theta_c)}",),
-    "explicit": (r"\theta_c' = \theta_c / \lambda_c",),
-}  # fmt: skip
-"""LaTeX of every schedule: theta_c and theta_c' the frequency of pair c before and after, d channels, b the base, s the factor,
-L the context length, A what multiplies cos and sin."""
 
 
 def first_negative(inv_freq: Tensor, limit: int = 1 << 20, block: int = 1 << 13) -> int | None:
@@ -595,9 +501,7 @@ def rope_frequencies(head_dim: int, base: float) -> Tensor:
 def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
     """Return the frequencies; refuse another number than head_dim/2."""
     if 2 * len(frequencies.inv_freq) != head_dim:
-        raise InputError(
-            f"has {head_dim // 2} pairs, but {len(frequencies.inv_freq)} frequencies were given", head_dim=head_dim
-        )
+        raise InputError(f"needs {head_dim // 2} frequencies, not {len(frequencies.inv_freq)}", head_dim=head_dim)
     return frequencies
 
 

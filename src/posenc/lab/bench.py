@@ -58,10 +58,10 @@ class Times:
 class BenchSettings:
     """What all trials share."""
 
-    device: Annotated[str, "cpu or cuda"] = "cpu"
-    dtype: Annotated[Literal["float32", "bfloat16"], "of the tensors"] = "float32"
-    threads: Annotated[int, "threads; with several, wall time is measured in place of processor time"] = 1
-    rounds: Annotated[int, "rounds of each trial"] = 7
+    device: Annotated[str, "cpu or cuda (default: cpu)"] = "cpu"
+    dtype: Annotated[Literal["float32", "bfloat16"], "of the tensors (default: float32)"] = "float32"
+    threads: Annotated[int, "threads; with several, wall time is measured in place of processor time (default: 1)"] = 1
+    rounds: Annotated[int, "rounds of each trial (default: 7)"] = 7
 
     def __post_init__(self) -> None:
         check_present(self.device)

@@ -6,7 +6,7 @@ a training of that budget by itself would. docs/compare.md has what was measured
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ BEYOND = 4
 """Times the budget at which an order is predicted: at 8 times nothing that was tried predicts."""
 WARM_UP, FLAT = 12, 30
 """Steps: the rate rises to its peak, and from FLAT on it falls."""
+UNDECIDED = "not decided at this budget"
 COOLDOWN = 0.35
 """Share of a budget over which the rate falls linearly to 0."""
 
@@ -66,13 +67,14 @@ def check(steps: int) -> None:
 
 def spread(steps: int) -> float:
     """Nats: half the 95 % interval of a predicted difference for the error of the line itself, as it was found from 480 steps to 1920,
-    and from 240 to 960."""
-    return 0.06 if steps >= 480 else 0.13
+    and from 200 to 800 (benchmarks/rule.md)."""
+    return 0.06 if steps >= 480 else 0.47
 
 
-def numbers(trained: Sequence[Aggregate], steps: int) -> dict[str, Any]:
+def numbers(trained: Sequence[Aggregate], steps: int, guessing: Collection[str] = ()) -> dict[str, Any]:
     """The part of results.json: by encoding the loss at each budget, and in the order predicted at BEYOND times the last one how far
-    each is behind the first, by the line through the last two losses over the logarithm of the steps."""
+    each is behind the first, by the line through the last two losses over the logarithm of the steps. guessing: those that have
+    learned nothing, of which nothing is predicted; they come last."""
     _, half, full = budgets(steps)
     far = math.log(BEYOND) / math.log(full / half)
 
@@ -80,12 +82,14 @@ def numbers(trained: Sequence[Aggregate], steps: int) -> dict[str, Any]:
         last, before = (variant.values(budget, seeds, BUDGET) for budget in (full, half))
         return last + far * (last - before)
 
-    order = sorted(trained, key=lambda variant: predicted(variant, sorted(variant.scores)).mean().item())
-    rows = []
+    def place(variant: Aggregate) -> tuple[bool, float]:
+        return variant.name in guessing, predicted(variant, sorted(variant.scores)).mean().item()
+
+    order, rows = sorted(trained, key=place), []
     for variant in order:
         seeds = sorted(set(variant.scores) & set(order[0].scores))
         behind = None
-        if variant is not order[0]:
+        if variant is not order[0] and variant.name not in guessing:
             if seeds:
                 between = estimate(predicted(variant, seeds) - predicted(order[0], seeds))
             else:
@@ -95,19 +99,28 @@ def numbers(trained: Sequence[Aggregate], steps: int) -> dict[str, Any]:
             e = Estimate(between.mean, between.error, between.mean - half_width, between.mean + half_width)
             behind = {**asdict(e), "decided": e.low > 0}
         losses = [{"steps": budget, **asdict(level(variant, budget, BUDGET))} for budget in budgets(steps)]
-        rows.append({"name": variant.name, "losses": losses, "behind": behind})
+        learned = variant.name not in guessing
+        rows.append({"name": variant.name, "losses": losses, "behind": behind, "learned": learned})
     return {"budgets": list(budgets(steps)), "at": BEYOND * steps, "rows": rows}
 
 
-def sentence(curve: dict[str, Any]) -> str:
-    """The order at BEYOND times the budget, and what is not decided."""
-    first, *others = curve["rows"]
-    undecided = [row["name"] for row in others if not row["behind"]["decided"]]
-    behind = [row["name"] for row in others if row["behind"]["decided"]]
-    opening = f"At {curve['at']} steps, {BEYOND} times this budget, {first['name']} is predicted to be first"
-    if undecided and not behind:
-        names = listed([first["name"], *undecided])
-        return f"Which of {names} is first at {curve['at']} steps, {BEYOND} times this budget, is not decided at this budget."
-    parts = [f"not decided at this budget: {listed(undecided)}"] if undecided else []
-    parts += [f"behind: {listed(behind)}"] if behind else []
-    return "; ".join([opening, *parts]) + "."
+def verdicts(curve: Mapping[str, Any]) -> list[str]:
+    """Of each row: "first" where every other is behind, "behind", "not decided at this budget", or "at chance"."""
+    decided = [row["behind"]["decided"] for row in curve["rows"][1:] if row["learned"]]
+    of = {None: "first" if decided and all(decided) else UNDECIDED, True: "behind", False: UNDECIDED}
+    behind = [row["behind"] and row["behind"]["decided"] for row in curve["rows"]]
+    return [of[each] if row["learned"] else "at chance" for row, each in zip(curve["rows"], behind, strict=True)]
+
+
+def sentence(curve: Mapping[str, Any]) -> str:
+    """The order at BEYOND times the budget, and what is not decided; no first is named where none is known."""
+    by: dict[str, list[str]] = {}
+    for row, verdict in zip(curve["rows"], verdicts(curve), strict=True):
+        by.setdefault(verdict, []).append(row["name"])
+    at = f"{curve['at']} steps, {BEYOND} times this budget"
+    if sum(row["learned"] for row in curve["rows"]) < 2:
+        return f"No order is predicted at {at}: fewer than two encodings have learned more than guessing."
+    behind = f"; behind: {listed(by['behind'])}." if "behind" in by else "."
+    if "first" in by:
+        return f"At {at}, {by['first'][0]} is predicted to be first{behind}"
+    return f"Which of {listed(by[UNDECIDED])} is first at {at}, is {UNDECIDED}{behind}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,40 +13,37 @@ import torch
 from posenc.encoding import PerLayer
 from posenc.errors import InputError, listed, unknown
 from posenc.lab.engines import Engine, ProcessPool, Tick
-from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
+from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import describe, flushed_denormals
-from posenc.lab.measure import behaviour, check_record, measure, work
+from posenc.lab.measure import check_record, measure, work
 from posenc.lab.messages import located, users_line
 from posenc.lab.records import BUDGET, RunRecord
 from posenc.lab.results import Ranking, collect
-from posenc.lab.store import Stored
 from posenc.lab.study import Pages, Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.lab.train import build
 from posenc.spec import split_list
 
-__all__ = ["Comparison", "ComparisonStudy", "Progress", "compare"]
+__all__ = ["EXPERIMENTS", "Comparison", "ComparisonStudy", "Progress", "compare"]
 
 MOST_SEEDS = 1000
 MOST_RATE = 100
 RATES = ("learning_rate", "adamw_learning_rate", "position_learning_rate")
 
 EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, **TASKS}
-"""The kinds of comparison by name."""
+"""The kinds of comparison by name; a task of your own is added here."""
 
 
-def experiment(task: str, *, may_import: bool = False) -> type[Experiment]:
-    """The kind of comparison of a name, or of "FILE:CLASS" or "MODULE:CLASS". may_import: see `posenc.spec.load_object`.
+def experiment(task: str) -> type[Experiment]:
+    """The kind of comparison of a name.
 
     Raises:
-        InputError: an unknown name, or what `posenc.lab.experiment.load_experiment` refuses.
+        InputError: an unknown name.
     """
-    if task in EXPERIMENTS:
-        return EXPERIMENTS[task]
-    if ":" not in task:
+    if task not in EXPERIMENTS:
         raise unknown("task", task, EXPERIMENTS)
-    return load_experiment(task, may_import=may_import)
+    return EXPERIMENTS[task]
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,8 @@ class Comparison:
         best = {name: min((fmean(values), rate) for rate, values in by.items())[1] for name, by in scores.items()}
         return {each: record for each, record in done.items() if self.at_rates[each.settings] == best[each.encoding]}
 
-    def check(self, corpus: Dataset, finished: Collection[str] = ()) -> None:
-        """Refuse, before any training, what could not be run to its end. finished: encodings that are not tried, since nothing
-        of them is trained.
+    def check(self, corpus: Dataset) -> None:
+        """Refuse, before any training, what could not be run to its end.
 
         Raises:
             InputError: unknown encodings or ones that do not fit the model, no seed, data that do not serve.
@@ -118,7 +114,7 @@ class Comparison:
         if twice:
             raise InputError(f"{', '.join(sorted(twice))} is named twice", argument="encodings")
         self.settings.check_data(corpus)
-        for encoding in (each for each in self.encodings if each not in finished):
+        for encoding in self.encodings:
             try:
                 _try(Run.of(encoding, 0, self.settings, corpus.digest))
             except Exception as error:
@@ -144,71 +140,35 @@ def _try(run: Run) -> None:
                 model(settings.example(condition))
 
 
-@dataclass(frozen=True)
-class Table:
-    """Finished runs that new encodings are compared with. notes: by task, what a reader has to know of them."""
-
-    runs: Mapping[Run, Stored[RunRecord]] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-
 class ComparisonStudy(Study[Run, RunRecord]):
     """Comparisons as a study, of which a cell is a run: seed by seed, and within a seed one comparison after the other. The results
-    are those of a single comparison. table: runs that are not trained here."""
+    are those of a single comparison."""
 
     name = "compare"
     unit = "runs"
 
-    def __init__(self, comparisons: Sequence[tuple[Comparison, Dataset]], table: Table | None = None) -> None:
+    def __init__(self, comparisons: Sequence[tuple[Comparison, Dataset]]) -> None:
         self.comparisons = comparisons
         self.corpora: dict[tuple[Experiment, str], Dataset] = {
             (settings, d.digest): d for c, d in comparisons for settings in c.at_rates
         }
-        self.table: Table = table or Table()
-
-    def remote(self) -> "ComparisonStudy":
-        return ComparisonStudy(self.comparisons)  # without the table
-
-    def known(self) -> Mapping[Run, Stored[RunRecord]]:
-        tasks = [comparison.settings.name for comparison, _ in self.comparisons]
-        return {run: stored for task in tasks for run, stored in self.table.runs.items() if run.settings.name == task}
 
     def check_record(self, cell: Run, record: RunRecord) -> None:
         check_record(cell.encoding, cell.settings, record)
 
-    @property
-    def in_table(self) -> set[str]:
-        """The encodings that are not trained here."""
-        return {run.encoding for run in self.known()}
-
     def check(self) -> None:
         for comparison, corpus in self.comparisons:
-            comparison.check(corpus, self.in_table)
+            comparison.check(corpus)
 
     def cells(self) -> list[Run]:
         runs = [run for comparison, corpus in self.comparisons for run in comparison.runs(corpus)]
-        without = {comparison.settings: self._left_out(comparison) for comparison, _ in self.comparisons}
-        planned = [run for run in runs if (run.encoding, run.seed) not in without.get(run.settings, ())]
-        return sorted(planned, key=lambda run: run.seed)
-
-    def _left_out(self, comparison: Comparison) -> set[tuple[str, int]]:
-        """Seeds that encodings of the table have not been trained with: a row of it has its own."""
-        of = [run for run in self.known() if run.settings == comparison.settings]
-        there, names = {(run.encoding, run.seed) for run in of}, {run.encoding for run in of}
-        return {(name, seed) for name in names for seed in range(comparison.seeds)} - there
+        return sorted(runs, key=lambda run: run.seed)
 
     def record(self, cell: object) -> type[Any]:
         return RunRecord
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()
-
-    def behaviour(self, cell: Run) -> Mapping[str, float]:
-        with flushed_denormals():
-            return behaviour(cell, self.corpora[cell.settings, cell.data])
-
-    def kind(self, cell: Run) -> Run:
-        return replace(cell, seed=0)
 
     def work(self, job: Sequence[Run]) -> float:
         return sum(map(work, job))
@@ -227,7 +187,8 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
         with flushed_denormals():
-            return {r: measure(r, self.corpora[r.settings, r.data], tick) for r in job}
+            (run,) = job
+            return {run: measure(run, self.corpora[run.settings, run.data], partial(tick, what=self.describe(job)))}
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         return self.of_comparison(*self.comparisons[0], done)
@@ -244,29 +205,11 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "seeds": list(range(plan.seeds)),
             "data": corpus.facts(),
             "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
-            "answer": [*self._places(ranking), *ranking.answer(), *_of_rates(sorted(plan.rates), best)],
+            "answer": [*ranking.answer(), *_of_rates(sorted(plan.rates), best)],
             **ranking.numbers(),
-            "limits": [*ranking.limits(), *(note for task, note in self.table.notes.items() if task == settings.name)],
+            "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
-
-    def _places(self, ranking: Ranking) -> list[str]:
-        """Where the encodings that are not of the table are in it, by their mean."""
-        s, lines = ranking.settings, []
-        if not self.in_table:
-            return []
-        for variant in (each for each in ranking.trained if each.encoding not in self.in_table):
-            places = []
-            for condition in dict.fromkeys((s.trained_at, s.conditions[-1])):
-                e, m = ranking.level(variant, condition), s.criterion
-                ahead = sum(m.worse * (e.mean - ranking.level(each, condition).mean) > 0 for each in ranking.trained)
-                near = ranking.near_best(condition)[variant.name]
-                places.append(
-                    f"{m.value(e.mean)} at {s.spelled(condition)}, place {ahead + 1} of {len(ranking.trained)}, within "
-                    f"{m.margin} of the best with a probability of {100 * near:.0f} %"
-                )
-            lines.append(f"{variant.name}: {'; '.join(places)}.")
-        return lines
 
 
 def _of_rates(tried: Sequence[float], best: Mapping[str, float]) -> list[str]:
@@ -295,18 +238,16 @@ def compare(
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
-    table: Table | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
     what results.json holds. pages: what makes files of the results, such as `posenc.report.compare.files`. engine: where runs are
-    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. share, merge: see `posenc.lab.study.run`. table: finished runs that
-    are not trained, see `posenc.lab.leaderboard.against`.
+    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. share, merge: see `posenc.lab.study.run`.
 
     Raises:
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    study = ComparisonStudy([(comparison, corpus)], table)
+    study = ComparisonStudy([(comparison, corpus)])
     engine = engine or (ProcessPool() if workers is None else ProcessPool(workers))
     return run(
         study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,

@@ -4,7 +4,6 @@
 import contextlib
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -34,8 +33,8 @@ class Tick(Protocol):
     def __call__(self, size: float, what: str = "") -> None: ...
 
 
-Ticks = Callable[[int, float, str], None]
-"""The same for the job of an index."""
+def _silent(size: float, what: str = "") -> None:
+    """No report."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,15 @@ class InProcess:
     workers: ClassVar[int] = 1
 
     def run(
-        self, function: Callable[[Shared, Job, Tick], Result], shared: Shared, jobs: Sequence[Job],
-        ticks: Ticks = lambda *_: None,
-    ) -> Results[Job, Result]:  # fmt: skip
+        self, function: Callable[[Shared, Job, Tick], Result], shared: Shared, jobs: Sequence[Job], tick: Tick = _silent
+    ) -> Results[Job, Result]:
         """Yields every job with `function(shared, job, tick)`, as soon as it is there.
 
         Raises:
             InputError: a job raised it.
         """
-        for index, job in enumerate(jobs):
-            yield job, function(shared, job, _tick(ticks, index))
+        for job in jobs:
+            yield job, function(shared, job, tick)
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,9 @@ class ProcessPool:
             raise InputError("must be at least 1", workers=self.workers)
 
     def run(
-        self, function: Callable[[Shared, Job, Tick], Result], shared: Shared, jobs: Sequence[Job],
-        ticks: Ticks = lambda *_: None,
-    ) -> Results[Job, Result]:  # fmt: skip
-        """See `InProcess.run`; results come in no particular order. Workers unpickle all of it: the function is one of a
+        self, function: Callable[[Shared, Job, Tick], Result], shared: Shared, jobs: Sequence[Job], tick: Tick = _silent
+    ) -> Results[Job, Result]:
+        """See `InProcess.run`; results come in no particular order, and without ticks. Workers unpickle all of it: the function is one of a
         module. What is closed, or meets an error or Ctrl-C, drops unfinished jobs and ends its workers:
         `with contextlib.closing(engine.run(...)) as results: for job, result in results: ...`.
 
@@ -84,19 +81,15 @@ class ProcessPool:
         if not jobs:
             return
         context = multiprocessing.get_context("spawn")
-        reports = context.Queue()
         with scratch() as folder:
             path = str(folder / "shared.pt")
             torch.save(shared, path)  # which workers map into their memory
-            pool = ProcessPoolExecutor(min(self.workers, len(jobs)), context, _start, (path, reports))
+            pool = ProcessPoolExecutor(min(self.workers, len(jobs)), context, _start, (path,))
             try:
                 with _shielded():  # the first call starts all processes
-                    pending = {pool.submit(_perform, function, index, job): job for index, job in enumerate(jobs)}
+                    pending = {pool.submit(_perform, function, job): job for job in jobs}
                 while pending:
                     finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                    with contextlib.suppress(queue.Empty):
-                        while True:
-                            ticks(*reports.get_nowait())
                     # results first: none is lost to another job's error
                     for future in sorted(finished, key=lambda future: future.exception() is not None):
                         yield pending.pop(future), future.result()
@@ -114,26 +107,21 @@ class ProcessPool:
 Engine = InProcess | ProcessPool
 """Where the jobs of a study are computed."""
 
-_worker: tuple[Any, Any]
+_shared: Any
 
 
-def _start(shared: str, reports: Any) -> None:
+def _start(shared: str) -> None:
     """In a new worker."""
-    global _worker
+    global _shared
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is `_shielded`
     torch.set_num_threads(1)
     keep_freed_memory()
-    _worker = torch.load(shared, mmap=True, weights_only=False), reports
+    _shared = torch.load(shared, mmap=True, weights_only=False)
 
 
-def _perform(function: Callable[[Any, Any, Tick], Any], index: int, job: Any) -> Any:
-    shared, reports = _worker
-    return function(shared, job, _tick(lambda *report: reports.put(report), index))
-
-
-def _tick(report: Ticks, index: int) -> Tick:
-    return lambda size, what="": report(index, size, what)
+def _perform(function: Callable[[Any, Any, Tick], Any], job: Any) -> Any:
+    return function(_shared, job, _silent)
 
 
 def _end_with_parent() -> None:

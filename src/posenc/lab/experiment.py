@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from inspect import isabstract
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
@@ -23,12 +22,14 @@ from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
 from posenc.lab.store import identity
 from posenc.lab.transformer import Transformer, TransformerBase, TransformerConfig
-from posenc.lab.user_code import load_object, source_of
+from posenc.lab.user_code import source_of
 from posenc.spec import Spec
 
-__all__ = [
-    "Criterion", "Dataset", "Execution", "Experiment", "Preset", "Run", "Scores", "Variant",
-]  # fmt: skip
+__all__ = ["Criterion", "Dataset", "Execution", "Experiment", "Preset", "Run", "Scores", "Variant"]
+
+
+MOST_WEIGHTS, MOST_TOKENS = 10**9, 2**23
+"""Of a model that is compared, and of one of its training steps."""
 
 
 class Dataset(Protocol):
@@ -172,11 +173,6 @@ class Experiment(ABC):
         """The settings with other values; lists become tuples."""
         return replace(self, **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})  # type: ignore[type-var]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if ":" in self.name:  # of a file or module that another process has not imported
-            return _unpickled, (self.name, self.to_dict())
-        return super().__reduce_ex__(protocol)
-
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON's types."""
         return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}  # type: ignore[arg-type]
@@ -237,7 +233,17 @@ class Experiment(ABC):
         return self.examples * sum(map(self.tokens_at, self.conditions))
 
     def check_largest(self) -> None:
-        """Refuse conditions that are beyond what any comparison needs."""
+        """Refuse sizes and conditions that are beyond what any comparison needs, or whose parameters no memory has."""
+        for name, most in self.MOST.items():
+            size = getattr(self, name)
+            if size is not None and size > most:
+                raise InputError(f"must be at most {most}", argument=name, value=size)
+        width = self.num_heads * (self.head_dim if self.head_dim is not None else self.dim // self.num_heads)
+        weights = self.rows * self.dim + self.num_layers * (4 * self.dim * width + 8 * self.dim**2)
+        if weights > MOST_WEIGHTS:
+            raise InputError(f"gives {weights} weights, must be at most {MOST_WEIGHTS}", dim=self.dim)
+        if self.batch_size * self.tokens > MOST_TOKENS:
+            raise InputError(f"of {self.tokens} tokens each, must be at most {MOST_TOKENS}", batch_size=self.batch_size)
         largest, most = self.conditions[-1], self.MOST["length"]
         if self.size_at(largest) > most:
             raise InputError(
@@ -290,9 +296,11 @@ class Experiment(ABC):
 
     @abstractmethod
     def evaluate(
-        self, model: TransformerBase, variant: Variant, part: Any, on_batch: Callable[[int], None] = lambda tokens: None
-    ) -> Scores:
-        """Test a variant on the held-out part; on_batch is called with how many tokens have been read."""
+        self, model: TransformerBase, variant: Variant, part: Any, on_batch: Callable[[int], None] = lambda tokens: None,
+        conditions: Sequence[int] | None = None,
+    ) -> Scores:  # fmt: skip
+        """Test a variant on the held-out part; on_batch is called with how many tokens have been read. conditions: those alone, by
+        the same examples; None: all, and what else is measured."""
 
     def variants(self, name: str, encoding: Encoding) -> list[Variant]:
         """The model as trained, and further ways to use the same weights."""
@@ -302,10 +310,6 @@ class Experiment(ABC):
     def budgets(self) -> Sequence[int]:
         """Steps at which a branch of the training is tested, see `posenc.lab.budgets`; none: it is one training."""
         return ()
-
-    def at_training(self) -> Self:
-        """The settings with the condition of training alone."""
-        return self.changed(factors=(1,))
 
     @property
     def measured(self) -> Mapping[str, Sequence[int]]:
@@ -338,33 +342,9 @@ def _clamped(term: Spec) -> Spec:
     return replace(term, options=(*term.options, ("beyond", "clamp")))
 
 
-def load_experiment(target: str, *, may_import: bool) -> type[Experiment]:
-    """The experiment of "FILE:CLASS" or "MODULE:CLASS", whose name this text then is. may_import: see `load_object`.
-
-    Raises:
-        InputError: what `load_object` refuses, or no complete subclass of `Experiment`.
-    """
-    cls = load_object(target, may_import=may_import)
-    if not (isinstance(cls, type) and issubclass(cls, Experiment)):
-        raise InputError(
-            "is no subclass of posenc.lab.experiment.Experiment", "docs/synthetic-lab.md has an example", task=target
-        )
-    if isabstract(cls):
-        missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise InputError(f"the class does not define {missing}", task=target)
-    cls.name = target
-    return cls
-
-
-def _unpickled(target: str, settings: Mapping[str, Any]) -> Experiment:
-    """In another process of the same run, to which this one sent it."""
-    return load_experiment(target, may_import=True)().changed(**settings)
-
-
-def _digest(encoding: str, task: str) -> str:
-    """Of the files that hold the classes in an encoding's text and of the task, as they are now; "" where neither names one."""
+def _digest(encoding: str) -> str:
+    """Of the files that hold the classes in an encoding's text, as they are now; "" where there are none."""
     files = [source_of(term.name) for term in read(encoding).terms if ":" in term.name]
-    files += [source_of(task)] if ":" in task else []
     return hashlib.sha256(b"".join(files)).hexdigest()[:16] if files else ""
 
 
@@ -428,7 +408,7 @@ def executing(execution: Execution) -> Iterator[None]:
 @dataclass(frozen=True)
 class Run:
     """One model to train and test: an encoding and a seed under shared settings, on data known by its digest; code is that of
-    the encoding's file and the task's, where they are not posenc's."""
+    the encoding's file, where it is not posenc's."""
 
     encoding: str
     seed: int
@@ -440,7 +420,7 @@ class Run:
     @classmethod
     def of(cls, encoding: str, seed: int, settings: Experiment, data: str, execution: Execution | None = None) -> "Run":
         """A run of an encoding as its file is now."""
-        return cls(encoding, seed, settings, data, _digest(encoding, settings.name), execution or Execution())
+        return cls(encoding, seed, settings, data, _digest(encoding), execution or Execution())
 
     def facts(self) -> dict[str, Any]:
         """Its settings and data, as JSON's types."""

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from posenc.errors import InputError
-from posenc.pretrained.scratch import replacing, sweep
+from posenc.pretrained.scratch import replacing
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -40,7 +40,6 @@ class Folder:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(str(why), "give a folder that can be written", directory=str(directory)) from None
-        sweep(self.directory)
 
     def write(self, name: str, content: str | bytes) -> Path:
         """Write a file, see `write_atomically`."""

@@ -2,27 +2,17 @@
 """One cell of a comparison: a model trained and tested in this process."""
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 
 import torch
 
-from posenc.errors import InputError
 from posenc.lab import budgets
 from posenc.lab.experiment import Dataset, Experiment, Run, executing
 from posenc.lab.records import BUDGET, LOSS, RunRecord, VariantScores
-from posenc.lab.results import CURVE_POINTS
 from posenc.lab.train import Training, activation_bytes, diverged
 
-FEW_EXAMPLES = 2
-"""Held-out examples that `behaviour` tests."""
-MOST_FIRST = 8
-"""Steps from the first on that it takes."""
-HALF_TOLERANCE = 0.02
-"""Of a behaviour in bfloat16 or on a GPU, see `posenc.lab.behaviour.TOLERANCE`."""
 TRAIN_COST = 3
 """A trained token costs about as much as this many tested ones."""
 
@@ -114,58 +104,14 @@ def _cooled(training: Training, budget: int, on_step: Callable[[], None]) -> Tra
 
 def _tested(training: Training, corpus: Dataset) -> torch.Tensor:
     """The loss of each held-out example at the condition of training."""
-    s = training.run.settings.at_training()
+    s = training.run.settings
     with training.drawing():
         variant = s.variants(training.run.encoding, training.model.eval().encoding)[0]
-        losses = s.evaluate(training.model, variant, corpus.test).paired[s.trained_at]
+        losses = s.evaluate(training.model, variant, corpus.test, conditions=(s.trained_at,)).paired[s.trained_at]
     if not losses.isfinite().all():
         raise diverged(training.run, f"after {training.steps} steps")
     return losses
 
 
-def behaviour(run: Run, corpus: Dataset) -> dict[str, float]:
-    """What this program computes in a few steps of a run, by which it differs from another program: the losses of the first
-    steps, of one amid the schedule and of the last, each at its learning rate, and then the mean loss of two held-out
-    examples of every variant under every condition. Under another encoding, optimiser, schedule, task or test these are others.
-
-    Of the first steps these are the running means, `first_steps`, which an archive has, too.
-    """
-    s = run.settings
-    first = min(s.steps, first_steps(s.steps))
-    steps = sorted({*range(first), s.steps // 2, s.steps - 1})
-    numbers: dict[str, float] = {"tolerance": HALF_TOLERANCE} if run.execution.facts() else {}
-    with executing(replace(run.execution, compiled=False)):  # compiling takes longer than these steps
-        training = Training(run, corpus.train)
-        try:
-            for step in steps:
-                training.skip_to(step)
-                training.advance()
-                numbers[f"loss of step {step + 1}"] = training.losses[-1]
-        except InputError:  # it diverges, and so does this program
-            return numbers
-        numbers |= {mean_loss(n): sum(training.losses[:n]) / n for n in range(2, first + 1)}
-        few = s.changed(**{s.examples_by: FEW_EXAMPLES}) if s.examples_by else s
-        for variant in few.variants(run.encoding, training.model.eval().encoding):
-            with training.drawing():
-                scores = few.evaluate(training.model, variant, corpus.test)
-            for condition, losses in scores.paired.items():
-                numbers[f"loss of {variant.name} at {few.spelled(condition)}"] = losses.mean().item()
-    return {name: round(value, 6) for name, value in numbers.items() if math.isfinite(value)}
-
-
-def first_steps(steps: int) -> int:
-    """How many first steps `behaviour` takes: as many as the first point of an archived curve stands for."""
-    return min(max(2, -(-steps // CURVE_POINTS)), MOST_FIRST)
-
-
-def mean_loss(steps: int) -> str:
-    """The name of the mean loss of the first steps in a behaviour."""
-    return f"mean loss of the first {steps} steps"
-
-
 def _by_condition(values: Mapping[int, torch.Tensor]) -> dict[str, list[float]]:
-    return {str(condition): _rounded(value) for condition, value in values.items()}
-
-
-def _rounded(values: torch.Tensor) -> list[float]:
-    return [round(v, 6) for v in values.tolist()]
+    return {str(condition): [round(v, 6) for v in value.tolist()] for condition, value in values.items()}

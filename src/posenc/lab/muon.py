@@ -15,10 +15,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
-        newton = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5, "eps": 1e-7}
-        super().__init__(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": True, **newton}
-        )
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -34,23 +31,22 @@ class Muon(torch.optim.Optimizer):
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(gradient)
                 average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-                update = gradient.lerp(average, momentum) if group["nesterov"] else average
+                update = orthogonalised(gradient.lerp(average, momentum))
                 rows, columns = parameter.shape
                 parameter.mul_(1 - lr * decay)
-                update = orthogonalised(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 parameter.add_(update, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
 
-def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Newton-Schulz iterations towards the nearest orthogonal matrix, (rows, columns) -> the same shape and dtype: singular
-    values come to lie between about 0.7 and 1.2. Every step applies an odd polynomial with these coefficients."""
-    a, b, c = coefficients
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Five Newton-Schulz iterations towards the nearest orthogonal matrix, (rows, columns) -> the same shape and dtype: singular
+    values come to lie between about 0.7 and 1.2. Every one applies an odd polynomial."""
+    a, b, c = 3.4445, -4.775, 2.0315
     x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]
     if tall:
         x = x.T
-    x = x / x.norm().clamp(min=eps)
-    for _ in range(steps):
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if tall else x).to(matrix.dtype)

@@ -13,8 +13,9 @@ LOSS = "loss"
 """The measure that every task has: nats per target."""
 CONTEXT = "context"
 """The same by how many tokens a target sees, in place of conditions."""
-BUDGET = "budget"
-"""The same at the condition of training, by the steps of a branch, of trained variants, see `posenc.lab.budgets`."""
+BUDGET = "by budget"
+"""The same at the condition of training, by the steps of a branch, of trained variants, see `posenc.lab.budgets`. Not "budget", by
+which it once was of other passages than the rest."""
 MOST = 1e15
 """What no number of a record is above: sums of squares stay finite."""
 
@@ -55,11 +56,7 @@ class RunRecord:
         scores = [of for variant in self.variants for of in (variant.paired, *variant.extra.values())]
         values = [value for of in scores for each in of.values() for value in each]
         counts = [self.parameters, self.position_parameters, self.memory_bytes]
-        rates = [
-            self.training_seconds,
-            self.tokens_per_second,
-            *(variant.tokens_per_second for variant in self.variants),
-        ]
+        rates = [self.training_seconds, self.tokens_per_second, *(each.tokens_per_second for each in self.variants)]
         if not all(0 <= value <= MOST for value in (*counts, *rates)) or not all(abs(v) <= MOST for v in values):
             raise ValueError(f"a number of it is not between 0 and {MOST:.0e}")
         if not all(abs(loss) <= MOST for loss in self.losses):

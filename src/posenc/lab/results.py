@@ -162,14 +162,15 @@ class Ranking:
         conditions = self.settings.conditions
         best = {condition: self.best(condition, self.variants) for condition in conditions}
         of = {condition: self.near_best(condition) for condition in conditions}
-        rows = [self._row(variant, best, of) for variant in self.variants]
-        made = {"variants": rows, "extensions": self._extensions()}
-        return {**made, "curve": self.curve} if self.curve else made
+        rows = {"variants": [self._row(variant, best, of) for variant in self.variants]}
+        return rows | ({"curve": self.curve} if self.curve else {})
 
     @cached_property
     def curve(self) -> dict[str, Any] | None:
         """The losses by budget and the order that they predict; None: they are not measured."""
-        return budgets.numbers(self.trained, self.settings.steps) if self.settings.budgets and self.trained else None
+        if not self.settings.budgets or not self.trained:
+            return None
+        return budgets.numbers(self.trained, self.settings.steps, [v.name for v in self.trained if self.at_chance(v)])
 
     def _row(
         self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, float]]
@@ -183,8 +184,7 @@ class Ranking:
                 point[m.key] = asdict(self.level(variant, condition))
             point["change"] = asdict(self.change(variant, condition))
             point["behind_best"] = asdict(self.behind(variant, best[condition], condition))
-            point["near_best"] = of[condition].get(variant.name)
-            point["chance"] = self.chance[condition]
+            point |= {"near_best": of[condition].get(variant.name), "chance": self.chance[condition]}
             points.append(point | s.point(variant, condition, self.corpus))
         seeds = sorted(variant.scores)
         cells = [variant.cells[seed] for seed in seeds]
@@ -217,24 +217,6 @@ class Ranking:
             "learned": {"hits": len(seeds), "n": len(variant.scores), "low": low, "high": high},
             "given_learned": statistics.fmean(of) if of else None,
         }
-
-    def _untrained(self) -> list[tuple[Aggregate, Aggregate]]:
-        """The variants without training, each with the model that it takes its weights from."""
-        named = {variant.name: variant for variant in self.variants}
-        return [(variant, named[variant.encoding]) for variant in self.variants if not variant.trained]
-
-    def _extensions(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "variant": variant.name,
-                "against": model.name,
-                self.criterion.condition: condition,
-                "difference": asdict(difference(variant, model, condition, self.criterion.key)),
-            }
-            for variant, model in self._untrained()
-            for condition in self.settings.conditions
-            if condition != self.settings.trained_at
-        ]
 
     # ---------------------------------------------------------------- sentences
 

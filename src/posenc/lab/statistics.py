@@ -11,13 +11,8 @@ from torch import Tensor
 
 from posenc.errors import InputError, check_tensor
 
-__all__ = [
-    "BENJAMINI_HOCHBERG", "HOLM", "Estimate", "average", "chances", "contrast", "different", "estimate",
-    "found", "moderated", "near_best", "wilson",
-]  # fmt: skip
+__all__ = ["Estimate", "average", "chances", "compared", "estimate", "found", "moderated", "near_best", "wilson"]
 
-HOLM, BENJAMINI_HOCHBERG = "Holm", "Benjamini-Hochberg"
-"""Corrections for many comparisons."""
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
 DRAWS = 4000
@@ -102,7 +97,7 @@ def moderated(values: Tensor, *, jumps: bool = False) -> tuple[Tensor, float]:
     return variance.clamp(min=float(own.mean())) if jumps else variance, freedom
 
 
-def _compared(values: Tensor, first: Tensor, second: Tensor, jumps: bool) -> tuple[Tensor, Tensor, Tensor]:
+def compared(values: Tensor, first: Tensor, second: Tensor, jumps: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Of some pairs of rows: the difference of their means, its variance, and that variance's degrees of freedom."""
     _, seeds, texts = values.shape
     by_text = values.mean(1)
@@ -128,45 +123,18 @@ def chances(values: Tensor, *, jumps: bool = False) -> Tensor:
     result = torch.ones(rows, rows, dtype=torch.float64)
     if rows > 1:
         first, second = torch.triu_indices(rows, rows, 1)
-        gaps, variance, freedom = _compared(values, first, second, jumps)
+        gaps, variance, freedom = compared(values, first, second, jumps)
         size = (gaps.abs() / variance.sqrt()).nan_to_num(0.0, torch.inf)
         result[first, second] = result[second, first] = 2 * torch.as_tensor(stdtr(freedom.numpy(), -size.numpy()))
     return result
 
 
-def contrast(values: Tensor, one: int, other: int, *, jumps: bool = False) -> Estimate:
-    """How much higher the mean of one row than of another is, of (rows, seeds, sequences) values, and the interval, by the test of
-    `chances`."""
-    from scipy.special import stdtrit
-
-    compared = _compared(values.double(), torch.tensor([one]), torch.tensor([other]), jumps)
-    gap, variance, freedom = (float(each) for each in compared)
-    half = float(stdtrit(freedom, 0.975)) * sqrt(variance)
-    return Estimate(gap, sqrt(variance), gap - half, gap + half)
-
-
-def different(values: Tensor, correction: str = HOLM, *, jumps: bool = False) -> Tensor:
-    """Which rows of (rows, sequences) or (rows, seeds, sequences) values have different means, by `chances`: bool (rows, rows).
-
-    correction: of the chances of all pairs: HOLM (1979) leaves 5 % for one or more false differences; BENJAMINI_HOCHBERG (1995),
-    for many rows, leaves on average at most 5 % false among the differences found. A pair that is not found may differ as well.
-    """
-    rows = len(values)
-    first, second = torch.triu_indices(rows, rows, 1)
-    result = torch.zeros(rows, rows, dtype=torch.bool)
-    result[first, second] = found(chances(values, jumps=jumps)[first, second], correction)
-    return result | result.T
-
-
-def found(chances: Tensor, correction: str = HOLM) -> Tensor:
-    """Which of (n,) chances are low enough, all of them together; see `different`."""
+def found(chances: Tensor) -> Tensor:
+    """Which of (n,) chances are low enough, all of them together: by Holm's correction (1979), which leaves 5 % for one or more false
+    ones."""
     ordered, order = chances.sort()
-    count = len(chances)
-    if correction == HOLM:
-        low = (ordered * torch.arange(count, 0, -1) <= 0.05).cumprod(0).bool()
-    else:
-        low = (ordered * count <= 0.05 * torch.arange(1, count + 1)).flip(0).cummax(0).values.flip(0)
-    return torch.zeros(count, dtype=torch.bool).scatter(0, order, low)
+    low = (ordered * torch.arange(len(chances), 0, -1) <= 0.05).cumprod(0).bool()
+    return torch.zeros(len(chances), dtype=torch.bool).scatter(0, order, low)
 
 
 def near_best(values: Tensor, margin: float) -> Tensor:

@@ -25,7 +25,8 @@ from typing import Any, Generic, TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
-from posenc.pretrained.scratch import sweep
+
+__all__ = ["ARCHIVE", "Store", "Stored", "decoded", "encoded", "identity"]
 
 T = TypeVar("T")
 LOCK, OWNER = ".lock", ".running"
@@ -37,13 +38,11 @@ MOST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Stored(Generic[T]):
-    """A measurement, and of what it is one. facts: settings and data, whose hash names the file. behaviour: what the program
-    computed that measured it, see `posenc.lab.study.Study.behaviour`. program: its version and that of torch, in words. machine:
-    as `posenc.lab.machine.describe` has it, in an archive."""
+    """A measurement, and of what it is one. facts: settings and data, whose hash names the file. program: the version of the one
+    that measured it and that of torch, in words. machine: as `posenc.lab.machine.describe` has it, in an archive."""
 
     record: T
     facts: dict[str, Any] = field(default_factory=dict)
-    behaviour: dict[str, float] = field(default_factory=dict)
     program: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
 
@@ -134,19 +133,10 @@ class Store(Folder):
         except FileNotFoundError:
             return None
         except msgspec.ValidationError as error:
-            self._set_aside(path, "outdated", f"was written with another record class than {kind.__name__}", error)
+            self._rename(path, "outdated", f"of another record class than {kind.__name__}: {error}")
         except msgspec.DecodeError as error:
-            self._set_aside(path, "damaged", "is damaged", error)
+            self._rename(path, "damaged", error)
         return None
-
-    def others(self, planned: Collection[str]) -> Iterator[Stored[Any]]:
-        """The cells in the folder that are not among the planned ones; damaged files are passed over."""
-        import msgspec
-
-        for path in sorted((self.directory / "cells").glob("*.json")):
-            if path.stem not in planned:
-                with contextlib.suppress(OSError, msgspec.DecodeError):
-                    yield _one(path, dict)
 
     def set_aside(self, cell: str, why: str) -> None:
         """Rename the file of a cell that is to be measured again."""
@@ -171,8 +161,10 @@ class Store(Folder):
         for directory in directories:
             paths = [*sorted(Path(directory).glob("cells/*.json")), *sorted(Path(directory).glob(f"*{ARCHIVE}"))]
             archived: dict[str, Stored[T]] = {}
-            for path in paths:
-                try:
+            place = "the folder"
+            try:
+                for path in paths:
+                    place = path.name
                     cells = {identity(each.facts): each for each in decoded(path.read_bytes(), kind)}
                     if path.suffix == ".gz":
                         archived |= cells
@@ -180,14 +172,11 @@ class Store(Folder):
                     for name, stored in cells.items():
                         check(name, stored)
                     new |= cells
-                except (ValueError, OSError, msgspec.DecodeError) as error:
-                    raise InputError(f"{path.name}: {error}; nothing was merged", merge=str(directory)) from None
-            archived = {name: stored for name, stored in archived.items() if name in planned} or archived
-            for name, stored in archived.items():
-                try:
+                archived = {name: stored for name, stored in archived.items() if name in planned} or archived
+                for name, stored in archived.items():
                     check(name, stored)
-                except ValueError as error:
-                    raise InputError(f"{error}; nothing was merged", merge=str(directory)) from None
+            except (ValueError, OSError, msgspec.DecodeError) as error:
+                raise InputError(f"{place}: {error}; nothing was merged", merge=str(directory)) from None
             new |= archived
             if not paths:
                 raise InputError("has no cells", "name the folder of a run, its --out", merge=str(directory))
@@ -199,16 +188,13 @@ class Store(Folder):
     def _path(self, cell: str) -> Path:
         return self.directory / "cells" / f"{cell}.json"
 
-    def _rename(self, path: Path, suffix: str, why: str) -> str:
+    def _rename(self, path: Path, suffix: str, why: object) -> None:
         aside = path.with_name(f"{path.name}.{suffix}")
         os.replace(path, aside)
         file, renamed = (str(each.relative_to(self.directory)) for each in (path, aside))
-        self.damaged.append({"file": file, "kept_as": renamed, "why": why})
-        return aside.name
-
-    def _set_aside(self, path: Path, suffix: str, what: str, error: Exception) -> None:
-        renamed = self._rename(path, suffix, str(error))
-        warnings.warn(f"posenc: {path} {what} ({error}): it is renamed to {renamed} and measured again", stacklevel=3)
+        self.damaged.append({"file": file, "kept_as": renamed, "why": str(why)})
+        what = f"posenc: {path} is {suffix} ({why}): it is renamed to {aside.name} and measured again"
+        warnings.warn(what, stacklevel=4)
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
@@ -225,8 +211,6 @@ class Store(Folder):
             with FileLock(self.directory / LOCK).acquire(blocking=False):
                 since = datetime.now(UTC).isoformat(timespec="seconds")
                 run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
-                for folder in (self.directory, self.directory / "cells", None):
-                    sweep(folder)
                 try:
                     self.write(OWNER, run)
                     yield

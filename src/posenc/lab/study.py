@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 
 from posenc.errors import InputError, listed
-from posenc.lab.behaviour import disagreement
 from posenc.lab.engines import Engine, InProcess, Tick
 from posenc.lab.store import Store, Stored, identity
 from posenc.pretrained.scratch import scratch
@@ -38,7 +36,7 @@ Pages = Callable[[Results], Mapping[str, str | bytes]]
 """What makes files of the results: the content of each by its name, the page first."""
 
 
-RESERVED = frozenset(("schema", "kind", "complete", "created", "seconds", "command", "set_aside"))
+RESERVED = frozenset(("schema", "kind", "complete", "created", "seconds", "command", "set_aside", "programs"))
 """Keys of results.json that `run` sets."""
 
 
@@ -69,7 +67,7 @@ class Study(ABC, Generic[C, M]):
     @abstractmethod
     def measure(self, job: Sequence[C], tick: Tick) -> dict[C, M]:
         """Measure the cells of a job, here and now; tick(size, what) after each piece of `work`. Engines call it in other
-        processes, on a copy of what `remote` returns."""
+        processes, on a copy of the study."""
 
     @abstractmethod
     def results(self, done: Mapping[C, M]) -> dict[str, Any]:
@@ -80,16 +78,6 @@ class Study(ABC, Generic[C, M]):
         """What a cell measures: a dataclass of plain numbers, strings, lists and dicts."""
 
     # ---------------------------------------------------------------- with defaults
-
-    def behaviour(self, cell: C) -> Mapping[str, float]:
-        """What the program that measures a cell computes in a small fixed case, by name: a stored cell whose numbers differ by
-        more than rounding is of another program, and is measured again. Computed where the cell is measured, in a fraction of a
-        second. By default nothing is compared."""
-        return {}
-
-    def kind(self, cell: C) -> C:
-        """The cell whose behaviour is that of this one, too: it is computed once for all of a kind."""
-        return cell
 
     def check(self) -> None:
         """Refuse, before anything is measured, what could not be measured to its end.
@@ -114,22 +102,10 @@ class Study(ABC, Generic[C, M]):
         """The size of a job, in the unit of its ticks."""
         return len(job)
 
-    def remote(self) -> Any:
-        """What other processes get: anything picklable with `measure`."""
-        return self
-
-    def known(self) -> Mapping[C, Stored[M]]:
-        """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
-        return {}
-
     def check_record(self, cell: C, record: M) -> None:
         """Raises:
         ValueError: a stored record is not one that the cell could have.
         """
-
-    def sentences(self, results: Results) -> dict[str, Any]:
-        """What follows from the results so far, such as the answer in words."""
-        return {}
 
 
 def versions() -> dict[str, str]:
@@ -151,10 +127,6 @@ def in_words(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-LONGEST_VALUE = 40
-"""Characters of a setting that a difference spells out."""
-
-
 def difference(facts: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> str:
     """In which settings and data a cell differs from the one of others that is most like it, in words."""
     cell = _flat(_plain(facts))
@@ -163,12 +135,8 @@ def difference(facts: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) ->
         return [name for name in {**cell, **other} if cell.get(name) != other.get(name)]
 
     nearest = min((_flat(_plain(other)) for other in others), key=lambda other: len(changed(other)))
-    pairs = [(name, str(cell.get(name)), str(nearest.get(name))) for name in changed(nearest)]
-    if not pairs:
-        return "values of another form"
-    return listed(
-        [f"{name}={a}, not {b}" if max(len(a), len(b)) <= LONGEST_VALUE else f"other {name}" for name, a, b in pairs]
-    )
+    pairs = [f"{name}={cell.get(name)!s:.40}, not {nearest.get(name)!s:.40}" for name in changed(nearest)]
+    return listed(pairs) or "values of another form"
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,8 +183,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure the cells that the folder does not have yet, and write results.json; returns its content.
 
-    A stored cell is used if its settings and data are those of a cell here, and its behaviour is that of this program, see
-    `Study.behaviour`; else it is measured again. directory: every new cell is stored at once; None: nothing is written.
+    A stored cell is used if its settings and data are those of a cell here; "programs" has the versions of the programs that
+    measured, and a cell of another one than this is stated. directory: every new cell is stored at once; None: nothing is written.
     engine: where jobs are computed; by default one after the other in this process. pages: what makes files
     of the results. begin: is called after every check, before the first measurement. share: (1, 4) is the first of four
     shares of the cells, for one of four machines. merge: folders whose cells are copied first, or archives that the study
@@ -250,11 +218,6 @@ def run(
             if merge:
                 store.merge(merge, study.record(next(iter(ids))), check, planned)
             begin()
-            others = Counter(difference(stored.facts, facts.values()) for stored in store.others(planned))
-            for why, count in others.items():
-                progress.say(
-                    f"Settings and data: {count} of the {study.unit} in the folder are not used: they have {why}"
-                )
             ids = dict(list(ids.items())[part - 1 :: parts])
             return _run(study, ids, facts, store, engine, progress, command, pages or (lambda _: {}))
 
@@ -270,10 +233,7 @@ def _run(
     pages: Pages,
 ) -> dict[str, Any]:
     started = time.perf_counter()
-    shared: Shared[C, M] = Shared(study if isinstance(engine, InProcess) else study.remote())
-    known = {cell: stored for cell, stored in study.known().items() if cell in ids}
-    here: dict[C, Stored[M]] = {}
-    done: dict[C, M] = {}
+    program, here = in_words(versions()), dict[C, Stored[M]]()
 
     def read() -> None:
         for cell, id in ids.items():
@@ -284,13 +244,15 @@ def _run(
                 except ValueError as error:
                     store.set_aside(id, str(error))
 
-    def accept() -> None:
-        done.update({cell: stored.record for cell, stored in {**here, **known}.items() if cell not in done})
+    ticked = 0.0
 
-    def ticked(index: int, size: float, what: str) -> None:
-        progress.advanced(size, what or study.describe(jobs[index]))
+    def tick(size: float, what: str = "") -> None:
+        nonlocal ticked
+        ticked += size
+        progress.advanced(size, what)
 
-    def write(part: Mapping[C, M]) -> dict[str, Any]:
+    def write() -> dict[str, Any]:
+        part = {cell: here[cell].record for cell in ids if cell in here}
         results: dict[str, Any] = {
             "schema": 1,
             "kind": study.name,
@@ -300,103 +262,52 @@ def _run(
             "seconds": round(time.perf_counter() - started, 1),
             "command": command,
             "set_aside": store.damaged,
+            "programs": sorted({stored.program or "unknown" for stored in here.values()}),
         }
         numbers = study.results(part)
         if "settings" not in numbers:
             raise InputError(f"{type(study).__name__}.results: has no 'settings'; add them, {{}} if there are none")
-        results |= _checked(study, "results", numbers)
+        if taken := sorted(RESERVED & numbers.keys()):
+            raise InputError(f"{type(study).__name__}.results: {taken[0]!r} is set by `run`; give it another name")
+        results |= numbers
         ran_on = {"posenc": version(), "engine": engine.name, "workers": engine.workers}
         results["machine"] = results.get("machine", {}) | ran_on
-        results |= _checked(study, "sentences", study.sentences(results))
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
         for name, content in pages(results).items():
             store.write(name, content)
         return results
 
     read()
-    try:
-        wrong = _of_other_programs(study, shared, engine, here, known)
-    except KeyboardInterrupt:
-        raise Interrupted from None
-    for cell, why in wrong.items():
-        if known.pop(cell, None) is None:
-            del here[cell]
-            store.set_aside(ids[cell], why)
-    for (kind, why), times in Counter((study.kind(cell), why) for cell, why in wrong.items()).items():
-        progress.say(f"Behaviour: {study.describe([kind])} ({times} of the {study.unit}) is measured again: {why}")
-    accept()
-    before = len(done)
-    jobs = study.jobs([cell for cell in ids if cell not in done])
+    for other, count in Counter(stored.program for stored in here.values() if stored.program != program).items():
+        progress.say(
+            f"Program: {count} of the {study.unit} are of {other or 'an unknown program'}, not {program}; give another "
+            "folder to measure them again"
+        )
+    before = len(here)
+    jobs = study.jobs([cell for cell in ids if cell not in here])
     progress.started(study, len(ids), before, sum(map(study.work, jobs)))
     try:
-        with closing(engine.run(_measure, shared, jobs, ticked)) as outcomes:
-            for job, (measured, behaviours) in outcomes:
+        with closing(engine.run(_measure, study, jobs, tick)) as outcomes:
+            for job, measured in outcomes:
                 for cell in (cell for cell in job if cell not in measured):
                     raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
                 for cell in job:
-                    here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], in_words(versions()))
+                    here[cell] = Stored(measured[cell], facts[cell], program)
                     store.save(ids[cell], here[cell])
-                accept()
-                progress.finished(study.describe(job), measured, len(done))
+                progress.advanced(study.work(job) - ticked, study.describe(job))  # processes do not tick
+                ticked = 0.0
+                progress.finished(study.describe(job), measured, len(here))
                 for line in filter(None, (study.found(cell, measured[cell]) for cell in job)):
                     progress.say(line)
     except KeyboardInterrupt:
         read()  # it may have come between storing a cell and counting it
-        accept()
-        if not done:
+        if not here:
             raise Interrupted from None
-    return write({cell: done[cell] for cell in ids if cell in done})
+    return write()
 
 
-@dataclass
-class Shared(Generic[C, M]):
-    """What the jobs of a run share in a process: the study, or what it sends to other processes, and the behaviours so far."""
-
-    study: Any
-    behaviours: dict[C, dict[str, float]] = field(default_factory=dict)
-
-    def behaviour(self, kind: C) -> dict[str, float]:
-        if kind not in self.behaviours:
-            self.behaviours[kind] = dict(self.study.behaviour(kind))
-        return self.behaviours[kind]
-
-
-def _measure(shared: Shared[C, M], job: Sequence[C], tick: Tick) -> tuple[dict[C, M], dict[C, dict[str, float]]]:
-    """The records of a job's cells, and the behaviours of their kinds."""
-    kinds = dict.fromkeys(shared.study.kind(cell) for cell in job)
-    behaviours = {kind: shared.behaviour(kind) for kind in kinds}
-    return shared.study.measure(job, tick), behaviours
-
-
-def _behave(shared: Shared[C, M], kind: C, tick: Tick) -> dict[str, float]:
-    return shared.behaviour(kind)
-
-
-def _of_other_programs(
-    study: Study[C, M], shared: Shared[C, M], engine: Engine, here: Mapping[C, Stored[M]], known: Mapping[C, Stored[M]]
-) -> dict[C, str]:
-    """The cells whose behaviour is not that of this program, and where it differs. A known cell without a behaviour is taken as
-    it is."""
-    stored = {**here, **{cell: each for cell, each in known.items() if each.behaviour}}
-    kinds: dict[C, list[C]] = {}
-    for cell in stored:
-        kinds.setdefault(study.kind(cell), []).append(cell)
-    wrong: dict[C, str] = {}
-    with closing(engine.run(_behave, shared, list(kinds))) as outcomes:
-        for kind, behaviour in outcomes:
-            shared.behaviours[kind] = behaviour
-            for cell in kinds[kind]:
-                if why := disagreement(behaviour, stored[cell].behaviour):
-                    wrong[cell] = f"{why}; stored by {stored[cell].program or 'an unknown program'}"
-    return {cell: wrong[cell] for cell in stored if cell in wrong}
-
-
-def _checked(study: Study[Any, Any], method: str, made: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises:
-    InputError: what a method has made has a key of `run`."""
-    if taken := sorted(RESERVED & made.keys()):
-        raise InputError(f"{type(study).__name__}.{method}: {taken[0]!r} is set by `run`; give it another name")
-    return made
+def _measure(study: Study[C, M], job: Sequence[C], tick: Tick) -> dict[C, M]:
+    return study.measure(job, tick)
 
 
 def _identities(facts: Mapping[C, Mapping[str, Any]]) -> dict[C, str]:

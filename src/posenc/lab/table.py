@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of results as Markdown, CSV and LaTeX, and the one function of each format that escapes a text."""
+"""A table of results as Markdown and CSV, and the one function of each format that escapes a text."""
 
 import csv
 import re
@@ -41,13 +41,6 @@ class Table:
         lines = ("| " + " | ".join(row) + " |" for row in (map(in_markdown, self.head), marks, *rows))
         return "\n".join([f"**{in_markdown(self.title)}**{unit}", "", *lines])
 
-    def latex(self) -> str:
-        """A tabular with the rules of the package booktabs."""
-        columns = "l" * self.names + "r" * (len(self.head) - self.names)
-        head, *rows = (" & ".join(map(in_latex, row)) + r" \\" for row in (self.head, *self.texts))
-        lines = [f"% {one_line(self.caption)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
-        return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"])
-
 
 About = Mapping[str, str]
 """What the numbers of a report are of, as {"steps": "400"}."""
@@ -61,12 +54,6 @@ def markdown(tables: Sequence[Table], about: About = NOTHING) -> str:
     return "\n\n".join([*(table.markdown() for table in tables), *([block] if about else [])]) + "\n"
 
 
-def latex(tables: Sequence[Table], about: About = NOTHING) -> str:
-    """Tables, and above them what they are of, as comments."""
-    facts = [f"% {key}: {one_line(value)}" for key, value in about.items()]
-    return "\n\n".join(["\n".join(["% \\usepackage{booktabs}", *facts]), *(table.latex() for table in tables)]) + "\n"
-
-
 def as_csv(tables: Sequence[Table], about: About = NOTHING) -> str:
     """All rows under one head: the table's title where there are several tables, then the columns of all of them, then what the
     numbers are of. An interval has a separate column. A number is written plainly, percent in the column's name, and what was not
@@ -74,7 +61,7 @@ def as_csv(tables: Sequence[Table], about: About = NOTHING) -> str:
     lines: list[dict[str, str]] = []
     for table in tables:
         above: list[str] = []
-        columns = [*zip(*table.rows, strict=True)]
+        columns = [[row[at] for row in table.rows] for at in range(len(table.head))]  # one without a row, too
         apart = [any(isinstance(cell, tuple) for cell in column) for column in columns]
         shares = [any(_value(cell).endswith(" %") for cell in column) for column in columns]
         names = [f"{title or 'name'}{' (%)' * share}" for title, share in zip(table.head, shares, strict=True)]
@@ -131,18 +118,3 @@ def in_markdown(text: str, code: bool = False) -> str:
 def fence(text: str, least: int = 1) -> str:
     """Backticks that do not end within a text."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
-
-
-IN_LATEX = {
-    "\\": r"\textbackslash{}", "±": r"$\pm$", "−": "$-$", "–": "--", "×": r"$\times$", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "`": r"\textasciigrave{}", "'": r"\textquotesingle{}",
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{c: f"{{{c}}}" for c in "[]*"},  # after \\ these would be its options
-}  # fmt: skip
-"""Characters -> what LaTeX prints as such."""
-
-
-def in_latex(text: str) -> str:
-    text = one_line(text)
-    pairs = zip(text, text[1:] + " ", strict=False)
-    return "".join(IN_LATEX.get(c, c) + "{}" * (c == after == "-") for c, after in pairs)

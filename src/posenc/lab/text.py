@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,14 +24,13 @@ from posenc.lab.records import BUDGET, CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.transformer import TransformerBase
 
-__all__ = ["CORE", "NAIVE", "PRESETS", "Settings"]
+__all__ = ["CORE", "PRESETS", "Settings"]
 
 
 FAR = 0.01
 """Nats by which far context has to lower the loss, at the lower end of the interval."""
 HARM = 0.05
 """Nats by which it may raise the loss, at the upper end of the interval, and does no harm."""
-USES = "gains from far context", "does no harm", "harms", "unclear"
 
 
 def use(gain: Estimate) -> str:
@@ -197,20 +196,21 @@ class Settings(Experiment):
         variant: Variant,
         part: Text | Tensor,
         on_batch: Callable[[int], None] = lambda tokens: None,
+        conditions: Sequence[int] | None = None,
     ) -> Scores:
         """The loss of a window is the mean over its targets."""
         tokens, ends = Text.of(part).tokens, window_ends(part, self)
         paired: dict[int, Tensor] = {}
-        for factor in self.factors:
+        for factor in conditions or self.factors:
             before = torch.arange(-self.length * factor, 1)
             read = lambda rows, before=before: TextBatch(tokens[ends[rows, None] + before].long())  # noqa: E731
             losses, _ = score(model, variant, factor, self, read, on_batch)
             paired[factor] = losses[:, -self.targets :].mean(1)
         by_context = {
-            context: self._seeing(context, model, variant, tokens, ends, on_batch) for context in self.tested_contexts
+            context: self._seeing(context, model, variant, tokens, ends, on_batch)
+            for context in (() if conditions else self.tested_contexts)
         }
-        extra = {CONTEXT: by_context} if by_context else {}
-        return Scores(paired, extra)
+        return Scores(paired, {CONTEXT: by_context} if by_context else {})
 
     @property
     def measured(self) -> Mapping[str, Sequence[int]]:
@@ -220,9 +220,6 @@ class Settings(Experiment):
     @property
     def budgets(self) -> Sequence[int]:
         return budgets.budgets(self.steps) if self.curve else ()
-
-    def at_training(self) -> Self:
-        return self.changed(factors=(1,), contexts=(), curve=False)
 
     def scored_at_once(self, context: int) -> int:
         """How many of the targets are scored in one pass: each sees at most `context` tokens, and at least 7/8 of them, or, where the
@@ -262,8 +259,7 @@ class Settings(Experiment):
         return corpus.by_frequency
 
     def point(self, variant: Aggregate, condition: int, corpus: Corpus) -> dict[str, Any]:
-        bits = level(variant, condition).mean / math.log(2)
-        return {"bits_per_byte": bits / corpus.bytes_per_token}
+        return {"bits_per_byte": level(variant, condition).mean / math.log(2) / corpus.bytes_per_token}
 
     def gain(self, variant: Aggregate) -> Estimate | None:
         """By how much the loss falls from the context of training to the longest one, on the same targets; None: not measured."""
@@ -300,35 +296,21 @@ class Settings(Experiment):
             )
         if (different := self.different_passages(corpus)) < self.windows:
             notes.append(
-                f"The text repeats itself: only {different} of the {self.windows} test passages differ from each other, but the "
-                "intervals count them all, and are too narrow."
+                f"The text repeats itself: only {different} of the {self.windows} test passages differ, so the intervals are too narrow."
             )
         return notes
 
 
-NAIVE = ("normalized", "integer", "binary")
-
 PRESETS = Settings.presets = {
     "quick": Preset(Settings(steps=60), ("none", "sinusoidal", "rope", "alibi"), 2),
     "standard": Preset(Settings(steps=200, curve=True), CORE, 1),
-    "thorough": Preset(Settings(steps=500, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
     "leaderboard": Preset(Settings(), LEADERBOARD, 4),
     "gpu": Preset(
         Settings(
-            length=512,
-            steps=1000,
-            batch_size=64,
-            dim=512,
-            num_layers=10,
-            num_heads=8,
-            head_dim=64,
-            windows=64,
-            targets=256,
-            learning_rate=0.02,
-            adamw_learning_rate=0.003,
-            position_learning_rate=0.02,
+            length=512, steps=1000, batch_size=64, dim=512, num_layers=10, num_heads=8, head_dim=64, windows=64, targets=256,
+            learning_rate=0.02, adamw_learning_rate=0.003, position_learning_rate=0.02,
         ),
         TEN,
         2,
     ),
-}
+}  # fmt: skip

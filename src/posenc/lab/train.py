@@ -21,13 +21,9 @@ from posenc.lab.transformer import Attention, TransformerBase
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
 
-READ_EVERY = 50
-"""Steps on a GPU after which their losses are read."""
-
 
 class Training:
-    """An unfinished run: the model, its optimizers, the order of the data, the loss (nats per target) of every step so far. Of
-    the last steps on a GPU these are still there: reading each would have the GPU wait for the next step; see `losses`.
+    """An unfinished run: the model, its optimizers, the order of the data, the loss (nats per target) of every step so far.
 
     part: of a corpus, what to learn from; (n,) ids are one running text. random: the state of the generator that encodings
     draw from; the caller's generators are left alone. A `copy.deepcopy` goes on on its own, from the same state.
@@ -42,46 +38,22 @@ class Training:
         self.forward: nn.Module = self.passes.wrap(self.model)
         self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, read)
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
-        self._losses: list[float] = []
-        self._unread: list[Tensor] = []
+        self.losses: list[float] = []
 
     @property
     def steps(self) -> int:
         """How many are done."""
-        return len(self._losses) + len(self._unread)
+        return len(self.losses)
 
     @property
     def finished(self) -> bool:
         return self.steps == self.run.settings.steps
 
-    @property
-    def losses(self) -> list[float]:
-        """Of every step so far.
-
-        Raises:
-            InputError: one is no longer finite.
-        """
-        self.read_losses()
-        return self._losses
-
-    def read_losses(self) -> None:
-        """Wait for the losses that are not read yet. Raises what `losses` does."""
-        read = torch.stack(self._unread).tolist() if self._unread else []
-        self._unread.clear()
-        for loss in read:
-            self._losses.append(loss)
-            if not math.isfinite(loss):
-                raise diverged(self.run, f"at step {len(self._losses)} of {self.run.settings.steps}")
-
-    def skip_to(self, step: int) -> None:
-        """Go on with a later step, as if those before it had had a loss of 0."""
-        self._losses += [0.0] * (step - self.steps)
-
     def advance(self, rate: float | None = None) -> None:
         """One step. rate: of learning, as a share of its peak; None: that of `schedule`, or of `posenc.lab.budgets.rate`.
 
         Raises:
-            InputError: the loss is no longer finite; on a GPU it is looked at once in `READ_EVERY` steps.
+            InputError: the loss is no longer finite.
         """
         s, step = self.run.settings, self.steps
         usual = budgets.rate if s.budgets else schedule
@@ -96,9 +68,9 @@ class Training:
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-        self._unread.append(loss.detach())
-        if self.passes.place.type != "cuda" or len(self._unread) == READ_EVERY or self.finished:
-            self.read_losses()
+        self.losses.append(loss.item())
+        if not math.isfinite(self.losses[-1]):
+            raise diverged(self.run, f"at step {self.steps} of {s.steps}")
 
     @contextmanager
     def drawing(self) -> Iterator[None]:

@@ -9,145 +9,104 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
-from difflib import get_close_matches
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from posenc.errors import InputError
+from posenc.errors import InputError, unknown
 from posenc.lab.messages import located
 from posenc.spec import parse, split_list
+from posenc_cli.names import MANY, nearest
 
-OURS = __name__.partition(".")[0]
-LIBRARY = Path(os.__file__).resolve().parent
-_loaded: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
-"""The file of a module when it was loaded, or first looked up."""
+INSTALLED = (Path(os.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+_loaded: dict[str, dict[Path, bytes]] = {}
+"""By a module's name the files that it is made of, as they were when it was loaded."""
 
 
 def module_of_file(path: Path) -> ModuleType:
     """The module of a .py file."""
     # not the stem: a file named torch.py must not take torch's place; and two files of one name are two modules
     alias = f"_posenc_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:16]}"
-    check_unchanged(alias, path, path.parent)
-    if alias in sys.modules:
-        return sys.modules[alias]
-    spec = importlib.util.spec_from_file_location(alias, path)
-    assert spec is not None  # the suffix is Python's
-    module, source = importlib.util.module_from_spec(spec), path.read_bytes()
-    sys.modules[alias] = module  # dataclasses and pickle look their module up
-    try:
-        # the loader would take bytecode for it of an equal time and size
-        exec(compile(source, path, "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[alias]
-        raise
-    _loaded[module] = source
-    check_unchanged(alias, path, path.parent)
-    return module
+    if alias not in sys.modules:
+        _loaded.pop(alias, None)
+        spec = importlib.util.spec_from_file_location(alias, path)
+        assert spec is not None  # the suffix is Python's
+        sys.modules[alias] = module = importlib.util.module_from_spec(spec)  # dataclasses and pickle look it up
+        try:
+            # the loader would take bytecode for it of an equal time and size
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[alias]
+            raise
+    _check_unchanged(alias, path, path.parent)
+    return sys.modules[alias]
 
 
 def module_of_name(name: str, folder: Path) -> ModuleType:
     """The module of a name. folder: searched first."""
     if name not in sys.modules:
+        _loaded.pop(name, None)
         importlib.invalidate_caches()  # of folders: the module's file may be new
     module = importlib.import_module(name)
-    place = _place(name, module, folder)
-    if place is not None:
-        check_unchanged(name, *place)
+    if place := _place(name, module, folder):
+        _check_unchanged(name, *place)
     return module
 
 
-def check_unchanged(name: str, path: Path, root: Path) -> None:
+def _check_unchanged(name: str, path: Path, root: Path) -> None:
     """Raises:
-    InputError: the module, or one below root that it imports, was loaded from another file, or from this one before it changed."""
-    for each, file in _files(name, path, root).items():
-        module = sys.modules.get(each)
-        if module is None:
-            continue
-        then = "a process loads a module once; start a new one (restart the notebook's kernel)"
-        if _file_of(module) != file.path:
-            raise InputError(f"{file.path}: {each} was loaded from {_file_of(module)}, and {then}")
-        if _loaded.setdefault(module, file.source) != file.source:
-            raise InputError(f"{file.path}: has changed since it was loaded, and {then}")
+    InputError: what the module is made of was loaded from another folder, or has changed since the module was loaded."""
+    files, then = _made_of(path, root), "a process loads a module once; start a new one (restart the notebook's kernel)"
+    for file in files:
+        parts = file.relative_to(root).with_suffix("").parts
+        module = sys.modules.get(".".join(part for part in parts if part != "__init__"))
+        there = None if module is None else _file_of(module)
+        if there not in (None, file) and not _is_installed(there):
+            raise InputError(f"{file}: was loaded from {there}, and {then}")
+    before = _loaded.setdefault(name, files)
+    for file in (file for file in files if before.get(file) != files[file]):
+        raise InputError(f"{file}: has changed since it was loaded, and {then}")
 
 
-def sources_of_file(path: Path) -> bytes:
-    """The file of a module and those beside it that it imports, with their current content."""
-    return b"".join(each.source for _, each in sorted(_files("", path, path.parent).items()))
-
-
-def sources_of_name(name: str, folder: Path) -> bytes:
-    """The same of a module that has been imported; empty where it has no file."""
-    place = _place(name, sys.modules[name], folder)
-    return b"" if place is None else b"".join(each.source for _, each in sorted(_files(name, *place).items()))
-
-
-class _File(NamedTuple):
-    path: Path
-    source: bytes
-    imports: frozenset[str]
-
-
-def _files(name: str, path: Path, root: Path) -> dict[str, _File]:
-    """By name, the files of a module and of those below root that it imports, directly or not, wherever in its source."""
-    found: dict[str, _File] = {}
-    todo = {name: path}
+def _made_of(path: Path, root: Path) -> dict[Path, bytes]:
+    """The content of a file and of those below root that it imports, directly or not, wherever in its source."""
+    found: dict[Path, bytes] = {}
+    todo = [path]
     while todo:
-        name, path = todo.popitem()
-        source = path.read_bytes()
-        found[name] = _File(
-            path, source, _imports(source, name if path.stem == "__init__" else name.rpartition(".")[0])
-        )
-        beside = {each: _beside(root, each) for each in found[name].imports - found.keys()}
-        todo |= {each: file for each, file in beside.items() if file is not None}
+        path = todo.pop()
+        if path in found or not path.is_file() or not path.is_relative_to(root) or (_is_installed(path) and found):
+            continue
+        found[path] = path.read_bytes()
+        todo.append(path.with_name("__init__.py"))
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # Python says so when it is run
+            for node in ast.walk(ast.parse(found[path])):
+                folder = root
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+                    folder = path.parents[min(node.level, len(path.parents)) - 1] if node.level else root
+                else:
+                    continue
+                for name in names:
+                    parts = name.split(".")
+                    bases = [folder.joinpath(*parts[: end + 1]) for end in range(len(parts))]
+                    todo += [
+                        file for base in bases for file in (base / "__init__.py", base.with_name(f"{base.name}.py"))
+                    ]
     return found
-
-
-@lru_cache(maxsize=4096)
-def _imports(source: bytes, package: str) -> frozenset[str]:
-    """The names that a source of a package imports, each with its packages; some may be no modules."""
-    names = {package}
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # Python says so when it is run
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
-                base = [*above, *([node.module] if node.module else [])]
-                names |= {".".join([*base, alias.name]) for alias in node.names}
-    return frozenset(name[:end] for name in names if name for end in (*_dots(name), len(name)))
-
-
-def _dots(name: str) -> Iterator[int]:
-    return (at for at, letter in enumerate(name) if letter == ".")
-
-
-def _beside(root: Path, name: str) -> Path | None:
-    """The file below root of a module of the user's; None: there is none, or the module is an installed one."""
-    if name.partition(".")[0] == OURS or _is_installed(root):
-        return None
-    if name in sys.modules:
-        file = _file_of(sys.modules[name])
-        if file is None or _is_installed(file):
-            return None
-    return _file_in(root, name)
-
-
-def _file_in(root: Path, name: str) -> Path | None:
-    path = root.joinpath(*name.split("."))
-    return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
 
 
 def _place(name: str, module: ModuleType, folder: Path) -> tuple[Path, Path] | None:
     """The file of a module and the folder that its name starts from; None: it has no file of Python's."""
-    if (here := _beside(folder, name)) is not None:
-        return here, folder
-    file = _file_of(module)
+    file, base = _file_of(module), folder.joinpath(*name.split("."))
     if file is None or file.suffix != ".py":
         return None
+    if not _is_installed(file):
+        for here in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+            if here.is_file():
+                return here, folder
     return file, file.parents[name.count(".") + (file.stem == "__init__")]
 
 
@@ -157,7 +116,7 @@ def _file_of(module: ModuleType) -> Path | None:
 
 
 def _is_installed(path: Path) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or path.is_relative_to(LIBRARY)
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, INSTALLED))
 
 
 # ---------------------------------------------------------------- MODULE:NAME and FILE:NAME
@@ -167,8 +126,6 @@ REFUSED = (
     "names code, and a text from a file runs none: write it on the command line or pass it as an argument in Python, if it is "
     "yours"
 )
-MOST_NAMES = 20
-"""How many names of a module an error lists."""
 
 
 def load_object(target: str, *, may_import: bool) -> Any:
@@ -193,7 +150,10 @@ def load_object(target: str, *, may_import: bool) -> Any:
         try:
             owner = getattr(owner, part)
         except AttributeError:
-            raise InputError(f"unknown function in {module} {part!r}{_known(owner, part)}") from None
+            known = [each for each in dir(owner) if not each.startswith("_")]
+            if not known or (len(known) > MANY and not nearest(part, known)):
+                raise InputError(f"unknown function in {module} {part!r}") from None
+            raise unknown(f"function in {module}", part, known) from None
         except (Exception, SystemExit) as error:  # a module may compute its attributes
             raise InputError(f"{module}: looking up {part!r} failed: {located(error)}") from error
     return owner
@@ -215,22 +175,6 @@ def names_code(text: str) -> bool:
         return _target(each) is not None
 
     return any(map(named, split_list(text)))
-
-
-def load_function(target: str, *, may_import: bool) -> Callable[..., Any]:
-    """The function of such a text. Raises as `load_object`, and InputError for what cannot be called."""
-    function: Callable[..., Any] = load_object(target, may_import=may_import)
-    if not callable(function):
-        raise InputError(f"{target!r}: is a {type(function).__name__}, not a function")
-    return function
-
-
-def _known(owner: Any, name: str) -> str:
-    """The nearest public name, and all of them unless they are too many."""
-    names = [known for known in dir(owner) if not known.startswith("_")]
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f": did you mean {near[0]!r}?" if near else ""
-    return f"{hint or ':'} known are {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else hint
 
 
 def _module(name: str) -> ModuleType:
@@ -257,14 +201,12 @@ def _module(name: str) -> ModuleType:
 def source_of(target: str) -> bytes:
     """The file that a user's object is in and those beside it that this imports, with their current content; empty where
     there is none. A module is imported."""
-    module = target.rpartition(":")[0]
-    if not module.endswith(".py"):
+    name = target.rpartition(":")[0]
+    place: tuple[Path, Path] | None = (Path(name).resolve(), Path(name).resolve().parent)
+    if not name.endswith(".py"):
         load_object(target, may_import=True)
-        return sources_of_name(module, Path().resolve())
-    try:
-        return sources_of_file(Path(module).resolve())
-    except OSError:
-        return b""  # `load_object` says what is wrong with a file
+        place = _place(name, sys.modules[name], Path().resolve())
+    return b"" if place is None else b"".join(source for _, source in sorted(_made_of(*place).items()))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from posenc.errors import (
 
 Ids = Tensor | Sequence[Any]
 
-ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048}
+ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 2**24, torch.float64: 2**53}
 """The integers up to which a dtype has every one."""
 
 
@@ -29,28 +29,23 @@ ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048}
 def as_positions(name: str, ids: Ids) -> Tensor:
     """Positions (batch or 1, n) or (batch or 1, n, axes), integers as int64, others as `exact`."""
     ids = as_numbers(name, ids)
-    if ids.dim() == 1:
-        ids = ids[None]
+    ids = ids[None] if ids.dim() == 1 else ids
     if ids.dim() not in (2, 3) or 0 in ids.shape:
         raise InputError(f"{name} of shape {tuple(ids.shape)}: pass (n,), (batch, n) or (batch, n, axes), not empty")
+    if ids.dtype == torch.bool or (ids.is_floating_point() and ids.dtype not in ROUNDED_ABOVE):
+        raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
     if ids.is_floating_point() and ids.is_meta:
         raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
     if ids.is_floating_point() and not torch.compiler.is_compiling():
         if not bool(ids.isfinite().all()):
             raise InputError(f"{name} has values that are not finite: positions must be numbers")
-        most = ROUNDED_ABOVE.get(ids.dtype)
-        same = (ids.reshape(*ids.shape[:2], -1).diff(dim=1) == 0).all(-1)
-        if most is not None and (bool((ids.abs() > most).any()) or bool(same.any())):
-            raise InputError(
-                f"{name} of {ids.dtype}: neighbours share a number, or integers above {most}, which it rounds",
-                "make them int64, or float32 where they are fractional",
-            )
-    if ids.dtype == torch.bool:
-        raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
-    if ids.dim() == 3 and ids.shape[2] == 1:
-        ids = ids[..., 0]
-    # distances must be exact: narrow integers would wrap, and half-precision positions collapse; and a copy, since the
-    # caller may change their tensor later
+        most, same = ROUNDED_ABOVE[ids.dtype], (ids.reshape(*ids.shape[:2], -1).diff(dim=1) == 0).all(-1)
+        beyond, shared = bool((ids.abs() > most).any()), bool(same.any())
+        if (beyond and shared) or ((beyond or shared) and ids.element_size() < 4):
+            rounded = f"neighbours share a number, or integers above {most}, which it rounds"
+            raise InputError(f"{name} of {ids.dtype}: {rounded}", "make them int64, or a wider dtype")
+    ids = ids[..., 0] if ids.dim() == 3 and ids.shape[2] == 1 else ids
+    # distances must be exact: narrow integers would wrap; and a copy, since the caller may change their tensor later
     return (exact(ids) if ids.is_floating_point() else ids.long()).clone()
 
 
@@ -77,10 +72,7 @@ def as_placed(placed: Ids, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor
     mask = as_mask("placed", mask[None] if mask.dim() == 1 else mask)
     rows = k.shape[0] if k.shape[0] == q.shape[0] else 1
     if k.dim() != 3 or mask.shape[1] != k.shape[1] or mask.shape[0] not in (1, rows):
-        raise InputError(
-            f"placed of shape {tuple(mask.shape)}: pass (n,) or (batch, n) for all {k.shape[1]} keys, of positions on "
-            "several axes"
-        )
+        raise InputError(f"placed of shape {tuple(mask.shape)}: pass ([batch,] {k.shape[1]}), for keys on several axes")
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return q, k, None, None
     of_q = mask[:, max(k.shape[1] - q.shape[1], 0) :]
@@ -103,17 +95,14 @@ def check_order(q: Tensor, k: Tensor, checks: tuple[str, ...]) -> None:
         return
     if "last" in checks and not torch.equal(*torch.broadcast_tensors(q, k[:, k.shape[1] - q.shape[1] :])):
         raise InputError(
-            f"position_ids are not the last {q.shape[1]} of key_ids, though causal queries are the last of all keys",
-            "pass the ids of the keys up to the queries; for a static cache, of which later slots are not filled yet, "
-            "Positions.in_slots(position_ids, slots)",
+            f"position_ids are not the last {q.shape[1]} of key_ids, as those of causal queries are",
+            "pass key_ids up to the queries; of a static cache take Positions.in_slots(position_ids, slots)",
         )
     for row, at in (k.diff(dim=1) < 0).nonzero()[:1].tolist() if "falls" in checks else []:
         before, after = k[row, at : at + 2].tolist()
         raise InputError(
-            f"position_ids fall from {before} to {after} in row {row}: a causal token sees every earlier one, also of "
-            "another document",
-            "for packed documents pass packed=True or use Positions.packed(lengths), for padding "
-            "Positions.from_mask, for one text in another order packed=False",
+            f"position_ids fall from {before} to {after} in row {row}: a causal token sees every earlier one, of any document",
+            "for documents pass packed=True or Positions.packed, for padding from_mask, for one text in another order packed=False",
         )
 
 
@@ -174,10 +163,7 @@ def documents_of(
     if cu_seqlens is not None:
         edges = _token_counts("cu_seqlens", cu_seqlens, device)
         if edges.shape[0] < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 0 or int(edges[-1]) == 0:
-            raise InputError(
-                "must start at 0 and never fall, one more entry than documents, with a token in one of them",
-                cu_seqlens=edges.tolist(),
-            )
+            raise InputError("must start at 0, and rise to the number of tokens", cu_seqlens=edges.tolist())
         sizes = edges.diff()  # zeros for documents of no tokens, as FlashAttention allows
     if lengths is not None:
         sizes = _token_counts("lengths", lengths, device)
@@ -246,19 +232,15 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
         index = documents.clamp(0, lengths.shape[1] - 1).expand(most, -1)
         lengths = lengths.expand(most, -1).gather(1, index)
     if not fits:
-        raise InputError(
-            f"pass an integer, one for each of {rows} rows, or, of packed documents, one for each document",
-            prefix_lengths=prefix_lengths,
-        )
+        remedy = f"pass an integer, one for each of {rows} rows, or one for each packed document"
+        raise InputError(remedy, prefix_lengths=prefix_lengths)
     index = valid.long().cumsum(1) - 1 if documents is None else index_in_document(documents)
     prefix = valid & (index < lengths)
     if not compiling:
         tokens = document_lengths(documents, valid, index)
         low, high = (int(limit) for limit in lengths.aminmax())
         if low < 0 or bool((valid & (lengths > tokens)).any()):
-            raise InputError(
-                f"prefix_lengths from {low} to {high}: must lie between 0 and the tokens of the row or document"
-            )
+            raise InputError(f"prefix_lengths from {low} to {high}: must lie between 0 and the tokens there are")
     return prefix
 
 
@@ -280,8 +262,7 @@ def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ..
 
 def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
     """`size_of` of several images, (height, width) or (height, width, frames) each."""
-    if isinstance(sizes, Tensor):
-        sizes = sizes.tolist()
+    sizes = sizes.tolist() if isinstance(sizes, Tensor) else sizes
     listed = isinstance(sizes, (tuple, list)) and all(isinstance(size, (tuple, list)) for size in sizes)
     if not listed or not sizes or not all(len(size) in (2, 3) for size in sizes):
         raise InputError("pass (height, width) or (height, width, frames) of each image", sizes=sizes)
@@ -313,8 +294,5 @@ def check_prefix(prefix_lengths: object, prefix: Tensor, slots: Tensor, batch: i
     slots = slots.clamp(0, prefix.shape[1] - 1).expand(rows, -1)
     inside = prefix.expand(rows, -1).gather(1, slots).sum(1)
     if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
-        raise InputError(
-            f"the {slots.shape[1]} queries begin inside the prefix",
-            "read a prefix in one call, since its first tokens see its last ones",
-            prefix_lengths=prefix_lengths,
-        )
+        what = f"the {slots.shape[1]} queries begin inside the prefix"
+        raise InputError(what, "read it in one call", prefix_lengths=prefix_lengths)

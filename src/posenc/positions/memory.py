@@ -82,7 +82,7 @@ def in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def again_alone() -> bool:
+def recomputes_alone() -> bool:
     """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph."""
     return in_backward() and torch.is_grad_enabled() and not hooked()
 

@@ -46,8 +46,6 @@ def coordinates_of(positions: Positions, axes: int, user: str) -> tuple[Tensor, 
     if axes == 1:
         positions.require_one_axis(user)
     if positions.axes != axes:
-        raise InputError(
-            f"{user} takes {axes} coordinates per token (or one), these positions have {positions.axes}: pass positions of {axes}, "
-            f"such as Positions.from_ids of shape (batch, n, {axes})"
-        )
+        remedy = f"pass positions of {axes}, such as Positions.from_ids of shape (batch, n, {axes})"
+        raise InputError(f"{user} takes {axes} coordinates per token, or one, not {positions.axes}: {remedy}")
     return positions.q, positions.k

@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,9 +41,8 @@ from posenc.positions.ids import (
     sizes_of,
     unplaced_index,
 )  # fmt: skip
-from posenc.positions.memory import Memory
 from posenc.positions.shards import Shard, runs_of
-from posenc.positions.visibility import PAIRS, Branch, Cut, Extent, Visibility, taken
+from posenc.positions.visibility import PAIRS, Cut, Extent, Visibility, taken
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -91,14 +89,6 @@ class Positions(Visibility):
     """What the maker knows of q, k and their orders; of others it is read, where that makes no device wait"""
     extents: dict[str, Extent | None] = field(init=False)
 
-    # no fields: of one call, and of nothing that is derived
-    branch: ClassVar[Branch | None] = None
-    """The branch of a position map to rotate for, see `at`. None: there is no map."""
-    gates: ClassVar[tuple[Tensor, ...]] = ()
-    """What an encoding made of the input of a layer, see `with_gates`"""
-    ungated: ClassVar["Positions | None"] = None
-    """The positions without gates"""
-
     def __post_init__(self, known: Mapping[str, Extent | None] | None) -> None:
         known = known or {}
         extents: dict[str, Extent | None] = {}
@@ -109,11 +99,11 @@ class Positions(Visibility):
             extents[names[0]], extents[names[1]] = of_q, of_k
         q, k, q_order, k_order = extents.values()
         start = diagonal = span = None
-        if q_order is not None and k_order is not None and q_order.runs and k_order.runs:
+        if q_order is not None and k_order is not None and q_order.consecutive and k_order.consecutive:
             diagonal = q_order.low - k_order.low
         if q is not None and k is not None:
             ordered = diagonal == q.low - k.low or not (self.causal or self.window)
-            if q.runs and k.runs and ordered and not self.hides_tokens:
+            if q.consecutive and k.consecutive and ordered and not self.hides_tokens:
                 start = q.low, k.low
             span = q.low - k.high, q.high - k.low
             if start is None and span[1] - span[0] > 2 * (self.q.shape[1] + self.k.shape[1]):
@@ -150,18 +140,11 @@ class Positions(Visibility):
             device = offset.device if device is None else device
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
-            k = torch.arange(int(offset.max()) + n, device=device)[None]
-            last = k.shape[1] - 1
-            of_q, of_k = Extent(0, last), Extent(0, last, True)
-            known = {"q": of_q, "k": of_k, "q_order": of_q, "k_order": of_k}
-            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=k < offset[:, None] + n, known=known)
+            made = cls._among_slots(q, int(offset.max()) + n, causal=causal)
+            return made.derived(valid=made.k < offset[:, None] + n)
         check_integers(0, offset=offset)
         check_tokens(offset + n, offset=offset, n=n)
-        k = torch.arange(offset + n, device=device)[None]
-        q = k if offset == 0 else k[:, offset:]
-        of_q, of_k = Extent(offset, offset + n - 1, True), Extent(0, offset + n - 1, True)
-        known = {"q": of_q, "k": of_k, "q_order": of_q, "k_order": of_k}
-        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, known=known)
+        return cls._among_slots(None, offset + n, Extent(offset, offset + n - 1, True), causal=causal, device=device)
 
     @classmethod
     def from_ids(
@@ -194,11 +177,8 @@ class Positions(Visibility):
         first, checks = k.shape[1] - q.shape[1], [] if k is q else ["last"]
         if packed:
             if first < 0 or k.dim() == 3:
-                raise InputError(
-                    "reads documents from positions on one axis, of all keys: for others pass document ids to Positions.packed or "
-                    "multimodal, or sizes to grids",
-                    packed=True,
-                )
+                others = "of others pass document ids to Positions.packed, or sizes to grids"
+                raise InputError(f"reads documents from positions on one axis, of all keys: {others}", packed=True)
             documents = begins(k, torch.le).cumsum(1)
         elif packed is None and k.dim() == 2:
             checks.append("falls")
@@ -230,8 +210,8 @@ class Positions(Visibility):
         ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
         if not torch.compiler.is_compiling() and not bool(valid.any(1).all()):
             warnings.warn(
-                f"posenc: row {int((~valid.any(1)).nonzero()[0])} of the mask has no token, and its outputs are zeros: ones are "
-                "tokens; of a mask in which True is padding, as PyTorch's key_padding_mask, use Positions.from_padding",
+                f"posenc: row {int((~valid.any(1)).nonzero()[0])} of the mask has no token, and its outputs are zeros: "
+                "Positions.from_mask takes ones for tokens, Positions.from_padding True for padding (PyTorch's key_padding_mask)",
                 stacklevel=2,
             )
         return cls.of_tokens(ids, num_queries, causal, valid, extent=Extent(0, last))
@@ -260,16 +240,25 @@ class Positions(Visibility):
         """
         check_integers(1, slots=slots)
         check_tokens(slots, slots=slots)
-        q, k = as_positions("position_ids", position_ids), None
+        q = as_positions("position_ids", position_ids)
         if q.dim() != 2 or q.is_floating_point():
             raise InputError("pass integers (n,) or (batch, n)", position_ids=position_ids)
         found = Extent.of(q)
         if found is not None and not 0 <= found.low <= found.high < slots:
             raise InputError(f"positions from {found.low} to {found.high} lie in slots 0 .. {slots - 1}", slots=slots)
-        k, of_k = torch.arange(slots, device=q.device)[None], Extent(0, slots - 1, True)
-        of_q = found or Extent(0, slots - 1)
+        return cls._among_slots(q, slots, found, causal=True)
+
+    @classmethod
+    def _among_slots(
+        cls, q: Tensor | None, slots: int, of_q: Extent | None = None, *, causal: bool, device: Any = None
+    ) -> "Positions":
+        """Queries at q, or the last ones, among keys 0 .. slots - 1, in this order. of_q: what is known of q."""
+        k, of_k = torch.arange(slots, device=device if q is None else q.device)[None], Extent(0, slots - 1, True)
+        of_q = of_q or Extent(0, slots - 1)
+        if q is None:
+            q = k if of_q.low == 0 else k[:, of_q.low :]
         known = {"q": of_q, "k": of_k, "q_order": of_q, "k_order": of_k}
-        return cls(q=q, k=k, q_order=q, k_order=k, causal=True, known=known)
+        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, known=known)
 
     @classmethod
     def packed(
@@ -392,10 +381,11 @@ class Positions(Visibility):
         `valid` are no padding; the queries are the last of them. num_queries None: all."""
         check_integers(1, ids.shape[1], num_queries=num_queries)
         order, count = torch.arange(ids.shape[1], device=ids.device)[None], ids.shape[1]
+        line = Extent(0, count - 1, True)
         made = cls(
             q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid, q_valid=valid, q_document=documents,
             k_document=documents, q_placed=placed, k_placed=placed, images=images,
-            known={**({} if extent is None else {"q": extent, "k": extent}), **_line(count, "q_order", "k_order")},
+            known={"q_order": line, "k_order": line, **({} if extent is None else {"q": extent, "k": extent})},
         )  # fmt: skip
         return made if num_queries in (None, count) else made.select(slice(count - num_queries, None), None)
 
@@ -417,16 +407,16 @@ class Positions(Visibility):
         if q.dim() != k.dim():
             q, k = (x[..., None].expand(-1, -1, axes) if x.dim() == 2 else x for x in (q, k))
         if q.dim() == 3 and q.shape[2] != k.shape[2]:
-            raise InputError(
-                f"queries with {q.shape[2]} coordinates, keys with {k.shape[2]}: give both as many, or one"
-            )
+            raise InputError(f"queries with {q.shape[2]} coordinates, keys with {k.shape[2]}: give as many, or one")
         together = queries.q_document is not None and keys.k_document is not None
         of = [("q", queries, q), ("k", keys, k)]
+        known = {x: side.extents[x] for name, side, at in of for x in (name, f"{name}_order") if at.dim() == 2}
+        apart = q.dim() == 2 and any(known[x] is None or known[x] != known[f"{x}_order"] for x in "qk")
         return cls(
             q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
             q_placed=queries.q_placed, k_placed=keys.k_placed, counted=queries.counted and keys.counted,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
-            known={x: side.extents[x] for name, side, at in of for x in (name, f"{name}_order") if at.dim() == 2},
+            known=known, unchecked=("cross",) if apart else (),
         )  # fmt: skip
 
     # ---------------------------------------------------------------- derive
@@ -466,26 +456,26 @@ class Positions(Visibility):
     def same_tokens(self, other: "Positions") -> bool:
         """Of two that one was derived from: has it the tokens of the other? Those of a part are made again with its text."""
         part = self.sharding is not None or self.of_keys is not None
-        return (self.q is other.q and self.k is other.k) or (
-            part and (self.q.shape, self.k.shape) == (other.q.shape, other.k.shape)
-        )
+        alike = part and (self.q.shape, self.k.shape) == (other.q.shape, other.k.shape)
+        return alike or (self.q is other.q and self.k is other.k)
 
     def with_causal(self, causal: bool) -> "Positions":
         """The same tokens under another causality.
 
         Raises:
-            InputError: causal with fewer keys than queries, or with positions of `from_ids` that fall, which may be those
-                of packed documents, or whose queries are not the last keys.
+            InputError: causal with fewer keys than queries, with positions of `from_ids` that fall, which may be those of
+                packed documents, or whose queries are not the last keys, or with positions of `cross` of two texts.
         """
         check_flags(causal=causal)
         if causal and self.num_keys < self.num_queries and self.of_keys is None:
-            raise InputError(
-                f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
-            )
+            raise InputError(f"{self.num_keys} keys for {self.num_queries} causal queries, whose own are among them")
         if causal == self.causal:
             return self
+        if causal and "cross" in self.unchecked:
+            remedy = "pass Positions.arange(n, offset=cached, causal=True) for one"
+            raise InputError("queries and keys of Positions.cross are two sequences", remedy, causal=True)
         of_k = self.extents["k"]
-        unknown = "last" in self.unchecked or of_k is None or not of_k.runs
+        unknown = "last" in self.unchecked or of_k is None or not of_k.consecutive
         if causal and self.unchecked and unknown and not torch.compiler.is_compiling():
             self.shared("checked", lambda: check_order(self.q, self.k, self.unchecked))
         return self.shared(
@@ -543,58 +533,10 @@ class Positions(Visibility):
         if table is not None:
             check_value("table", table, Tensor)
             if table.dtype != torch.bool or table.dim() not in (2, 3):
-                raise InputError(
-                    "pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)", table=table
-                )
+                raise InputError("pass bool ([batch,] query blocks, key blocks)", table=table)
         if made := self._everywhere(lambda all: all.with_blocks(size, table)):
             return made
         return self.derived(blocks=(*self.blocks, self.in_blocks(size, table)))
-
-    def with_gates(self, gates: tuple[Tensor, ...]) -> "Positions":
-        """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
-        encoding (batch, heads, num_keys, width), of all keys."""
-        ungated = self.ungated or self
-        if not gates:
-            return ungated
-        gated = ungated._in_call(gates=gates, ungated=ungated)
-        if ungated.memory is not None:  # for one layer, so not in that of the pass
-            own = Memory(False)
-            vars(gated).update(_memory=ref(own), _own=own)
-        return gated
-
-    def _in_call(self, **facts: Any) -> Self:
-        """The same positions with facts of one call."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self), _memory=None, _part=None, **facts)
-        return made
-
-    def gate(self, user: str, heads: int | None = None, width: int | None = None) -> Tensor:
-        """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks. heads, width: those that
-        it made; None: any.
-
-        Raises:
-            InputError: none were given, or of other heads or another width.
-        """
-        if len(self.gates) != 1:
-            raise InputError(
-                f"{user} takes gates that it makes of a layer's input: pass gates=gates_of({user}, x, layer) to attention, with "
-                "those of cached keys in front"
-            )
-        (gate,) = self.gates
-        wanted = tuple(of if size is None else size for of, size in zip(gate.shape[1::2], (heads, width), strict=True))
-        if gate.shape[1::2] != wanted:
-            raise InputError(
-                f"gates of shape {tuple(gate.shape)}: {user} makes (batch, {wanted[0]}, num_keys, {wanted[1]}); pass "
-                f"gates=gates_of({user}, x, layer)"
-            )
-        return gate
-
-    def at(self, branch: Branch | None) -> "Positions":
-        """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
-        they are."""
-        return self.shared(
-            ("branch", branch), lambda: self._in_call(branch=branch, ungated=self.ungated and self.ungated.at(branch))
-        )
 
     def keys(self, first: int, end: int) -> "Positions":
         """The same queries among keys first .. end - 1 alone; what they see is still counted among all.
@@ -708,10 +650,8 @@ class Positions(Visibility):
         if not same and not torch.compiler.is_compiling():
             same = torch.equal(self.q, self.k) and torch.equal(self.q_order, self.k_order)
         if not same or self.of_keys is not None:
-            raise InputError(
-                f"{self.num_queries} queries that are not the {self.num_keys} keys cannot {verb}: pass the positions "
-                "of a full sequence, without a cache or cross-attention"
-            )
+            what = f"{self.num_queries} queries that are not the {self.num_keys} keys"
+            raise InputError(f"{what} cannot {verb}: pass the positions of a full sequence, without a cache")
 
     # ---------------------------------------------------------------- ask: sizes and coordinates
 
@@ -761,14 +701,6 @@ class Positions(Visibility):
         if self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
 
-    def require_full_sequence(self, why: str, remedy: str = "pass the full sequence") -> None:
-        """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them."""
-        if self.num_queries != self.num_keys:
-            raise InputError(
-                f"{why}, so it needs the full sequence: only {self.num_queries} of {self.num_keys} tokens are here; "
-                f"{remedy}"
-            )
-
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries).
 
@@ -783,8 +715,3 @@ class Positions(Visibility):
 FIELDS = tuple(each.name for each in fields(Positions) if each.init)
 for _class in (Positions, Visibility):  # see `Positions.derived`
     del _class.__dataclass_fields__
-
-
-def _line(count: int, *names: str) -> dict[str, Extent]:
-    """What is known of tensors 0 .. count - 1."""
-    return dict.fromkeys(names, Extent(0, count - 1, True))

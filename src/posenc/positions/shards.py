@@ -63,10 +63,8 @@ def runs_of(length: int, rank: int, world_size: int, layout: str) -> tuple[tuple
     check_integers(0, world_size - 1, rank=rank)
     parts = len(chunks_of(0, world_size, layout)) * world_size
     if length % parts:
-        raise InputError(
-            f"a sequence of {length} tokens cannot be cut into {parts} equal parts ({layout}, world_size={world_size}): "
-            f"pad it to {-(-length // parts) * parts}, with Positions.from_mask or with document id -1 in Positions.packed"
-        )
+        remedy = f"pad it to {-(-length // parts) * parts}, as by Positions.from_mask"
+        raise InputError(f"{length} tokens cannot be cut into {parts} equal parts ({layout}): {remedy}")
     size = length // parts
     runs: list[tuple[int, int]] = []
     for chunk in chunks_of(rank, world_size, layout):

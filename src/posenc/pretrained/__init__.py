@@ -8,7 +8,7 @@
     posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable
     posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.toml, their remedies
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
-    multimodal(tokens, rule) -> Positions                          multimodal_positions.py   text with images and videos
+    multimodal(parts) -> Positions                                 multimodal_positions.py   text with images and videos
     posenc.hf.register()                                           hf.py         transformers' models with any encoding
     posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
     loss_by_position(model, ids) -> losses                         inference.py  and verify.py, before and after

@@ -18,7 +18,7 @@ class ProgramAnswer:
     """Whether a program computes what a model does.
 
     agrees: None where that is not known. why: what it does instead or does not read, or why it does not run it; empty: nothing to
-    tell. known_by: "run"; "recorded", where the program was run with this very configuration before; or posenc's "rules" of it.
+    tell. known_by: "run", or posenc's "rules" of it.
     runs: whether it takes the configuration at all.
     """
 

@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
-from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
+from posenc.pretrained.encoders import of_model
 from posenc.pretrained.families import Family
 from posenc.pretrained.masks import HostPass, token_index
 from posenc.pretrained.models import ModelStructure, record_of
@@ -120,6 +120,7 @@ class AttentionCall:
     position_ids: Tensor | None
     softcap: float | None
     output_attentions: bool | None
+    position_bias: Any
 
 
 def register_attention(name: str, function: Callable[[AttentionCall], Tensor], mask: Callable[..., Any] | None) -> None:
@@ -135,7 +136,7 @@ def register_attention(name: str, function: Callable[[AttentionCall], Tensor], m
         scaling: float | None = None, dropout: float = 0.0, s_aux: Tensor | None = None, **others: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation leaves them in float32
-        known = {name: others.get(name) for name in ("position_ids", "softcap", "output_attentions")}
+        known = {name: others.get(name) for name in ("position_ids", "softcap", "output_attentions", "position_bias")}
         call = AttentionCall(module, query, key, value, attention_mask, scaling, dropout, s_aux, **known)
         return function(call).transpose(1, 2).contiguous(), None
 
@@ -205,13 +206,12 @@ def attend(call: AttentionCall) -> Tensor:
     """The attention of an extended layer.
 
     Raises:
-        InputError: a model that `extend` has not attached to, or attention weights asked for.
+        InputError: a causal decoder that `extend` has not attached to, or attention weights asked for.
     """
     plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
     if plan is None:
-        raise InputError(
-            "is set by posenc.extend: load the model with another and extend it", attn_implementation="posenc"
-        )
+        see, encoding, window = of_model(call.module, call.position_bias)
+        return attended(call, HostPass(see), encoding, window, call.mask)
     here = plan.running.here  # none where a checkpoint computes the layer again
     if here is None or torch.compiler.is_compiling():
         here = HostPass()
@@ -281,7 +281,7 @@ class Attachment(ModelChange):
         if design.rotations:
             layers = design.identity_layers, structure.family, structure.rotary, design.mapped_layers
             module = RotaryModule(design.rotations, *layers)
-            self.changes += [Change(owner, "rotary_emb", module) for owner in structure.rotaries]
+            self.changes.append(Change(decoder, "rotary_emb", module))
         if structure.family.latent and "rope_parameters" in design.config:
             scale = softmax_scale(structure, design.config["rope_parameters"])
             self.changes += [Change(layer.module, "scaling", scale) for layer in structure.layers]
@@ -308,9 +308,8 @@ class Attachment(ModelChange):
         if self.design.encodings:
             register_attention(NAME, attend, token_index)
         super().attach()
-        self.hooks = watch(self.structure.model)
         if self.design.encodings:
-            self.hooks += [
+            self.hooks = [
                 self.owner.register_forward_pre_hook(_begin_pass),
                 self.owner.register_forward_hook(_end_pass, always_call=True),
             ]

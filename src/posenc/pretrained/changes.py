@@ -48,22 +48,21 @@ def config_changes(config: Any, values: Mapping[str, Any]) -> list[Change]:
 
 @dataclass(eq=False)
 class ModelChange:
-    """A change of a model. owner: the module whose attribute `record` is this while it is in effect. report: what it does."""
+    """A change of a model. owner: the module whose attribute `RECORD` is this while it is in effect. report: what it does."""
 
     owner: nn.Module
     report: Any
     changes: list[Change] = field(default_factory=list)
-    record: str = RECORD
 
     def attach(self) -> None:
         """Make all changes, or none."""
         self._swap(self.changes)
-        setattr(self.owner, self.record, self)
+        setattr(self.owner, RECORD, self)
 
     def detach(self) -> None:
         """Put back the very objects that were there, on the device where the model is now."""
         self._swap(self.changes[::-1])
-        delattr(self.owner, self.record)
+        delattr(self.owner, RECORD)
 
     def before(self, owner: Any) -> dict[str, Any]:
         """The values that an owner's changed attributes had, while the change is in effect."""

@@ -134,7 +134,8 @@ def check_counts(name: str, stored: Mapping[str, Any], tensors: int | None = Non
         if not isinstance(value, int | float):
             continue
         must, size, whole = "", SIZES.fullmatch(key), isinstance(value, int)
-        if whole and not size and abs(value) > (MOST if COUNTS.fullmatch(key) else 2**63):
+        counted = COUNTS.fullmatch(key) or (tensors is None and size and key.endswith(("size", "dim", "heads")))
+        if whole and (counted or not size) and abs(value) > (MOST if counted else 2**63):
             must = "is more than any model has"
         if tensors is not None and not isinstance(value, bool):
             if LAYERS.fullmatch(key) and not -1 < value <= max(tensors, MOST_LAYERS):

@@ -6,18 +6,16 @@ they rotate, whatever the family does to them first, and with our attention in p
 one, known mistakes are tried until one gives that output.
 """
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from posenc.attention import attention
 from posenc.backends.precision import HALF
@@ -28,29 +26,14 @@ from posenc.pretrained.attach import INSTEAD, AttentionCall, attend_instead, reg
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import Layer, attention_layers
 from posenc.pretrained.parameters import score_factor
-from posenc.pretrained.probe import (
-    PROBE,
-    ROUNDING,
-    ROUNDING_LAYER,
-    ROUNDING_WIDENED,
-    Computation,
-    FrequencyTable,
-    Probe,
-    difference,
-)
+from posenc.pretrained.probe import PROBE, ROUNDING, ROUNDING_LAYER, Computation, FrequencyTable, Probe, difference
 
 LONGEST_WINDOW = 4096
 """Keys of a sliding window up to which a text is read that leaves it."""
 FARTHEST = 2**16
 """Positions up to which far ones are compared: there float32 rounds angles by 0.002 rad."""
-BACKWARDS = ("nanochat",)
-"""Model types that turn their pairs the other way round."""
-SHARED = ("deepseek_v4",)
-"""Model types whose keys are their values too."""
 UNSCALED = ("gemma3n", "gemma4")
 """How the model types begin whose norms of queries and keys replace the factor of the scores."""
-DIRECT = ("falcon",)
-"""Model types whose attention calls PyTorch's function, and not transformers' AttentionInterface."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +49,10 @@ class Formula:
     window: int | None
     """Keys that a query sees at most, within the window behind it"""
     sink: Tensor | None
-    chunk: int | None = None
-    """Likewise, of its chunk of the text"""
-    norms: tuple[Tensor, Tensor] | None = None
-    """Weights of the norms of queries and of keys that follow their rotation (HunYuan)"""
-    back: bool = False
-    """Values rotate as keys do, and the output by minus the query's position (DeepSeek-V4, whose values are its
-    keys)"""
     q_turns: int = 1
     """Times that queries are rotated by their positions"""
     k_turns: int = 1
     """Times that keys are"""
-    v_turns: int = 0
-    """Times that values are, which no other family rotates"""
     start: int = 0
     """The position of the first token"""
     ahead: int = 0
@@ -95,29 +69,19 @@ class Formula:
         count, device = call.query.shape[2], call.query.device
         at = torch.arange(self.start, self.start + count, device=device)
         at = at.roll(1) if self.rolled else at
-        q_norm, k_norm = (None, None) if self.norms is None else self.norms
-        q = self.turned(call.query, at + self.ahead, self.q_turns, q_norm)
-        k = self.turned(call.key, at, self.k_turns, k_norm)
-        v = self.turned(call.value, at, self.k_turns if self.back else self.v_turns)
+        q = self.turned(call.query, at + self.ahead, self.q_turns)
+        k, v = self.turned(call.key, at, self.k_turns), call.value
         groups = q.shape[1] // k.shape[1]
         if self.dealt:
             k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
         window = None if self.window is None else Window(self.window - 1)
         positions = Positions.arange(count, causal=True, device=device)
-        if self.chunk is not None:
-            lengths = [self.chunk] * (count // self.chunk) + [count % self.chunk] * (count % self.chunk > 0)
-            positions = Positions.packed(lengths, causal=True, device=device)
-        output = attention(q, k, v, window, positions, scale=self.scale, softcap=self.softcap, sink=self.sink)
-        return self.turned(output, at + self.ahead, -self.q_turns) if self.back else output
+        return attention(q, k, v, window, positions, scale=self.scale, softcap=self.softcap, sink=self.sink)
 
-    def turned(self, x: Tensor, positions: Tensor, times: int, norm: Tensor | None = None) -> Tensor:
-        """x, rotated. norm: the weight of a norm that follows, which x has passed without a rotation; a rotation leaves the mean
-        square as it is, and an attention factor goes with it."""
+    def turned(self, x: Tensor, positions: Tensor, times: int) -> Tensor:
+        """x, rotated."""
         if self.table is None or not times:
             return x
-        if norm is not None:
-            plain = replace(self, table=replace(self.table, attention_factor=1.0))
-            return norm * plain.turned(torch.where(norm == 0, 0, x / norm), positions, times)
         angles = positions.double()[:, None] * self.table.inv_freq.double().to(x.device) * times
         factor = self.table.attention_factor ** abs(times)
         start = x.shape[-1] - self.table.rotary_dim if self.latent else 0
@@ -144,26 +108,11 @@ class Seen:
     output: Tensor
     start: int = 0
     """The position of the first token"""
-    wide: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """By id, what the rotary module made in half precision, and the same in float32"""
-    widened: bool = False
-    """Whether this is in float32, with cos and sin in half precision"""
 
     @property
     def rounding(self) -> float:
         """The largest difference of its output that is rounding."""
-        if self.output.dtype in HALF:
-            return ROUNDING_LAYER
-        return ROUNDING_WIDENED if self.widened else ROUNDING
-
-    def in_float32(self) -> "Seen":
-        """The call of a copy of the layer in float32, with the same numbers."""
-        layer = replace(self.layer, module=copy.deepcopy(self.layer.module).float())
-        given, named = _in_float32(self.given, self.wide), _in_float32(self.named, self.wide)
-        tables = [*_tensors(named["position_embeddings"])]
-        rounded = any(torch.equal(x, x.to(self.output.dtype).to(x.dtype)) for x in tables)
-        first = _first(layer.module(*given, **named))
-        return Seen(self.number, layer, given, named, first, self.start, widened=rounded)
+        return ROUNDING_LAYER if self.output.dtype in HALF else ROUNDING
 
     def repeated(self, function: Callable[[AttentionCall], Tensor], flipped: bool = False) -> Tensor:
         """The layer's output with a function in place of its attention, which gets queries and keys that are not rotated."""
@@ -173,13 +122,11 @@ class Seen:
             named |= {"hidden_states": named["hidden_states"].flip(1)} if "hidden_states" in named else {}
             given = tuple(x.flip(1) for x in given[:1]) + given[1:]
         before = module.config._attn_implementation
-        direct = module.config.model_type in DIRECT
         register_attention(INSTEAD, attend_instead, None)
         setattr(module, f"_{INSTEAD}", function)
-        module.config._attn_implementation = "sdpa" if direct else INSTEAD
+        module.config._attn_implementation = INSTEAD
         try:
-            with _Instead(module, function) if direct else nullcontext():
-                return _first(module(*given, **named))
+            return _first(module(*given, **named))
         finally:
             module.config._attn_implementation = before
             delattr(module, f"_{INSTEAD}")
@@ -189,64 +136,23 @@ class _CapturedError(Exception):
     """Ends a call of a layer, or a pass."""
 
 
-class _Instead(TorchFunctionMode):
-    """A function in place of PyTorch's attention."""
-
-    def __init__(self, module: Any, function: Callable[[AttentionCall], Tensor]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.nn.functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        q, k, v = args
-        return self.function(AttentionCall(self.module, q, k, v, None, None, 0.0, None, None, None, None))
-
-
 def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _in_float32(x: Any, wide: Mapping[int, tuple[Tensor, Tensor]]) -> Any:
-    """Arguments of a layer, the tensors in half precision among them in float32. wide: see `Seen`."""
-    if isinstance(x, Tensor):
-        return x if x.dtype not in HALF else wide[id(x)][1] if id(x) in wide else x.float()
-    if isinstance(x, tuple | list):
-        return type(x)(_in_float32(each, wide) for each in x)
-    return {name: _in_float32(each, wide) for name, each in x.items()} if isinstance(x, dict) else x
-
-
-def _tensors(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    for each in x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ():
-        yield from _tensors(each)
-
-
 @contextmanager
-def _capturing(
-    layers: dict[int, Layer], seen: list[Seen], rotary: nn.Module, last: int | None = None, start: int = 0
-) -> Iterator[None]:
-    """Note the calls of attention layers. rotary: what makes their cos and sin. last: the number of the layer after which the pass
-    ends. start: the first position."""
-    wide: dict[int, tuple[Tensor, Tensor]] = {}
+def _capturing(layers: dict[int, Layer], seen: list[Seen], last: int | None = None, start: int = 0) -> Iterator[None]:
+    """Note the calls of attention layers. last: the number of the layer after which the pass ends. start: the first position."""
 
     def note(number: int, layer: Layer) -> Callable[..., None]:
         def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            seen.append(Seen(number, layer, given, named, _first(output).clone(), start, wide))
+            seen.append(Seen(number, layer, given, named, _first(output).clone(), start))
             if number == last:
                 raise _CapturedError
 
         return hook
 
-    def widen(module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        made = [*_tensors(output)]
-        if any(x.dtype in HALF for x in made):
-            again = _tensors(module.forward(*_in_float32(given, {}), **_in_float32(named, {})))
-            wide.update((id(x), (x, y)) for x, y in zip(made, again, strict=True))
-
     hooks = [layer.module.register_forward_hook(note(at, layer), with_kwargs=True) for at, layer in layers.items()]
-    hooks.append(rotary.register_forward_hook(widen, with_kwargs=True))
     try:
         yield
     except _CapturedError:
@@ -279,36 +185,25 @@ def declared(probe: Probe, number: int, layer: Layer, tokens: int = PROBE, start
     listed = getattr(config, "no_rope_layers", None)
     rotates = bool(listed[number]) if listed else layer.rotates
     sinks: Tensor | None = getattr(layer.module, "sinks", None)
-    turns = -1 if config.model_type in BACKWARDS else 1
-    chunked = layer.layer_type == "chunked_attention"
-    norms: list[Any] = [getattr(layer.module, name, None) for name in ("query_layernorm", "key_layernorm")]  # HunYuan
     return Formula(
         table=tables[_kind(layer, tables)] if rotates else None,
         layout=probe.family.layout,
         latent=probe.family.latent,
         scale=declared_scale(probe, layer),
         softcap=getattr(config, "attn_logit_softcapping", None),
-        window=None if chunked else layer.window,
+        window=layer.window,
         sink=sinks,
-        chunk=layer.window if chunked else None,
-        norms=None if any(norm is None for norm in norms) else (norms[0].weight, norms[1].weight),
-        back=config.model_type in SHARED,
         start=start,
-        q_turns=turns,
-        k_turns=turns,
     )
 
 
 def temperatures(probe: Probe, layer: Layer, query: Tensor, start: int = 0) -> Tensor:
-    """What multiplies the query of each position by the configuration: in Llama 4's layers without rotation, and in Ministral 3
-    and Mistral 4."""
-    config, at = probe.config, torch.arange(start, start + query.shape[2], device=query.device)[:, None]
+    """What multiplies the query of each position by the configuration, in Ministral 3 and Mistral 4."""
+    at = torch.arange(start, start + query.shape[2], device=query.device)[:, None]
     parameters = probe.parameters[_kind(layer, probe.parameters)]
     if beta := parameters.get("llama_4_scaling_beta"):
         return 1 + beta * (at / parameters["original_max_position_embeddings"]).floor().log1p()
-    if layer.rotates or not getattr(config, "attn_temperature_tuning", False):
-        return torch.ones_like(at)
-    return 1 + config.attn_scale * ((at + 1) / config.floor_scale).floor().log1p()
+    return torch.ones_like(at)
 
 
 def _kind(layer: Layer, by_type: Collection[str]) -> str:
@@ -347,9 +242,7 @@ class Comparison:
         """All layers with a short text, and if nothing is found, windows with longer ones; far: and the last positions, for which
         the frequencies in the model must be those of its configuration."""
         probe, family = self.probe, self.probe.family
-        numbers = [
-            at for at, each in enumerate(getattr(probe.decoder, family.stack)) if hasattr(each, family.attention)
-        ]
+        numbers = [at for at, each in enumerate(probe.decoder.layers) if hasattr(each, family.attention)]
         layers = dict(zip(numbers, attention_layers(probe.decoder, family), strict=True))
         if probe.attachment is not None and probe.attachment.design.encodings:
             reason = f"posenc.attention computes it, extended by {probe.attachment.report.method}"
@@ -367,7 +260,7 @@ class Comparison:
     def _calls(self, layers: dict[int, Layer], tokens: int, last: int | None, start: int = 0) -> list[Seen]:
         seen: list[Seen] = []
         ids = self.probe.ids(length=tokens)
-        with self.probe.with_rotary(), _capturing(layers, seen, self.probe.decoder.rotary_emb, last, start):
+        with self.probe.with_rotary(), _capturing(layers, seen, last, start):
             self.probe.logits(ids, position_ids=torch.arange(start, start + tokens, device=ids.device)[None])
         return seen
 
@@ -400,9 +293,7 @@ class Comparison:
         for window in sorted({window for _, window in kinds if window is not None}):
             within = [at for at, layer in layers.items() if layer.window == window]
             if window > LONGEST_WINDOW:
-                chunked = any(layers[at].layer_type == "chunked_attention" for at in within)
-                what = f"chunks of {window} tokens" if chunked else f"window of {window} keys"
-                self.unchecked[f"its {what}, more than {LONGEST_WINDOW}"] = within
+                self.unchecked[f"its window of {window} keys, more than {LONGEST_WINDOW}"] = within
             else:
                 chosen = {at: layers[at] for (_, its), at in kinds.items() if its in (None, window)}
                 self._layers(
@@ -414,13 +305,6 @@ class Comparison:
     def _layers(
         self, calls: list[Seen], mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]
     ) -> None:
-        """In the model's dtype, and where that is half precision and nothing is found, in float32."""
-        if any(each.output.dtype in HALF for each in calls):
-            agreed = [each for each in calls if self._agrees(each, mistakes)]
-            if self.found:
-                return
-            # all of them first: some layers have the keys of others
-            calls = [self._widened(each) for each in agreed]
         for each in calls:
             if not self._agrees(each, mistakes) or mistakes is not _mistakes:
                 continue
@@ -429,16 +313,6 @@ class Comparison:
             if formula.table is not None and difference(unrotated, each.output) <= each.rounding:
                 why = "a rotation changes its output by no more than rounding, so that none would not be seen"
                 self.unchecked[why].append(each.number)
-
-    def _widened(self, seen: Seen) -> Seen:
-        """The call in float32, or as it is, which is noted."""
-        try:
-            return seen.in_float32()
-        except Exception as error:  # whatever the layer's code raises
-            dtype = str(seen.output.dtype).removeprefix("torch.")
-            why = f"compared in {dtype} alone, to {ROUNDING_LAYER:.0%}: in float32 it ends in {type(error).__name__}"
-            self.unchecked[why].append(seen.number)
-            return seen
 
     def _agrees(self, seen: Seen, mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]) -> bool:
         """Whether the output is that of the formula. Notes a mistake, or why it is not known."""
@@ -484,8 +358,6 @@ class Comparison:
 
         if not isinstance(seen.named.get("position_embeddings"), tuple | Tensor | Mapping):
             return "its attention gets no cos and sin"
-        if getattr(seen.layer.module, "compressor", None) is not None:
-            return "its queries see compressed keys beside those of tokens"
         for flipped in (True, False):
             try:
                 seen.repeated(note, flipped)
@@ -506,7 +378,9 @@ class Comparison:
     def summary(self) -> Computation:
         unchecked = tuple(f"attention of {_numbers(at)}: {why}" for why, at in self.unchecked.items())
         if not self.compared and not unchecked:
-            unchecked = ("attention: findings that come first are below",)
+            of_encoder = "it is an encoder, examined without runs"
+            why = of_encoder if self.probe.family.encoder else "findings that come first are below"
+            unchecked = (f"attention: {why}",)
         alike = [each for each in self.used if len(each) == len(self.used[0])]
         shares = torch.stack(alike).mean(0).tolist() if alike else ()
         return Computation(len(self.compared), PROBE, tuple(self.windows), unchecked, tuple(shares))
@@ -567,10 +441,9 @@ def _of_rotation(formula: Formula, probe: Probe) -> Known:
                 {"table": table},
             )
         return
-    width, times = formula.table.rotary_dim, formula.q_turns
+    width = formula.table.rotary_dim
     for name, text, q, k in TURNS:
-        yield name, text, {"q_turns": q * times, "k_turns": k * formula.k_turns}
-    yield "values_rotated", "values are rotated too", {"v_turns": times}
+        yield name, text, {"q_turns": q, "k_turns": k}
     other = _other(formula.layout)
     yield "wrong_pairs", f"pairs are {other}, and {formula.layout} in this model type", {"layout": other}
     text = f"a rotation of {other} pairs reads cos and sin that are laid out for {formula.layout} ones"
@@ -606,13 +479,9 @@ def _window_mistakes(formula: Formula, *_: object, windows: Iterable[int]) -> It
     if formula.window is not None:
         text = f"the window of {formula.window} keys is not applied"
         yield Mistake("window_differs", text, replace(formula, window=None))
-    if formula.chunk is not None:
-        text = f"the chunks of {formula.chunk} tokens are not applied"
-        yield Mistake("window_differs", text, replace(formula, chunk=None))
-    seen = f"{formula.window or 'all'}" if formula.chunk is None else f"those of their chunk of {formula.chunk}"
     for window in windows:
-        text = f"queries see {window} keys, and {seen} by the configuration"
-        yield Mistake("window_differs", text, replace(formula, window=window, chunk=None))
+        text = f"queries see {window} keys, and {formula.window or 'all'} by the configuration"
+        yield Mistake("window_differs", text, replace(formula, window=window))
 
 
 def _other(layout: Layout) -> Layout:

@@ -12,20 +12,13 @@ from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.parameters import NUMBERS, impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS
 
-SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
 """Widths of a head in a configuration that does not state them, where they are not hidden_size / num_attention_heads."""
 
-ROTATING = {
-    **dict.fromkeys(("llama4_text", "smollm3", "mistral_large4_text"), "no_rope_layers"),
-    **dict.fromkeys(("granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text"), "layer_rope_theta"),
-}
-"""Model type -> its field with a number for each layer, 0 where the layer does not rotate."""
-OWN_BASES = ("granite_swa", "granitemoe_swa")
-"""Model types whose layers rotate by the bases in layer_rope_theta."""
-WINDOWS_ALONE = ("cohere2_moe", "flint", "kolibri1")
-"""Model types, beside those of `FAMILIES`, whose layers without a window do not rotate."""
+ROTATING = ("llama4_text", "smollm3", "mistral_large4_text")
+"""Model types whose no_rope_layers has a number for each layer, 0 where the layer does not rotate."""
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
@@ -36,21 +29,14 @@ BESIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_fact
 class ConfigFile:
     """A configuration, as a file has it.
 
-    raw: the fields of the language model. part: where they are among all fields, outer. gguf: header of a GGUF file, by key, else None. tokenizer_length:
-    model_max_length of the tokenizer beside it.
+    raw: the fields of the language model. part: where they are among all fields, outer. gguf: header of a GGUF file, by key, else None.
 
     Raises:
         InputError: no model_type, or a text, a number or a list where an object is due.
     """
 
-    def __init__(
-        self,
-        name: str,
-        raw: Mapping[str, Any],
-        gguf: Mapping[str, Any] | None = None,
-        tokenizer_length: int | None = None,
-    ) -> None:
-        self.name, self.gguf, self.outer, self.tokenizer_length = name, gguf, dict(raw), tokenizer_length
+    def __init__(self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None) -> None:
+        self.name, self.gguf, self.outer = name, gguf, dict(raw)
         self.raw: dict[str, Any] = dict(raw)
         self.part: tuple[str, ...] = ()
         for path in PARTS:
@@ -132,14 +118,6 @@ class ConfigFile:
             raise InputError(f"{self.name}: {key}={value!r}: must be an integer above 0")
         return value
 
-    def windows(self) -> dict[str, int | None]:
-        """By layer type."""
-        fields = vars(self.hf)  # an attribute that differs within a layer type cannot be read from transformers' object
-        window = fields.get("sliding_window") if fields.get("use_sliding_window", True) else None
-        sizes = {SLIDING: window, CHUNKED: fields.get("attention_chunk_size"), FULL: None}
-        types = getattr(self.hf, "layer_types", None) or [FULL if window is None else SLIDING]
-        return {kind: sizes[kind] for kind in dict.fromkeys(types) if kind in sizes}
-
     def contradictions(self) -> Iterator[str]:
         """Two fields for one number that differ."""
         tables = {key: self.raw[key] for key in TABLES if isinstance(self.raw.get(key), Mapping)}
@@ -197,35 +175,15 @@ class ConfigFile:
             if self.raw != self.outer and isinstance(table, Mapping) and table != self.raw.get(key):
                 yield f"{key} {dict(table)} stands beside the part that has the language model's fields"
 
-    def without_positions(self) -> str:
-        """Why no layer rotates; empty: some do."""
-        hf = self.hf
-        match hf.model_type:  # other types read none of these fields
-            case "granitemoehybrid" if hf.position_embedding_type != "rope":
-                return f"position_embedding_type={hf.position_embedding_type!r}"
-            case "falcon" if hf.alibi:
-                return "alibi=true, whose positions are biases of the distance"
-            case "zamba2" if not hf.use_mem_rope:
-                return "use_mem_rope=false"
-        return ""
-
     def unrotated(self) -> tuple[int, ...]:
         """Numbers of the layers with attention that do not rotate queries and keys, where others do."""
         hf, kind = self.hf, str(self.hf.model_type)
         fields = vars(hf)
-        stated = fields.get(ROTATING.get(kind, ""))  # 1, or a base: it does rotate
-        if stated:
+        if kind in ROTATING and (stated := fields.get("no_rope_layers")):
             return tuple(number for number, rotates in enumerate(stated) if not rotates)
-        if kind == "cohere_compass_text":
-            still = {name for name, table in (hf.rope_parameters or {}).items() if table is None}
-            return tuple(number for number, name in enumerate(hf.layer_types) if name in still)
-        windows_alone = kind in WINDOWS_ALONE or (kind in FAMILIES and not FAMILIES[kind].full_rotates)
-        if not windows_alone or fields.get("sliding_window") is None:
+        if kind not in FAMILIES or FAMILIES[kind].full_rotates or fields.get("sliding_window") is None:
             return ()
-        forced = {"dense"} if fields.get("prefix_dense_sliding_window_pattern") == 1 else set()  # Cohere 2 MoE
-        parts = fields.get("mlp_layer_types") if forced else None
-        full = (number for number, name in enumerate(hf.layer_types) if name == FULL)
-        return tuple(number for number in full if parts is None or parts[number] not in forced)
+        return tuple(number for number, name in enumerate(hf.layer_types) if name == FULL)
 
 
 def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:

@@ -2,9 +2,8 @@
 """Convert between rotations: cached keys to other positions or another frequency schedule, and query and key weights from
 one rotary layout to the other."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +13,12 @@ from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import PairwiseRotary
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.encodings.shared import key_angles
-from posenc.errors import InputError, as_numbers, check_integers, check_tensor, unknown
+from posenc.errors import InputError, as_numbers, check_integers, check_tensor
 from posenc.functional import Layout, check_even, layout_permutation
 from posenc.positions import Positions
 
 KeyPositions = Positions | Tensor | Sequence[Any]
 RotaryKind = PairwiseRotary | AxesRotary | PoPE
-
-# names under which models keep values in the same matrix
-FUSED = re.compile(r"qkv|key_value|kv(_b)?(_proj)?$|c_attn$|w_pack|^in_proj", re.IGNORECASE)
-# the parameters whose rows are the channels of heads; PEFT moves the weight to base_layer
-WEIGHTS = re.compile(r"(base_layer\.)?(weight|bias)")
-LORA = re.compile(r"lora_([AB])(\..+)?")
 
 
 def re_rotate(
@@ -36,7 +29,6 @@ def re_rotate(
     to: KeyPositions | None = None,
     into: Encoding | None = None,
     layer: int = 0,
-    inplace: bool = False,
 ) -> Tensor:
     """Rotated keys as if they had been rotated at other positions: what a new prefill would have cached, at the cost of one
     more rotation by the difference of the angles, which is computed in float64.
@@ -49,7 +41,6 @@ def re_rotate(
         into: the new rotation, of the same layout and width, e.g. `encoding.with_schedule("yarn", ..)`, with its attention
             factor. None leaves it.
         layer: of the model, for encodings that differ per layer.
-        inplace: overwrite keys.
 
     StreamingLLM drops tokens from the middle and closes the gap: keep the first four and the last thousand, and
     re-rotate these keys from their positions to 0 .. 1003. The values are unchanged, and so is what the layers
@@ -78,7 +69,7 @@ def re_rotate(
     factor = getattr(target, "attention_factor", 1.0) / getattr(encoding, "attention_factor", 1.0)
     dtype = torch.promote_types(keys.dtype, torch.float32)
     cos, sin = ((part * factor).to(keys.device, dtype) for part in (angles.cos(), angles.sin()))
-    return target.turn(keys, cos, sin, inplace)
+    return target.rope(keys, cos, sin)
 
 
 def _keys_at(name: str, where: KeyPositions, keys: Tensor) -> Positions:
@@ -101,18 +92,8 @@ def _layout_of(encoding: RotaryKind) -> tuple[object, ...]:
     return encoding.head_dim, encoding.layout, encoding.first_channel
 
 
-@overload
 def convert_layout(
-    weights: Tensor, head_dim: int, *, source: Layout, target: Layout,
-    rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0,
-) -> Tensor: ...  # fmt: skip
-@overload
-def convert_layout(
-    weights: Mapping[str, Tensor], head_dim: int, *, source: Layout, target: Layout,
-    rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0, names: Iterable[str],
-) -> dict[str, Tensor]: ...  # fmt: skip
-def convert_layout(
-    weights: Tensor | Mapping[str, Tensor],
+    weight: Tensor,
     head_dim: int,
     *,
     source: Layout,
@@ -120,8 +101,7 @@ def convert_layout(
     rotary_dim: int | None = None,
     rotary_start: int = 0,
     axis: int = 0,
-    names: Iterable[str] | None = None,
-) -> Tensor | dict[str, Tensor]:
+) -> Tensor:
     """Weights that make queries or keys, reordered so that rotating in the target layout gives the scores of the source.
 
     Models in transformers mostly rotate in "half"; GPT-J, Meta's own Llama weights and llama.cpp's files of Llama
@@ -129,26 +109,23 @@ def convert_layout(
     channels within each head changes: round trips are bit-equal, and dtype, device and gradient stay.
 
     Args:
-        weights: a tensor with the channels of all its heads along `axis`: a weight (heads * head_dim, dim), its bias
+        weight: a tensor with the channels of all its heads along `axis`: a weight (heads * head_dim, dim), its bias
             (heads * head_dim,), keys with fewer heads (grouped-query), the weight of a norm of each head (head_dim,).
-            Or a state dict, of which the weights in `names` are converted and the rest is passed on.
         head_dim: width of a head.
         source, target: "half" (channel c is paired with c + rotary_dim/2) or "interleaved" (2c with 2c + 1).
         rotary_dim: how many channels of each head are rotated, when not all are (partial rotary).
         rotary_start: the first rotated channel of a head; DeepSeek rotates the last ones.
         axis: 0 for weights of nn.Linear, -1 for activations, caches and matrices stored (dim, out).
-        names: modules of the state dict, as their full names or the last parts of them: ["q_proj", "k_proj"], and
-            the norms of queries and keys where a model has those. Their weights and biases are converted, and along
-            axis 0 their LoRA adapters: B, whose rows are the channels; A is passed on.
 
-    Split a fused query-key-value matrix first: values are not rotated. Merge other adapters first. Quantised weights
-    share scales among channels or pack several into one number: convert before quantising.
+    Split a fused query-key-value matrix first: values are not rotated. Of a LoRA adapter B is converted, whose rows are the
+    channels, and A stays. Quantised weights share scales among channels or pack several into one number: convert before quantising.
 
     Raises:
-        InputError: a width that is no multiple of head_dim, a rotated part that is odd or exceeds the head, an unknown
-            layout, axis 0 of a tensor with more than two axes; a name that the state dict lacks or that means a fused
-            matrix; a quantised weight, or a parameter of a named module that is neither weight nor bias.
+        InputError: no tensor, a width that is no multiple of head_dim, a rotated part that is odd or exceeds the head, an unknown
+            layout, axis 0 of a tensor with more than two axes, a quantised weight.
     """
+    if not isinstance(weight, Tensor):
+        raise InputError("convert the weights of queries and keys one by one, and not those of values", weight=weight)
     check_integers(1, head_dim=head_dim, rotary_dim=rotary_dim)
     check_integers(rotary_start=rotary_start, axis=axis)
     width = head_dim - rotary_start if rotary_dim is None else rotary_dim
@@ -164,63 +141,19 @@ def convert_layout(
     of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(
         width, source=source, target=target
     )
-    if not isinstance(weights, Mapping):
-        if names is not None:
-            raise InputError("names are for a state dict: leave them out for a single tensor")
-        return _reordered("weights", weights, of_head, axis)
-    listed = [] if names is None else list(names)
-    if not listed:
-        raise InputError("list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']", names=names)
-    for name in listed:
-        if FUSED.search(name.rpartition(".")[2]):
-            raise InputError(
-                f"names has {name!r}, whose weight makes values too, which are not rotated: split it first"
-            )
-        if all(_parameter(key, [name]) is None for key in weights):
-            raise unknown("module", name, {key.rpartition(".")[0].rpartition(".")[2] for key in weights} - {""})
-    return {
-        key: _reordered(key, weight, of_head, axis) if _is_converted(key, weight, listed, axis) else weight
-        for key, weight in weights.items()
-    }
-
-
-def _parameter(key: str, names: list[str]) -> str | None:
-    """What a key has after the name of its module: "weight" of "layers.0.q_proj.weight"; None for other modules."""
-    for name in names:
-        _, separator, parameter = f".{key}".rpartition(f".{name}.")
-        if separator:
-            return parameter
-    return None
-
-
-def _is_converted(key: str, weight: Tensor | None, names: list[str], axis: int) -> bool:
-    """Whether to convert a parameter; refuses unknown parameters of the named modules."""
-    parameter = _parameter(key, names)
-    if parameter is None or weight is None:  # some modules have None as their _extra_state
-        return False
-    lora = LORA.fullmatch(parameter) if axis == 0 else None  # where weights are transposed, adapters may not be
-    if not lora and not WEIGHTS.fullmatch(parameter):
-        raise InputError(
-            f"{key} is no weight or bias of a module in names: merge its adapter first, convert before quantising, or "
-            "convert tensors one by one"
-        )
-    return not lora or lora[1] == "B"
-
-
-def _reordered(name: str, weight: Tensor, of_head: Tensor, axis: int) -> Tensor:
-    head_dim, shape = len(of_head), tuple(weight.shape)
+    shape = tuple(weight.shape)
     if not weight.is_floating_point():
-        raise InputError(f"{name} is {weight.dtype}, as quantised weights are: convert before quantising")
+        raise InputError(f"weight is {weight.dtype}, as quantised weights are: convert before quantising")
     if weight.dim() > 2 and axis % weight.dim() == 0:
         raise InputError(
-            f"{name} has shape {shape}: pass the axis of the channels, 1 of (heads, head_dim, dim), or flatten it "
+            f"weight has shape {shape}: pass the axis of the channels, 1 of (heads, head_dim, dim), or flatten it "
             "to two axes",
             axis=axis,
         )
     width = weight.shape[axis]
     if width == 0 or width % head_dim:
         raise InputError(
-            f"{name} of shape {shape}: its {width} channels along axis {axis} are no multiple of head_dim={head_dim}"
+            f"weight of shape {shape}: its {width} channels along axis {axis} are no multiple of head_dim={head_dim}"
         )
     first = torch.arange(0, width, head_dim, device="cpu")
     return weight.index_select(axis, (first[:, None] + of_head).flatten().to(weight.device))

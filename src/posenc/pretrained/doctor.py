@@ -1,35 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from posenc import frequencies
 from posenc.errors import InputError, described, on_one_line
-from posenc.pretrained.adapters import apart
 from posenc.pretrained.attach import NAME, RotaryModule
 from posenc.pretrained.computed import Comparison
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating
 from posenc.pretrained.models import cache_name, has_frequencies, set_after_loading, set_since, tables_of
-from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, base_of, differ
-from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated, unstated
-from posenc.pretrained.traps import (
-    compiled,
-    counted_on,
-    impossible_sections,
-    multimodal,
-    not_restored,
-    positions_of_text,
-    stored_frequencies,
-    uninitialised,
-)
+from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, differ
+from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
 
 
 @torch.no_grad()
@@ -40,8 +27,8 @@ def doctor(model: Any) -> Diagnosis:
     cache and the attention implementation do to its logits.
 
     Args:
-        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py. Compiled by
-            torch.compile or model.compile(), its compiled passes are compared with plain ones.
+        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py. One that is
+            compiled is examined as it is without, an encoder without runs.
 
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
@@ -49,6 +36,8 @@ def doctor(model: Any) -> Diagnosis:
     probe, found = Examined(model), list[tuple[str, str, float | None]]()
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():
         for check in CHECKS:
+            if check.run is _runs and probe.family.encoder:
+                break
             if check.extended or probe.attachment is None:
                 new = list(check.run(probe))
                 found += new
@@ -84,7 +73,7 @@ def _configuration(probe: Examined) -> Evidence:
 def _differences(probe: Probe) -> Evidence:
     """The frequencies in the model against those that its configuration gives."""
     try:
-        rebuilt = probe.rebuilt_rotary()
+        rebuilt = type(probe.rotary)(copy.deepcopy(probe.config)).to(next(probe.rotary.buffers()).device)
     except Exception as error:  # transformers raises errors of many types here
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         yield "config_not_buildable", f"{kind}{on_one_line(error)}", None
@@ -94,12 +83,9 @@ def _differences(probe: Probe) -> Evidence:
         if kind not in current:
             yield "config_not_applied", f"the model has no frequencies{probe.where(kind)}", None
             continue
-        if garbage := list(uninitialised(probe, kind, table)):
-            yield from garbage
-            continue
         prefix = "" if kind == ALL_LAYERS else f"{kind}_"
         for buffer in tables_of(probe.rotary, prefix, table.parameters):
-            found = list(_compared(probe, replace(current[kind], inv_freq=buffer), table, rebuilt, probe.where(kind)))
+            found = list(_compared(probe, replace(current[kind], inv_freq=buffer), table, probe.where(kind)))
             if found:
                 yield from found
                 break
@@ -107,9 +93,7 @@ def _differences(probe: Probe) -> Evidence:
         yield from ignored or _of_the_code(probe, table, probe.where(kind))
 
 
-def _compared(
-    probe: Probe, current: FrequencyTable, configured: FrequencyTable, rebuilt: nn.Module, where: str
-) -> Evidence:
+def _compared(probe: Probe, current: FrequencyTable, configured: FrequencyTable, where: str) -> Evidence:
     ours, theirs = current.inv_freq.double(), configured.inv_freq.double()
     if ours.shape != theirs.shape:
         text = f"{len(ours)} frequencies{where}, where the configuration asks for {len(theirs)}"
@@ -126,20 +110,7 @@ def _compared(
     if any(torch.equal(ours, x.to(ours.device)) for x in rounded):
         yield "frequencies_rounded", f"frequencies{where} are in half precision: phases are off by {phase}", error
         return
-    text, change = f"frequencies{where} differ from the configuration's by {phase}", _moved(probe, rebuilt)
-    if math.isfinite(change):
-        text, error = f"{text}; with these, {PROBE} tokens' logits change by up to {change:.3g}", change
-    yield "config_not_applied", text, error
-
-
-def _moved(probe: Probe, rotary: nn.Module) -> float:
-    """By how much another rotary module moves the logits; NaN: there are none to compare."""
-    try:
-        before = probe.logits(probe.ids())
-        with probe.with_rotary(rotary):
-            return float((probe.logits(probe.ids()) - before).abs().max())
-    except RuntimeError:  # sizes that do not fit
-        return math.nan
+    yield "config_not_applied", f"frequencies{where} differ from the configuration's by {phase}", error
 
 
 def _of_the_code(probe: Probe, rebuilt: FrequencyTable, where: str) -> Evidence:
@@ -155,8 +126,6 @@ def _of_the_code(probe: Probe, rebuilt: FrequencyTable, where: str) -> Evidence:
     text = f"{type(probe.rotary).__name__} makes other frequencies{where} than it states: off by {error:.3g} rad at position {probe.length - 1}"
     if not math.isclose(rebuilt.attention_factor, asked.attention_factor, rel_tol=1e-6):
         text += f", attention factor {rebuilt.attention_factor:.4g} for {asked.attention_factor:.4g}"
-    if (base := base_of(rebuilt.inv_freq)) is not None:
-        text += f"; they are those of rope_theta={base:.6g} without a schedule"
     yield "config_not_computed", text, error
 
 
@@ -164,16 +133,6 @@ def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
     """Parameters of a layer type that transformers does not apply."""
     given, width = current.parameters, current.rotary_dim
     kind, part = given.get("rope_type"), given.get("partial_rotary_factor")
-    if kind == "yarn" and given.get("truncate") is False:
-        original = int(given.get(ORIGINAL) or probe.length)
-        options = {key: given[key] for key in ("beta_fast", "beta_slow") if given.get(key) is not None}
-        untruncated = frequencies.yarn(
-            width, base=given["rope_theta"], factor=given["factor"], original_max_positions=original, truncate=False, **options
-        ).inv_freq  # fmt: skip
-        difference = (current.inv_freq.double().cpu() - untruncated).abs()
-        if float((difference / untruncated).max()) > 1e-3:
-            error = float(difference.max()) * (probe.length - 1)
-            yield "truncate_ignored", f"phases{where} are off by {error:.3g} rad at position {probe.length - 1}", error
     asked = width if part is None or kind == "proportional" else int(probe.head_dim * part)
     if width != asked + asked % 2:  # an odd channel has no partner but the next one
         text = f"{width} of {probe.head_dim} channels rotate{where}, asked for {asked}"
@@ -199,10 +158,6 @@ def _bypassed(probe: Probe) -> Evidence:
         yield "length_not_declared", text, length / probe.length
 
 
-def _adapters(probe: Examined) -> Evidence:
-    yield from (("adapter_extension_differs", text, None) for text in apart(probe.model))
-
-
 def _file(probe: Examined) -> Evidence:
     """What the file states, against itself and against the configuration."""
     file = probe.file
@@ -210,8 +165,6 @@ def _file(probe: Examined) -> Evidence:
         yield from (("fields_contradict", text, None) for text in file.contradictions())
         yield from (("scaling_beside_the_model", text, None) for text in file.beside())
         yield from edited(probe.config, file)
-        yield from unstated(probe.config, file)
-        yield from stored_frequencies(probe, Path(probe.config.name_or_path))
     yield from stated(probe.config, file)
 
 
@@ -264,7 +217,30 @@ def _cache(probe: Probe) -> Evidence:
                 parts.append(output.logits.float())
         at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
         found = list(differ(probe, "cache_differs", f"decoding {at} moves the logits", torch.cat(parts, 1), full))
-        yield from found or (() if start else counted_on(probe))
+        yield from found or (() if start else _counted_on(probe))
+
+
+def _positions_of_text(probe: Probe) -> Evidence:
+    """Text has the positions 0, 1, 2, ..., on all axes, however they are passed."""
+    ids = probe.ids()
+    positions = torch.arange(PROBE, device=ids.device)[None]
+    given = {"one row": positions}
+    if any(parameters.get("mrope_section") for parameters in probe.parameters.values()):
+        given["three equal rows"] = positions.expand(3, 1, -1)
+    plain = probe.logits(ids)
+    for what, passed in given.items():
+        text = f"text with position_ids of {what} has other logits than without position_ids"
+        yield from differ(probe, "text_positions_differ", text, probe.logits(ids, position_ids=passed), plain)
+
+
+def _counted_on(probe: Probe) -> Evidence:
+    """A text in two calls has the positions of one, whatever prompt came before it."""
+    sections = any(parameters.get("mrope_section") for parameters in probe.parameters.values())
+    name, ids = "positions_of_another_prompt" if sections else "text_positions_differ", probe.ids()
+    cache = getattr(probe.model(ids[:, : PROBE // 2], use_cache=True), cache_name())
+    rest = probe.model(ids[:, PROBE // 2 :], **{cache_name(): cache}, use_cache=True).logits.float()
+    text = "text in two calls with a cache, without position_ids, has other logits than in one"
+    yield from differ(probe, name, text, rest, probe.logits(ids)[:, PROBE // 2 :])
 
 
 def _padding(probe: Probe) -> Evidence:
@@ -291,21 +267,6 @@ def _packing(probe: Probe) -> Evidence:
     yield from differ(probe, "packing_leaks", text, packed, probe.logits(ids[:, first:]))
 
 
-def _implementation(probe: Examined) -> Evidence:
-    """Of layers that were not compared."""
-    name = probe.config._attn_implementation
-    of_posenc = probe.attachment is not None and probe.attachment.design.encodings
-    if not probe.comparison.unchecked or name == "eager" or of_posenc:
-        return
-    ours = probe.logits(probe.ids())
-    try:
-        probe.model.set_attn_implementation("eager")
-        eager = probe.logits(probe.ids())
-    finally:
-        probe.model.set_attn_implementation(name)
-    yield from differ(probe, "attention_differs", f"the logits of {name} are not those of eager", ours, eager)
-
-
 # ------------------------------------------------------------------------------------------ the table
 
 
@@ -321,13 +282,10 @@ class Check(NamedTuple):
 CHECKS = (
     Check(_incomplete, ends=True, extended=False),
     Check(_configuration),
-    Check(_adapters),
     Check(_file, extended=False),
-    Check(not_restored, extended=False),
-    Check(impossible_sections, ends=True),
     Check(_bypassed, ends=True),
     Check(_runs, ends=True),
     Check(_attention, ends=True),
-    *map(Check, (positions_of_text, _cache, _padding, _packing, multimodal, compiled, _implementation)),
+    *map(Check, (_positions_of_text, _cache, _padding, _packing)),
 )
 """In this order: first the configuration, then what the model does; a cause, and not what follows from it."""

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forward pass of a model with an encoding in place of its rotation, see hf.py: where its tokens are, and its attention."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
@@ -24,11 +22,11 @@ NAME = "posenc_encoding"
 @dataclass
 class Plan:
     """What an attention layer does. number: of the layer. rotates: whether the encoding acts in it, as the model's rotation did.
-    gates: heads and width of each gate."""
+    gates: of the layer's input, from the hook before its attention to that."""
 
     layer: Layer
     number: int
-    gates: tuple[tuple[int, int, torch.dtype], ...] = ()
+    gates: tuple[Tensor, ...] = ()
 
 
 class EncodedPass(HostPass):
@@ -124,7 +122,12 @@ def attend(call: AttentionCall) -> Tensor:
             attn_implementation=NAME,
         )
     here, mask = given
-    gates, value = _unpacked(call.value, plan.gates)
+    gates, plan.gates = plan.gates, ()
+    if any(gate.shape[2] != call.key.shape[2] for gate in gates):
+        raise InputError(
+            "its gates are in no KV cache, so it cannot go on from cached keys: pass use_cache=False",
+            encoding=here.encoding.known_as,
+        )
     encoding = here.encoding if plan.layer.rotates else None
     options: dict[str, Any] = {}
     if encoding is not None:
@@ -134,46 +137,4 @@ def attend(call: AttentionCall) -> Tensor:
         if scale != usual and call.scale is not None:
             # it is in place of 1 / sqrt(d), which the model's may not be
             options["scale"] = call.scale * scale / usual
-    return attended(replace(call, value=value), here, encoding, plan.layer.window, mask, **options)
-
-
-class GatedCache:
-    """A layer's cache, or none, in which the gates of its input lie beside the values: as further channels of theirs."""
-
-    def __init__(self, cache: Any, gates: Sequence[Tensor]) -> None:
-        self.cache, self.gates = cache, gates
-
-    def update(self, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
-        heads = value.shape[1]
-        flat = torch.cat([_parts(gate.transpose(1, 2).flatten(2), value.dtype) for gate in self.gates], -1)
-        flat = F.pad(flat, (0, -flat.shape[2] % heads)).unflatten(2, (heads, -1)).transpose(1, 2)
-        value = torch.cat((value, flat), -1)
-        # a cache stores values in the dtype of keys, which autocast leaves wider
-        key = key.to(value.dtype)
-        return (key, value) if self.cache is None else self.cache.update(key, value, *given, **named)
-
-
-def _parts(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as three of a dtype of fewer digits, side by side, whose sum it is; the tensor where the dtype is its."""
-    if x.dtype == dtype:
-        return x
-    parts: list[Tensor] = []
-    for _ in range(3):
-        parts.append(x.to(dtype))
-        x = x - parts[-1].to(x.dtype)
-    return torch.cat(parts, -1)
-
-
-def _unpacked(value: Tensor, gates: Sequence[tuple[int, int, torch.dtype]]) -> tuple[list[Tensor], Tensor]:
-    """What `GatedCache` put together: gates (batch, heads, keys, width), and the values."""
-    if not gates:
-        return [], value
-    sizes = [(1 if dtype == value.dtype else 3) * heads * width for heads, width, dtype in gates]
-    channels = value.shape[3] + sum(sizes) // -value.shape[1]
-    flat = value[..., channels:].transpose(1, 2).flatten(2)
-    parts = flat[..., : sum(sizes)].split(sizes, -1)
-    found = [
-        part.to(dtype).unflatten(2, (-1, heads * width)).sum(2).unflatten(2, (heads, width)).transpose(1, 2)
-        for part, (heads, width, dtype) in zip(parts, gates, strict=True)
-    ]
-    return found, value[..., :channels]
+    return attended(call, here, encoding, plan.layer.window, mask, **options)

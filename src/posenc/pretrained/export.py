@@ -13,33 +13,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.pretrained.agreement import ProgramAnswer, agreement, as_text
 from posenc.pretrained.attach import Attachment, attached
-from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport, config_changes
 from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.gguf_file import expressed
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import AUTO, dtype_of
 from posenc.pretrained.models import ModelStructure, model_structure, unwrap
-from posenc.pretrained.plain_form import plain_form
-from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, VLLM
-from posenc.pretrained.rope_config import hf_config, rope_parameters_of, writable
-from posenc.pretrained.scratch import replacing, sweep
+from posenc.pretrained.programs import ARCHITECTURES, VLLM
+from posenc.pretrained.rope_config import computes, hf_config, writable
+from posenc.pretrained.scratch import replacing
 
-__all__ = ["Export", "ProgramAnswer", "rope_parameters_of", "to_hf"]
+__all__ = ["Export", "ProgramAnswer", "to_hf"]
 
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""
-
-LAYERS_KNOWN = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2")
-"""Model types whose layers were compared with llama.cpp's."""
-WINDOWS = ("gemma2", "gemma3_text")
-"""Those with sliding windows there."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +38,7 @@ class Export(ChangeReport):
 
     method: None where the model was not extended. length: tokens it is made for. plain: plain transformers computes what the
     model computes; if not, it computes what the model did before, because of what is missing. programs: whether each computes
-    the model's rotation from config.json. vllm, llama_cpp: how to serve it, or why that cannot be expressed there. dtype: of the
-    weights in the files, where it is not the model's own.
+    the model's rotation from config.json. vllm, llama_cpp: how to serve it, or why that cannot be expressed there.
     """
 
     directory: str
@@ -62,7 +51,6 @@ class Export(ChangeReport):
     vllm: str
     llama_cpp: str
     programs: tuple[ProgramAnswer, ...] = ()
-    dtype: str = ""
 
     def __str__(self) -> str:
         lines = [f"wrote {self.directory}: {self.model_type}, {self.method or 'not extended'}, {self.length} tokens"]
@@ -73,14 +61,10 @@ class Export(ChangeReport):
                 f"WARNING: plain transformers silently loads it as it was BEFORE {self.method}: no configuration expresses "
                 f"{' and '.join(self.missing)}. Load it with posenc.load({self.directory!r})"
             )
-        if self.dtype:
-            lines.append(f"weights in {self.dtype}")
         return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
 
 
-def to_hf(
-    model: Any, directory: str | os.PathLike[str], tokenizer: Any = None, *, dtype: torch.dtype | str = AUTO
-) -> Export:
+def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 
     Frequency schedules are expressed exactly, see `posenc.pretrained.rope_config.hf_rope_parameters`; before anything is written, transformers' own
@@ -90,11 +74,10 @@ def to_hf(
 
     Args:
         model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of
-            transformers; its model_max_length becomes the new length. dtype: of the weights in the files, or its name;
-            "auto" is the model's.
+            transformers; its model_max_length becomes the new length. The weights are written in the model's dtype.
 
     Raises:
-        InputError: an adapter that is not merged, a folder that is not empty or a file, or a model whose own rotary module does
+        InputError: an adapter that is not merged, an encoding in place of the rotation (posenc.hf), a folder that is not empty or a file, or a model whose own rotary module does
             not follow its configuration.
     """
     if hasattr(model, "get_base_model"):
@@ -105,16 +88,13 @@ def to_hf(
             f"is {'not empty' if folder.is_dir() else 'a file'}", "name a new folder", directory=str(folder)
         )
     if hasattr(inner, "encoding"):
-        inner, config, report = _encoded(inner, folder)
-    else:
-        config, report = _expressed(inner, folder)
-    weights_dtype = dtype_of(dtype) or inner.dtype
-    if weights_dtype != inner.dtype:
-        report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
-    sweep(folder.parent)
-    with replacing(folder) as made, without_bars():
-        inner.save_pretrained(made, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
-        config.architectures, config.dtype = inner.config.architectures, weights_dtype
+        raise InputError(
+            f"model has the encoding {inner.config.encoding!r} in place of a rotation: save_pretrained writes it, and posenc.load reads it"
+        )
+    config, report = _expressed(inner, folder)
+    with replacing(folder) as made:
+        inner.save_pretrained(made)
+        config.architectures, config.dtype = inner.config.architectures, inner.dtype
         config.save_pretrained(made)
         if tokenizer is not None:
             before, tokenizer.model_max_length = tokenizer.model_max_length, report.length
@@ -123,18 +103,6 @@ def to_hf(
             finally:
                 tokenizer.model_max_length = before
     return report
-
-
-def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights in another dtype, but for those that transformers keeps in float32. Tied ones stay one tensor."""
-    exact = {*(getattr(inner, "_keep_in_fp32_modules", None) or ()), *(inner._keep_in_fp32_modules_strict or ())}
-    cast: dict[Any, torch.Tensor] = {}
-    state = {}
-    for name, weight in inner.state_dict().items():
-        if weight.dtype == inner.dtype and not exact & set(name.split(".")):
-            weight = cast.setdefault((weight.data_ptr(), weight.shape, weight.stride()), weight.to(dtype))
-        state[name] = weight
-    return state
 
 
 def _expressed(inner: Any, folder: Path) -> tuple[Any, Export]:
@@ -147,7 +115,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export]:
     structure = model_structure(inner)
     if attachment is None:
         length = int(structure.config.max_position_embeddings)
-        answers = _answers(structure, structure.config, loaded_frequencies(structure, length), length)
+        answers = _answers(structure.config, loaded_frequencies(structure, length), length)
         command, parameters = _served(name, length), structure.config.rope_parameters
         flags = f"-c {length} (on a GGUF file of it)"
         return config, Export(name, model_type, None, length, True, (), parameters, command, flags, answers)
@@ -170,16 +138,6 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export]:
     return config, Export(*of, written.rope_parameters, command, rewriting(attachment, length), answers)
 
 
-def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export]:
-    """A model with an encoding as one that plain transformers has, its configuration, and the report."""
-    made, wanted = plain_form(inner)
-    config, length, name = made.config, int(inner.config.max_position_embeddings), str(folder)
-    answers = _answers(model_structure(made), config, wanted, length)
-    flags = f"make a GGUF file of this folder with convert_hf_to_gguf.py, and serve that: -c {length}"
-    of = name, config.model_type, inner.config.encoding, length, True, ()
-    return made, config, Export(*of, config.rope_parameters, _served(name, length), flags, answers)
-
-
 def _served(folder: str, length: int) -> str:
     return f"vllm serve {shlex.quote(folder)} --max-model-len {length}"
 
@@ -189,42 +147,11 @@ def loaded_frequencies(structure: ModelStructure, length: int) -> dict[str, Freq
     return {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
 
 
-def _answers(
-    structure: ModelStructure, config: Any, wanted: Mapping[str, Frequencies], length: int
-) -> tuple[ProgramAnswer, ...]:
-    """Every program's answer; llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
-    answers = agreement(ConfigFile("config.json", json.loads(config.to_json_string())), wanted, length)
-    if differs := _layers_differ(structure, length):
-        answers = tuple(
-            replace(each, agrees=False, why=f"{differs}{each.why and '; '}{each.why}")
-            if each.program == LLAMA_CPP
-            else each
-            for each in answers
-        )
-    return answers
+def _answers(config: Any, wanted: Mapping[str, Frequencies], length: int) -> tuple[ProgramAnswer, ...]:
+    return agreement(ConfigFile("config.json", json.loads(config.to_json_string())), wanted, length)
 
 
-def _layers_differ(structure: ModelStructure, length: int) -> str:
-    """How llama.cpp computes layers of a model otherwise, beside their rotation; empty: it does not, or that is not known."""
-    name, scalar = structure.model_type, getattr(structure.config, "query_pre_attn_scalar", None)
-    if name not in LAYERS_KNOWN:
-        return ""
-    architecture = ARCHITECTURES[name]
-    if scalar not in (None, structure.head_dim):
-        return f"query_pre_attn_scalar={scalar}, and it scales scores of {architecture} by the head's width, {structure.head_dim}"
-    for index, layer in enumerate(structure.layers):
-        if layer.window is not None and layer.window < length and name not in WINDOWS:
-            return f"layer {index} sees {layer.window} keys, and its {architecture} has no windows"
-        if layer.rotates != (name != "smollm3" or (index + 1) % 4 != 0):
-            return (
-                f"layer {index} {'rotates' if layer.rotates else 'has no positions'}, and in its {architecture} not so"
-            )
-    return ""
-
-
-def written_config(
-    attachment: Attachment,
-) -> tuple[Any, int, tuple[ProgramAnswer, ...]]:
+def written_config(attachment: Attachment) -> tuple[Any, int, tuple[ProgramAnswer, ...]]:
     """The configuration of an extension by frequencies, its length, and what programs make of it."""
     structure, length = attachment.structure, int(attachment.design.config.get("max_position_embeddings", 0))
     length = length or int(structure.config.max_position_embeddings)
@@ -239,42 +166,24 @@ def written_config(
             "add +replace, which starts from plain RoPE, or use the model in Python",
             method=attachment.report.method,
         )
-    if wanted:
-        _check_rotation(attachment, written, length)
-    answers = _answers(structure, written, wanted or loaded_frequencies(structure, length), length)
-    kind = written.rope_parameters.get("rope_type")
+    if wanted and not computes(structure, written, wanted, length):
+        raise InputError(
+            f"transformers' {type(structure.rotary).__name__} does not rotate as {attachment.report.method} does, whatever its "
+            f"configuration says: {structure.model_type} cannot be exported with it"
+        )
+    answers = _answers(written, wanted or loaded_frequencies(structure, length), length)
+    kind, why = written.rope_parameters.get("rope_type"), ""
     if structure.family.latent and wanted and kind not in ("default", "yarn"):
         why = "its latent attention takes every scaling for yarn"
-        answers = tuple(replace(each, agrees=False, why=why) if each.program == VLLM else each for each in answers)
-    if structure.layout == "interleaved" and kind == "longrope":
-        why = "it has them only as longrope, which rotates by halves, and this model pairs neighbouring channels; take linear, "
-        answers = tuple(
-            replace(each, agrees=False, why=why + "yarn, ntk or abf")
-            if each.program == VLLM and each.agrees is None
-            else each
-            for each in answers
+    elif structure.layout == "interleaved" and kind == "longrope":
+        why = (
+            "it has them only as longrope, which rotates by halves, and this model pairs neighbouring channels; take linear, yarn, "
+            "ntk or abf"
         )
+    if why:
+        unknown = [each.program == VLLM and each.agrees is None for each in answers]
+        answers = tuple(replace(a, agrees=False, why=why) if of else a for a, of in zip(answers, unknown, strict=True))
     return written, length, answers
-
-
-@torch.no_grad()
-def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
-    """Compare the rotation that transformers will make of a configuration with the model's."""
-    structure = attachment.structure
-    decoder: Any = structure.decoder
-    module = next((each.value for each in attachment.changes if each.name == "rotary_emb"), None)
-    ours: Any = decoder.rotary_emb if attached(structure.model) is attachment else module
-    theirs = type(structure.rotary)(config)
-    device = next(ours.buffers()).device
-    ids, x = torch.arange(min(length, SAMPLE))[None], torch.zeros(1, 1, 1)
-    for layer_type in structure.ropes if structure.rope_per_type else [None]:
-        arguments = () if layer_type is None else (layer_type,)
-        pairs = zip(ours(x.to(device), ids.to(device), *arguments), theirs(x, ids, *arguments), strict=True)
-        if any((mine.cpu() - other).abs().max() > 1e-3 for mine, other in pairs):
-            raise InputError(
-                f"transformers' {type(structure.rotary).__name__} does not rotate as {attachment.report.method} does, "
-                f"whatever its configuration says: {structure.model_type} cannot be exported with it"
-            )
 
 
 def rewriting(attachment: Attachment, length: int) -> str:

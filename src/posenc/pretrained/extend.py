@@ -2,12 +2,12 @@
 """Longer context for a pretrained model, in place, and back."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings.mapped import Turned
+from posenc.encodings.mapped import Rerotated
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
@@ -15,15 +15,7 @@ from posenc.pretrained.attach import Attachment, Design, check_attention, combin
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import Lengths, Plan, check_lengths, from_plain_rope, plan, reach, written_factor
-from posenc.pretrained.models import (
-    Layer,
-    ModelStructure,
-    Rope,
-    longer_lengths,
-    model_structure,
-    record_of,
-    unwrap,
-)
+from posenc.pretrained.models import Layer, ModelStructure, Rope, longer_lengths, model_structure, record_of, unwrap
 from posenc.pretrained.parameters import STEP
 from posenc.pretrained.rope_config import SCORES, hf_config, pinned, same_frequencies, writable
 
@@ -64,12 +56,6 @@ class Extension(ChangeReport):
     """How many from the start of any text are read exactly as before, by construction"""
     tuning: str
     """Whether the method works without fine-tuning"""
-    raw_keys: bool
-    """The cache contains unrotated keys"""
-    cache_bytes_per_token: int
-    """For one sequence, in the model's dtype, in the layers that see all keys; as before"""
-    cache_bytes_of_windows: int
-    """Of the other layers, whatever the input's length; as before"""
     plain: bool
     """Plain transformers can do the same from the saved configuration"""
     layers: tuple[int, int]
@@ -110,13 +96,6 @@ class Extension(ChangeReport):
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
         lines.append(f"effect: {self.expected}; {tuning}")
-        keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
-        if self.map is not None or (self.raw_keys and "no rotation" not in self.attention):
-            keys += f", {'rotated' if self.raw_keys else 'turned on'} as each step reads them"
-        windows = (
-            f" and {self.cache_bytes_of_windows} in the layers with a window" if self.cache_bytes_of_windows else ""
-        )
-        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token{windows}, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
         return "\n  ".join([*lines, *self.notes])
@@ -155,18 +134,13 @@ def extend(
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
     inner = unwrap(model)
-    previous: ModelChange | None = record_of(inner)
-    attachment: ModelChange
-    if has_learned_table(inner):
-        attachment = plan_table(inner, method, factor, target_length, options)
-    else:
-        attachment = plan_rotary(inner, method, factor, target_length, options)
-    if previous is not None and previous.report == attachment.report:
-        attachment = previous
+    previous = record_of(inner)
+    planned: Callable[..., ModelChange] = plan_table if has_learned_table(inner) else plan_rotary
+    attachment = planned(inner, method, factor, target_length, options)
     report: Extension | TableExtension = attachment.report
-    if attachment is previous:
-        return report
     if previous is not None:
+        if previous.report == report:
+            return previous.report
         previous.detach()
     try:
         attachment.attach()
@@ -183,7 +157,7 @@ def restore(model: Any) -> bool:
     Returns:
         Whether there was anything to undo.
     """
-    extension: ModelChange | None = record_of(unwrap(model))
+    extension = record_of(unwrap(model))
     if extension is not None:
         extension.detach()
     return extension is not None
@@ -283,7 +257,7 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     }
     turning: dict[int, Encoding] = {}
     if chosen.map is not None:  # one object for all layers that are alike, which then share tables and plans
-        mapped = {each: Turned(each, chosen.map) for each in set(places.values())}
+        mapped = {each: Rerotated(each, chosen.map) for each in set(places.values())}
         turning = {number: mapped[each] for number, each in places.items() if structure.layers[number].window is None}
     of_layers = []
     for number, layer in enumerate(structure.layers):
@@ -348,7 +322,6 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
     if not all(same_frequencies(rotation, each) for each in before):
         exact = 0
-    item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
     changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
     return Extension(
@@ -364,9 +337,6 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning="needs it" if _discards(structure, chosen) else chosen.tuning,
-        raw_keys=not chosen.rotates,
-        cache_bytes_per_token=structure.cached_numbers * item,
-        cache_bytes_of_windows=structure.cached_in_windows * item,
         plain=not design.encodings and chosen.rotates and writable(structure, design.config.get("rope_parameters", {})),
         layers=(changed, len(structure.layers)),
         reach=reached,

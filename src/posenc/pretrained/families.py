@@ -2,7 +2,7 @@
 """The model types of transformers that posenc knows, and how each differs from Llama."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
@@ -24,17 +24,17 @@ class Family:
     """cos and sin stay float32 whatever the dtype of the hidden states"""
     attention: str = "self_attn"
     """Name of the attention module in a decoder layer"""
-    stack: str = "layers"
-    """Name of the list of layers in the decoder"""
     latent: bool = False
     """The last channels of a head rotate, the cache has latents, and YaRN's temperature is in the softmax factor (DeepSeek)"""
     full_rotates: bool = True
     """False where layers with full attention have no positions beside those with a window"""
     schedules_only: str = ""
     """Why nothing but frequencies can be changed; empty: everything can"""
+    encoder: bool = False
+    """Its attention is not causal"""
 
 
-_NORMS = "it normalises queries and keys after their rotation, channel by channel"
+_ENCODER = "it is an encoder, whose queries see keys on both sides"
 _SPARSE = "an indexer chooses which keys its queries see"
 
 FAMILIES: dict[str, Family] = {
@@ -54,7 +54,6 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Family(layout="interleaved", float_table=True)),
     **dict.fromkeys(("deepseek_v3", "mistral4", "glm4_moe_lite", "youtu", "minicpm3"), Family(latent=True)),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), Family(latent=True, schedules_only=_SPARSE)),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), Family(schedules_only=_NORMS)),
     **dict.fromkeys(
         ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"),
         Family(table="sections"),
@@ -62,21 +61,11 @@ FAMILIES: dict[str, Family] = {
     "cohere": Family(layout="interleaved", table="repeated"),
     "cohere2": Family(layout="interleaved", table="repeated", full_rotates=False),
     "deepseek_v2": Family(layout="interleaved", table="complex", latent=True),
-    "deepseek_v4": Family(
-        layout="interleaved", table="pairs", latent=True, schedules_only="its queries see compressed keys and not tokens"
-    ),
-    "falcon": Family(
-        attention="self_attention", stack="h", schedules_only="transformers does not let its attention be set"
-    ),
     "gpt_neox": Family(attention="attention"),
     "gpt_oss": Family(table="pairs"),
-    "llama4_text": Family(
-        layout="interleaved",
-        table="complex",
-        schedules_only="its layers with positions attend within chunks, and the others have a temperature",
-    ),
+    "modernbert": Family(attention="attn", schedules_only=_ENCODER, encoder=True),
     "modernbert-decoder": Family(attention="attn"),
-    "nanochat": Family(schedules_only="it rotates the other way round"),
+    **dict.fromkeys(("eurobert", "nomic_bert"), Family(schedules_only=_ENCODER, encoder=True)),
 }  # fmt: skip
 """Supported config.model_type, of the decoder where a model has several parts -> how it differs from Llama. For a type whose
 module rotary_emb has the interface of one of these: FAMILIES["its type"] = FAMILIES["llama"]."""
@@ -84,33 +73,63 @@ module rotary_emb has the interface of one of these: FAMILIES["its type"] = FAMI
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("codegen", "gptj", "roformer"), "it rotates by a table that no configuration stretches"),
     **dict.fromkeys(("bloom", "mpt"), "its positions are biases of the distance, ALiBi's, which end nowhere"),
-    **dict.fromkeys(
-        ("inkling_text", "inkling2_text"), "its positions are biases of the distance, which it has learned"
-    ),
+    **dict.fromkeys(("inkling_text", "inkling2_text"), "its positions are biases of the distance, which it has learned"),
     **dict.fromkeys(
         ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"),
-        "its positions are biases of the distance, T5's, which it has learned",
+        "its positions are biases of the distance, T5's, which no length limits: it reads longer inputs as it is",
     ),
+    "esm": "its rotation takes another base alone: load it with rope_theta=",
     **dict.fromkeys(("deberta", "deberta-v2"), "its positions are relative, by a learned table of distances"),
     "xlnet": "its positions are relative, by sinusoids of the distance, which no length limits",
     **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
+    **dict.fromkeys(
+        ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"),
+        "its rotary module reads alpha, which no schedule states",
+    ),
+    **dict.fromkeys(
+        (
+            "granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text", "cohere_compass_text", "cohere2_moe", "flint",
+            "kolibri1",
+        ),
+        "posenc does not read which of its layers rotate, and by which base",
+    ),
     "phimoe": "its rotary module adds numbers (short_mscale, long_mscale), which no schedule states",
     "recurrent_gemma": "its rotary modules refuse every rope_type but default",
+}  # fmt: skip
+"""Model types without a rotation that a configuration could change, or whose rotation posenc does not read -> why."""
+
+UNREAD: dict[str, str] = {
+    "deepseek_v4": "its queries see compressed keys and not tokens",
+    "falcon": "its attention is not called as those of other types are",
+    "llama4_text": "its layers with positions attend within chunks, and the others have a temperature",
+    "nanochat": "it rotates the other way round",
 }
-"""Model types without a rotation that a configuration could change -> why."""
+"""Model types that posenc neither extends nor examines -> why. Of a configuration alone, programs are compared nevertheless."""
 
 ENCODED = "posenc_"
 """How the model type begins of a model with an encoding in place of its rotation, see hf.py."""
 
 
-def family_of(model_type: str) -> Family:
-    """What is known of a model type.
+def without_positions(config: Any) -> str:
+    """Why no layer of transformers' model of a configuration rotates, where others of its type do; empty: some do."""
+    match config.model_type:  # other types read none of these fields
+        case "granitemoehybrid" if config.position_embedding_type != "rope":
+            return f"its layers do not rotate: position_embedding_type={config.position_embedding_type!r}"
+        case "falcon" if config.alibi:
+            return "its layers do not rotate: alibi=true, so its positions are biases of the distance, ALiBi's, which end nowhere"
+        case "zamba2" if not config.use_mem_rope:
+            return "its layers do not rotate: use_mem_rope=false"
+    return ""
+
+
+def family_of(model_type: str, config: Any = None) -> Family:
+    """What is known of a model type. config: of its language model, where there is one.
 
     Raises:
         InputError: nothing is; why not, where that is known, or how to go on.
     """
-    if model_type in REFUSED:
-        raise InputError(f"model type {model_type!r} is not supported: {REFUSED[model_type]}")
+    if why := (without_positions(config) if config is not None else "") or (REFUSED | UNREAD).get(model_type):
+        raise InputError(f"model type {model_type!r} is not supported: {why}")
     if model_type not in FAMILIES:
         raise InputError(
             str(unknown("model type", model_type, FAMILIES, 0.7)),

@@ -19,7 +19,6 @@ from transformers.trainer_utils import get_last_checkpoint
 from posenc.encodings.augment import skipped_positions
 from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
 from posenc.pretrained.attach import attached
-from posenc.pretrained.bars import without_bars
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.pretrained.models import model_structure, unwrap
@@ -103,7 +102,7 @@ def finetune(
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
     use_cache = getattr(model.config, "use_cache", None)
-    with scratch() as unused, modes_restored(model), fork_rng(), without_bars(), stoppable() as stopped:
+    with scratch() as unused, modes_restored(model), fork_rng(), stoppable() as stopped:
         made = TrainingArguments(**{
             "output_dir": str(checkpoint or unused), "max_steps": steps, "learning_rate": learning_rate, "seed": seed,
             "per_device_train_batch_size": batch_size, "warmup_steps": warmup, "adam_beta2": 0.95, "logging_steps": 1,

@@ -10,14 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from posenc.errors import InputError, needs
-from posenc.frequencies import create, stretch
+from posenc.frequencies import stretch
 from posenc.pretrained.attach import Attachment
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.extend import plan_rotary
 from posenc.pretrained.gguf_keys import DIVISORS, llama_cpp_keys
 from posenc.pretrained.gguf_reader import described
 from posenc.pretrained.rope_config import MAX_STRETCH
-from posenc.pretrained.scratch import replacing, sweep
+from posenc.pretrained.scratch import replacing
 
 __all__ = ["rewrite"]
 
@@ -67,7 +67,6 @@ def rewrite(
     architecture = str(reader.fields["general.architecture"].contents())
     keys, tensors = expressed(attachment, architecture)
     length = int(attachment.design.config.get("max_position_embeddings", model.config.max_position_embeddings))
-    sweep(path.parent)
     with replacing(path) as made:
         _copy(reader, made, architecture, {"context_length": length, **keys}, tensors)
     shown = keys | {name: f"{len(tensor)} divisors" for name, tensor in tensors.items()}
@@ -105,9 +104,7 @@ def expressed(attachment: Attachment, architecture: str) -> tuple[dict[str, Any]
         return {}, {}
     wanted = new.frequencies()
     keys: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
-    plain = create({"name": "default"}, rope.rotary_dim, base=rope.rope_theta).inv_freq
-    schedule = attachment.report.schedule or rope.schedule
-    scaling = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, plain, schedule)
+    scaling = llama_cpp_keys(wanted, rope, attachment.report.schedule or rope.schedule)
     if structure.rope_per_type and "rope.scaling.attn_factor" in (scaling or ()):
         raise InputError(
             f"its attention factor is of full_attention, and llama.cpp's {architecture} has one for all layers",

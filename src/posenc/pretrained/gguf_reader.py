@@ -14,14 +14,12 @@ from posenc.errors import InputError, needs, on_one_line
 from posenc.frequencies import Frequencies
 from posenc.pretrained.checked import check_counts, reading
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.models import Rope
 from posenc.pretrained.packaged import DEMO, demo_file
-from posenc.pretrained.parameters import NO_LIMIT, head_dim_of, is_number, rope_parameters_by_type
+from posenc.pretrained.parameters import head_dim_of, rope_parameters_by_type
 from posenc.pretrained.programs import ALL, header_readings
 from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
 from posenc.spec import read_json
-
-MORE = {"gemma": "gemma2", "olmo2": "qwen3", "smollm3": "llama"}
-"""Architectures that transformers' reader lacks -> one that it has, whose keys and order of weights they share."""
 
 
 def read_gguf(path: Path) -> Any:
@@ -77,16 +75,6 @@ def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
         return module if name == "gguf" else builtins.__import__(name, *more)
 
     function: Any = theirs.load_gguf_checkpoint
-    mapping: dict[str, Any] = theirs.GGUF_TO_TRANSFORMERS_MAPPING
-    configs, processors = mapping["config"], theirs.TENSOR_PROCESSORS
-    lacking = {name: like for name, like in MORE.items() if name not in configs}
-    names |= {
-        "GGUF_SUPPORTED_ARCHITECTURES": [*configs, *lacking],
-        "GGUF_TO_TRANSFORMERS_MAPPING": mapping
-        | {"config": configs | {name: configs[like] for name, like in lacking.items()}},
-        "TENSOR_PROCESSORS": processors
-        | {name: processors[like] for name, like in lacking.items() if like in processors},
-    }
     names = vars(theirs) | names | {"__builtins__": vars(builtins) | {"__import__": load}}
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
@@ -166,16 +154,21 @@ def _take_rotation(path: Path, reader: Any, config: Any) -> dict[str | None, int
     tables = getattr(config, "rope_parameters", None)
     if not tables:
         return {}
-    for key in unread(header):
-        warnings.warn(f"posenc: {path.name}: {key}={header[key]} is not read", stacklevel=2)
     stated = {key.partition(".rope.")[2]: value for key, value in header.items() if ".rope." in key}
     length, original = int(config.max_position_embeddings), int(stated.get("scaling.original_context_length", 0))
     found = {each.layers: each for each in header_readings(header, head_dim_of(config), length)}
+    notes = [f"llama.cpp {each.note}" for each in found.values() if each.note]
+    for note in [*(f"{key}={header[key]} is not read" for key in unread(header)), *notes]:
+        warnings.warn(f"posenc: {path.name}: {note}", stacklevel=2)
     by_type = rope_parameters_by_type(config)
     if SLIDING in found and None in by_type:
         raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
     kinds = ("default",) if config.model_type in LONGROPE_ONLY else NAMED
-    lists = _two_lists(path, header, original)
+    if len({str(header[name]) for name in header if name.startswith("rope_f")}) > 1:
+        raise InputError(
+            f"{path}: has other divisors of its frequencies for long inputs than for short ones (rope_factors_short, rope_factors_long): "
+            "take the model's safetensors"
+        )
     made, dims = {}, {}
     for kind, parameters in by_type.items():
         turns = found.get(kind or ALL) or found.get(FULL) or found[ALL]
@@ -184,36 +177,18 @@ def _take_rotation(path: Path, reader: Any, config: Any) -> dict[str | None, int
             dims[kind], width = turns.rotary_dim, head_dim_of(config, kind)
             if turns.rotary_dim != width or "partial_rotary_factor" in parameters:
                 new["partial_rotary_factor"] = turns.rotary_dim / width
-            if lists:
-                attention = float(stated.get("scaling.attn_factor", 1.0))
-                scaled = {"rope_type": "longrope", "factor": max(length / original, 1.0), "attention_factor": attention}
-                new |= lists | scaled | {"original_max_position_embeddings": original}
-            else:
-                numbers = Frequencies(turns.inv_freq, turns.attention_factor)
-                new |= scaling_parameters(numbers, turns.rotary_dim, turns.base, original or length, length, kinds)
+            numbers = Frequencies(turns.inv_freq, turns.attention_factor)
+            rope = Rope(turns.base, turns.rotary_dim, {}, original or length, width, "half", latent=False)
+            new |= scaling_parameters(numbers, rope, length, kinds)
         elif "scaling.factor" in stated and "factor" in parameters:  # gpt-oss, whose class has yarn
             new |= {"factor": float(stated["scaling.factor"])}
             new |= {"original_max_position_embeddings": original} if original else {}
         made[kind] = new
     config.rope_parameters = made.get(None, made)
-    if lists and hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
+    # Phi-3's, which its class reads beside the table
+    if original and "original_max_position_embeddings" in vars(config):
         config.original_max_position_embeddings = original
     return dims
-
-
-def _two_lists(path: Path, header: Mapping[str, Any], original: int) -> dict[str, Any]:
-    """Divisors for short and for long inputs that differ (Phi-3), between which llama.cpp chooses by its context, and transformers by
-    the text; empty: there are none."""
-    divisors = [name for name in header if name.startswith("rope_f")]
-    if len({str(header[name]) for name in divisors}) < 2:
-        return {}
-    lists = {f"{key}_factor": header.get(f"rope_factors_{key}.weight") for key in ("short", "long")}
-    if None in lists.values() or not original:
-        raise InputError(
-            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
-            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
-        )
-    return lists
 
 
 def _take_layers(reader: Any, config: Any) -> None:
@@ -227,8 +202,7 @@ def _take_layers(reader: Any, config: Any) -> None:
         config.head_dim = int(width.contents())
     pattern = reader.fields.get(f"{architecture}.attention.sliding_window_pattern")
     if pattern is not None and isinstance(pattern.contents(), list) and getattr(config, "layer_types", None):
-        kinds = {True: "sliding_attention", False: "full_attention"}
-        config.layer_types = [kinds[bool(has_window)] for has_window in pattern.contents()]
+        config.layer_types = [SLIDING if has_window else FULL for has_window in pattern.contents()]
     largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
     if largest is not None:
         shared = config.num_hidden_layers == largest
@@ -257,16 +231,7 @@ def read_config(path: str | Path) -> ConfigFile:
         raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{file}: holds {type(raw).__name__}; pass the config.json of a transformers model")
-    return ConfigFile(str(path), raw, tokenizer_length=_tokenizer_length(file.with_name("tokenizer_config.json")))
-
-
-def _tokenizer_length(file: Path) -> int | None:
-    """model_max_length of a tokenizer_config.json; None: there is none, or it is transformers' number for no limit."""
-    try:
-        length = read_json(file.read_text(encoding="utf-8")).get("model_max_length")
-    except (ValueError, OSError, AttributeError, RecursionError):
-        return None
-    return int(length) if is_number(length) and 0 < length < NO_LIMIT else None
+    return ConfigFile(str(path), raw)
 
 
 def _gguf_config(file: Path, name: str) -> ConfigFile:

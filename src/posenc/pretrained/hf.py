@@ -26,11 +26,14 @@ from posenc.encodings.patterns import read
 from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
+from posenc.pretrained.attach import NAME as OF_MODELS
+from posenc.pretrained.attach import attend as attend_as_made
 from posenc.pretrained.attach import register_attention, unrotated
-from posenc.pretrained.encoded_pass import NAME, EncodedPass, GatedCache, Plan, attend, begun
+from posenc.pretrained.encoded_pass import NAME, EncodedPass, Plan, attend, begun
+from posenc.pretrained.encoders import read_tables
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import HostPass, token_index
-from posenc.pretrained.models import CACHES, ModelStructure, model_structure
+from posenc.pretrained.models import ModelStructure, model_structure
 from posenc.pretrained.parameters import head_dim_of
 from posenc.spec import Spec
 
@@ -58,6 +61,9 @@ def register() -> None:
     "rope" is what it had. Without `encoding`, these calls do what they did before. `save_pretrained` writes the model type
     posenc_llama, and `from_pretrained`, or `posenc.load`, reads it where `register` was called.
 
+    Afterwards, too, `attn_implementation="posenc"` is what encoders and encoder-decoders of T5's kind can be loaded with: see
+    encoders.py.
+
     An encoding that a model cannot have is refused with the reason (InputError), when the model is made.
     """
     needs("transformers", "lab")
@@ -67,6 +73,8 @@ def register() -> None:
         register_checkpoint_conversion_mapping,
     )
 
+    register_attention(OF_MODELS, attend_as_made, token_index)
+    read_tables(OF_MODELS)
     for kind in kinds():
         config, model = classes(kind)
         AutoConfig.register(config.model_type, config, exist_ok=True)
@@ -366,15 +374,10 @@ class _Encoded:
             "attention_mask": (here, named.get("attention_mask"))
         }
 
-    def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Let the gates of the layer's input travel with its values. A forward pre-hook of its attention."""
+    def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """The gates of the layer's input, for its attention. A forward pre-hook of that."""
         x = given[0] if given else named["hidden_states"]
-        gates = gates_of(self.acting_encoding, x, plan.number) if plan.layer.rotates else ()
-        plan.gates = tuple((gate.shape[1], gate.shape[3], gate.dtype) for gate in gates)
-        if not gates:
-            return None
-        name = next((name for name in (*CACHES, "layer_past") if name in named), CACHES[0])
-        return given, named | {name: GatedCache(named.get(name), gates)}
+        plan.gates = tuple(gates_of(self.acting_encoding, x, plan.number)) if plan.layer.rotates else ()
 
     def initialize_weights(self) -> None:
         """As transformers', which knows the encoding's weights and tables not: those that no file had are made anew."""

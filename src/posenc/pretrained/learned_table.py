@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
@@ -18,7 +19,7 @@ from posenc.pretrained.models import unwrap
 
 TABLES: dict[str, str] = {
     **dict.fromkeys(
-        ("albert", "bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"),
+        ("albert", "bert", "camembert", "distilbert", "electra", "esm", "mpnet", "roberta", "xlm-roberta"),
         "embeddings.position_embeddings",
     ),
     "biogpt": "embed_positions",
@@ -27,7 +28,8 @@ TABLES: dict[str, str] = {
 }
 """config.model_type -> path of the table in the base model."""
 
-METHOD = "hierarchical"
+METHODS: dict[str, dict[str, float]] = {"hierarchical": {"alpha": 0.1}, "interpolate": {}}
+"""Their options. An alpha of 0.1 is better than the paper's 0.4 where nothing is trained (benchmarks/encoders.md)."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,14 @@ class TableExtension(ChangeReport):
 
     def __str__(self) -> str:
         options = "".join(f", {name}={value:g}" for name, value in self.options.items())
+        expected = (
+            f"Inputs of up to {self.trained_length} tokens are unchanged."
+            if self.method == "hierarchical"
+            else "Every text gets other codes than in training, short ones too."
+        )
         return (
             f"learned table: {self.trained_length} -> {self.new_length} positions ({self.method}{options}), "
-            f"{self.added_bytes / 2**20:.1f} MiB more. Inputs of up to {self.trained_length} tokens are unchanged.\n"
+            f"{self.added_bytes / 2**20:.1f} MiB more. {expected}\n"
             f"Attention itself is unchanged. Let the tokenizer make longer inputs: "
             f"tokenizer.model_max_length = {self.new_length}"
         )
@@ -52,7 +59,8 @@ class TableExtension(ChangeReport):
 
 def has_learned_table(model: nn.Module) -> bool:
     """Whether the model is of a type with a learned position table that can be extended."""
-    return unwrap(model).config.model_type in TABLES
+    config = unwrap(model).config
+    return config.model_type in TABLES and getattr(config, "position_embedding_type", "absolute") == "absolute"
 
 
 def table_of(model: nn.Module) -> tuple[str | None, int]:
@@ -77,17 +85,17 @@ def plan_table(
 ) -> ModelChange:
     """A longer table, computed from the model's own one even where the model is extended already.
 
-    method: "hierarchical" (Su 2020, kexue.fm/archives/7947): up to the square of the length, the first positions as they
-    are; option alpha, 0.4, weighs the coarse digit.
+    method: "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
+    are; option alpha, 0.1, weighs the coarse digit) or "interpolate" (linear between rows; the first and the last one stay).
 
     Raises:
         InputError: an unknown method or option, a length that is not longer, or one beyond the square.
     """
-    if method != METHOD:
-        raise unknown("method for a learned table", method, (METHOD,))
-    if unexpected := sorted(options.keys() - {"alpha"}):
-        raise unknown("option for a learned table", unexpected[0], ("alpha",))
-    alpha = float(options.get("alpha", 0.4))
+    if method not in METHODS:
+        raise unknown("method for a learned table", method, METHODS)
+    if unexpected := sorted(options.keys() - METHODS[method].keys()):
+        raise unknown(f"option of {method}", unexpected[0], METHODS[method])
+    chosen = {name: float(options.get(name, usual)) for name, usual in METHODS[method].items()}
     module, current = table_module(inner), getattr(inner.base_model, RECORD, None)
     weight: Any = module.weight
     most = inner.config.max_position_embeddings
@@ -103,12 +111,12 @@ def plan_table(
     target = int(length * factor) if factor is not None else int(target_length or 0)
     if target <= length:
         raise InputError(f"the table has {length} positions already", "give more", target_length=target)
-    if target > length**2:
+    if method == "hierarchical" and target > length**2:
         raise InputError(f"must be at most {length**2}, the square of the table's {length} rows", target_length=target)
     rows = weight.detach()[first:].to(torch.promote_types(weight.dtype, torch.float32))
-    longer = torch.cat((weight.detach()[:first], _longer(rows, target, alpha).to(weight)))
+    longer = torch.cat((weight.detach()[:first], _resampled(rows, target, **chosen).to(weight)))
     added = (target - length) * longer.shape[1] * longer.element_size()
-    report = TableExtension(method, {"alpha": alpha}, length, target, added)
+    report = TableExtension(method, chosen, length, target, added)
     owner = inner.base_model.get_submodule(TABLES[inner.config.model_type].rpartition(".")[0])
     count = torch.arange(len(longer), device=weight.device)[None]
     buffers = {"position_ids": count, "token_type_ids": torch.zeros_like(count)}
@@ -121,7 +129,9 @@ def plan_table(
     return ModelChange(inner.base_model, report, changes)
 
 
-def _longer(rows: Tensor, length: int, alpha: float) -> Tensor:
+def _resampled(rows: Tensor, length: int, alpha: float | None = None) -> Tensor:
+    if alpha is None:
+        return interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
     encoding = Hierarchical(len(rows), dim=rows.shape[1], alpha=alpha).to(rows)
     with torch.no_grad():
         encoding.table.copy_(rows)

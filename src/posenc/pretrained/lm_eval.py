@@ -4,17 +4,15 @@
 lm-eval reads tasks from YAML files. `write` makes a folder of them, one task for each length and depth, so that each depth
 has a line in lm-eval's table, and one group over all of them; lm-eval takes the folder as `--include_path`:
 
-    lm_eval --model hf --model_args pretrained=FOLDER --tasks posenc_passkey \\
-        --include_path $(python -m posenc.pretrained.lm_eval passkey --lengths 2048,4096 --depths 0,0.5,1 --samples 20)
+    python -c "from posenc.pretrained.lm_eval import write; write('tasks', ['passkey'], [2048, 4096])"
+    lm_eval --model hf --model_args pretrained=FOLDER --tasks posenc_passkey --include_path tasks
 
 The files name the functions below. lm-eval passes the arguments of the model to a task, so the documents are measured with its
 tokenizer: that of `tokenizer`, `pretrained` or `model`, as for lm-eval's own RULER tasks.
 """
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +24,7 @@ from posenc.errors import InputError
 from posenc.tasks import Sample, Task, create
 from posenc.tasks.task import check_depth, encode
 
-__all__ = ["as_text", "dataset", "generated", "group_name", "likelihood", "main", "write"]
+__all__ = ["dataset", "generated", "group_name", "likelihood", "write"]
 
 TASK = """\
 task: {name}
@@ -56,7 +54,6 @@ def write(
     lengths: Sequence[int],
     depths: Sequence[float] = (0.0, 0.5, 1.0),
     samples: int = 20,
-    seeds: Sequence[int] = (0,),
 ) -> Path:
     """Make a folder of tasks for lm-eval, and return it.
 
@@ -68,7 +65,7 @@ def write(
 
     Args:
         folder: made if it is missing. tasks: as `posenc.tasks.create` reads them. lengths: in tokens. depths: from 0 to 1,
-            for the tasks that have one. samples: documents for every task, length, depth and seed. seeds: of the documents.
+            for the tasks that have one. samples: documents for every task, length and depth, with seed 0.
 
     Raises:
         InputError: an unknown task, or a length or depth out of range.
@@ -86,7 +83,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     for task in made.values():
         cells = [
-            {"task": task.text, "length": length, "depth": depth, "samples": samples, "seeds": list(seeds)}
+            {"task": task.text, "length": length, "depth": depth, "samples": samples}
             for length in lengths
             for depth in (depths if task.takes_depth else (None,))
         ]
@@ -128,21 +125,21 @@ def dataset(cell: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
     `tokenizer` may also be a tokenizer.
 
     Raises:
-        InputError: no tokenizer among the arguments, a length in which the task does not fit, or see `as_text`.
+        InputError: no tokenizer among the arguments, a length in which the task does not fit, or a task on running text.
     """
     import datasets
 
     tokenizer, task = _tokenizer(metadata), create(cell["task"])
     depth = {} if cell["depth"] is None else {"depth": cell["depth"]}
     rows = []
-    for seed in cell["seeds"]:
-        for index in range(cell["samples"]):
-            sample = task.sample(tokenizer, cell["length"], seed=seed, index=index, **depth)
-            prompt, answer = as_text(task, tokenizer, sample)
-            rows.append(
-                {"task": task.text, "seed": seed, "index": index, "prompt": prompt, "answer": answer}
-                | {"references": list(sample.references), "scored": _scored(tokenizer, prompt, answer)}
-            )
+    for index in range(cell["samples"]):
+        sample = task.sample(tokenizer, cell["length"], index=index, **depth)
+        if not sample.prompt:
+            raise InputError(f"{task.text} has no prompt as text, which lm-eval takes: measure it with posenc eval")
+        rows.append(
+            {"task": task.text, "index": index, "prompt": sample.prompt, "answer": sample.answer}
+            | {"references": list(sample.references), "scored": _scored(tokenizer, sample.prompt, sample.answer)}
+        )
     return {"test": datasets.Dataset.from_list(rows)}
 
 
@@ -159,28 +156,8 @@ def generated(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float
     return {"score": create(doc["task"]).score(results[0], sample)}
 
 
-def as_text(task: Task, tokenizer: Any, sample: Sample) -> tuple[str, str]:
-    """The prompt and the answer of a sample, which for a task on running text are made from its tokens.
-
-    Raises:
-        InputError: the text is read in windows, or does not give the same tokens again, as random ones do not.
-    """
-    if sample.prompt:
-        return sample.prompt, sample.answer
-    if sample.window is not None:
-        raise InputError(f"{task.text}: lm-eval does not evaluate in windows; give protocol=full or last")
-    parts = sample.ids[: sample.prompt_tokens], sample.ids[sample.prompt_tokens :]
-    prompt, answer = (tokenizer.decode(part, skip_special_tokens=True) for part in parts)
-    if encode(tokenizer, prompt + answer) != sample.ids.tolist():
-        raise InputError(
-            f"{task.text}: lm-eval takes strings, and this tokenizer does not give these tokens for any text: "
-            "give another task, or measure it with posenc eval"
-        )
-    return (prompt, answer) if prompt.strip() else ("", prompt + answer)
-
-
 def _scored(tokenizer: Any, prompt: str, answer: str) -> int:
-    """How many tokens lm-eval scores: a prompt's last spaces go to the answer, a text's prefix to an empty prompt."""
+    """How many tokens lm-eval scores: a prompt's last spaces go to the answer."""
     return len(encode(tokenizer, prompt + answer)) - len(encode(tokenizer, prompt.rstrip()))
 
 
@@ -200,29 +177,3 @@ def _load(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m posenc.pretrained.lm_eval`: write a folder of tasks and print its name."""
-
-    def listed(kind: type) -> Any:
-        return lambda text: [kind(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(prog="python -m posenc.pretrained.lm_eval", description=__doc__.partition("\n")[0])
-    parser.add_argument("tasks", nargs="+", metavar="TASK", help="as in key_value:keys=digits")
-    parser.add_argument("--lengths", type=listed(int), required=True, help="in tokens, as in 2048,4096")
-    parser.add_argument("--depths", type=listed(float), default=(0.0, 0.5, 1.0), help="from 0 to 1 (default 0,0.5,1)")
-    parser.add_argument("--samples", type=int, default=20, help="for every length, depth and seed (default 20)")
-    parser.add_argument("--seeds", type=listed(int), default=(0,), help="of the documents (default 0)")
-    parser.add_argument("--out", default="lm_eval_tasks", help="the folder (default lm_eval_tasks)")
-    given = parser.parse_args(argv)
-    try:
-        print(write(given.out, given.tasks, given.lengths, given.depths, given.samples, given.seeds))
-    except InputError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

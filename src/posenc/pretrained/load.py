@@ -8,6 +8,8 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from threading import RLock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,8 +17,6 @@ from torch import nn
 
 from posenc.backends.precision import HALF, slower_than_float32
 from posenc.errors import InputError, check_word, needs, shown
-from posenc.pretrained.adapters import ADAPTER, ENTRY, check_entry, watch
-from posenc.pretrained.bars import without_bars
 from posenc.pretrained.checked import (
     INDEX,
     check_counts,
@@ -32,12 +32,14 @@ from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
-from posenc.pretrained.gguf_reader import MORE, described, unpacker
+from posenc.pretrained.gguf_reader import described, unpacker
 from posenc.pretrained.hf import register
 from posenc.pretrained.packaged import DEMO, demo_file
 from posenc.pretrained.parameters import check_parameters
 
 AUTO = "auto"
+ADAPTER, ENTRY = "adapter_config.json", "posenc"
+"""A file of PEFT's adapters; and the field of a config.json with a method that no configuration expresses, and its length."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 """What a model may be loaded in, by name; and "auto"."""
 
@@ -56,6 +58,9 @@ HEADS = re.compile(
 """Names of parts beside a model that are heads of other tasks."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' names of models end that predict the next token."""
+
+BUILDING = RLock()
+"""transformers changes its classes while it builds a model; of two threads one would leave them changed."""
 
 
 def load(
@@ -124,8 +129,21 @@ def _finished(name: str | Path, model: Any, device: torch.device | str | None) -
         del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, method, target_length=length)
     check_runs(str(name), model)
-    watch(model)
     return model
+
+
+def check_entry(entry: Any) -> tuple[str, int | None]:
+    """The method and the new length of an entry in a config.json.
+
+    Raises:
+        InputError: it is none.
+    """
+    kinds = {"method": str, "target_length": int | None}
+    if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key), kind) for key, kind in kinds.items()):
+        raise InputError(
+            "in config.json: must be an object with method, a text, and target_length, an integer or null", posenc=entry
+        )
+    return entry["method"], entry.get("target_length")
 
 
 # ------------------------------------------------------------------------------------------ dtypes
@@ -213,7 +231,8 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             check_model(name, make(deepcopy(config)), shapes)
         options: dict[str, Any] = {"config": config, "dtype": AUTO if dtype is None else dtype, "use_safetensors": True}
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # `_check_complete` names those
-        model, info = auto.from_pretrained(name, **options, **safe)
+        with BUILDING:
+            model, info = auto.from_pretrained(name, **options, **safe)
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
     _check_complete(name, model, info, shapes)
@@ -350,11 +369,9 @@ def _from_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Any, Any]:
     config = empty.config
     with reading(f"{path}: this GGUF file cannot be read: "):
         dtype = dtype or _gguf_dtype(reader)
-        given = unpacker(reader, **names)(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
+        given = unpacker(reader, **names)(path, return_tensors=True, model_to_load=_names(empty), torch_dtype=dtype)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
-        named = named and reader.fields["general.architecture"].contents() not in MORE
-        # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more; of the
-        # architectures in MORE it refuses the file
+        # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
         numbers = _has_numbers_for_tokens(reader)
         if not numbers and not {"tokenizer.ggml.merges", "tokenizer.ggml.scores"} & reader.fields.keys():
@@ -366,7 +383,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Any, Any]:
         check_model(str(path), empty, shapes)
         check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))
     options = {"config": config, "state_dict": given["tensors"], "dtype": dtype, "output_loading_info": True}
-    with without_bars():
+    with BUILDING:
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info, shapes)
@@ -396,21 +413,13 @@ class _Map(dict[str, str]):
         return found
 
 
-class _Names:
+def _names(model: Any, levels: int = 2) -> Any:
     """What `load_gguf_checkpoint` reads of a model: the names of its weights. It asks each module inside anew, and gguf then
     makes its table of names hundreds of times, which took longer than unpacking; two levels have them all."""
-
-    def __init__(self, model: Any, levels: int = 2) -> None:
-        self.config: Any = getattr(model, "config", None)
-        self.model, self.levels = model, levels
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.model.state_dict())
-
-    def named_children(self) -> list[tuple[str, "_Names"]]:
-        if self.levels <= 1:
-            return []
-        return [(name, _Names(child, self.levels - 1)) for name, child in self.model.named_children()]
+    inner = [(name, _names(child, levels - 1)) for name, child in model.named_children()] if levels > 1 else []
+    return SimpleNamespace(
+        config=getattr(model, "config", None), state_dict=model.state_dict, named_children=lambda: inner
+    )
 
 
 def _gguf_dtype(reader: Any) -> torch.dtype:

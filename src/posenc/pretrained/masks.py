@@ -49,6 +49,10 @@ def token_index(
     """
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
+    skips = others.get("allow_is_bidirectional_skip") and not use_vmap
+    if skips and getattr(others.get("config"), "is_causal", True):  # an encoder: no causal model made to see both ways
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        return None if padding is None else padding[:, None, None, :kv_length].bool()
     if use_vmap or "allow_is_bidirectional_skip" in others:  # mask functions of a particular model, or no causality
         return sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,

@@ -405,7 +405,7 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
     if chosen.map is not None:
         method = METHODS[chosen.map["name"]]
         assert method.reach is not None
-        reached = max(method.reach(chosen.map, served), served)
+        reached = served if served == math.inf else max(method.reach(chosen.map, served), served)
         if method.for_longer and reached * (1 + STEP) < wanted:
             remedy = f"leave the options of {chosen.map['name']} out, whose defaults reach farther"
     elif chosen.factor is not None and served * (1 + STEP) < wanted:

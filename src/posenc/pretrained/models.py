@@ -17,7 +17,7 @@ from posenc.encodings.rotary import DecoupledRotary, Rotary
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
 from posenc.pretrained.changes import RECORD, ModelChange
-from posenc.pretrained.families import ENCODED, REFUSED, Family, family_of
+from posenc.pretrained.families import ENCODED, Family, family_of
 from posenc.pretrained.parameters import (
     NO_LIMIT,
     ROPE_PARAMETERS,
@@ -62,13 +62,8 @@ class Rope:
     def rotation(self, schedule: Mapping[str, Any]) -> Rotary:
         """The same channels, turned by the frequencies of a schedule."""
         made = DecoupledRotary if self.latent else Rotary
-        return made(
-            self.head_dim,
-            rope_theta=self.rope_theta,
-            layout=self.layout,
-            rotary_dim=self.rotary_dim,
-            schedule=schedule,
-        )
+        channels: dict[str, Any] = {"layout": self.layout, "rotary_dim": self.rotary_dim}
+        return made(self.head_dim, rope_theta=self.rope_theta, schedule=schedule, **channels)
 
     @property
     def scaled(self) -> bool:
@@ -102,7 +97,7 @@ class ModelStructure:
     """The parts of a supported model.
 
     model: the transformers model, without a PEFT wrapper. decoder: its stack of layers, which has `rotary`, the module
-    that makes cos and sin. rotaries: all modules with such a rotary_emb; DeepSeek-V4's compressors are some. layers: those
+    that makes cos and sin. layers: those
     with attention. ropes: layer type -> rotation; several types may share one object. rope_per_type: the rotary
     module is called once per layer type (Gemma 3). loaded_length: config.max_position_embeddings as loaded, or a longer length
     that the schedule states.
@@ -113,7 +108,6 @@ class ModelStructure:
     model_type: str
     family: Family
     rotary: nn.Module = field(repr=False)
-    rotaries: tuple[nn.Module, ...] = field(repr=False)
     ropes: Mapping[str, Rope]
     rope_per_type: bool
     layers: tuple[Layer, ...] = field(repr=False)
@@ -208,6 +202,10 @@ def model_structure(model: nn.Module) -> ModelStructure:
     def rope(parameters: Mapping[str, Any], prefix: str, width: int) -> Rope:
         buffers = tables_of(rotary, prefix, parameters)
         stated = stated_rope(parameters, config, 2 * buffers[0].numel(), width, family)
+        if stated.rope_theta != parameters["rope_theta"]:
+            raise InputError(
+                "an odd number of its channels rotates, for which posenc has no schedule", argument="model"
+            )
         factor = attention_factor(rotary, prefix)
         if not all(buffer.is_meta or has_frequencies(buffer, factor, stated) for buffer in buffers):
             raise InputError(
@@ -221,27 +219,21 @@ def model_structure(model: nn.Module) -> ModelStructure:
     else:
         ropes = dict.fromkeys(widths, rope(parameters, "", layers[0].head_dim))
     heads = int(config.num_attention_heads)
-    shared = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)  # Falcon
+    stretched = [stretched_length(config, table) or 0 for table in tables]
+    originals = [rope.original_length for rope in ropes.values()]
     return ModelStructure(
         model=inner,
         decoder=decoder,
         model_type=str(config.model_type).removeprefix(ENCODED),
         family=family,
         rotary=rotary,
-        rotaries=tuple(m for m in decoder.modules() if isinstance(getattr(m, "rotary_emb", None), type(rotary))),
         ropes=ropes,
         rope_per_type=rope_per_type,
         layers=layers,
         head_dim=layers[0].head_dim,
         num_heads=heads,
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or (1 if shared else heads)),
-        loaded_length=max(
-            [
-                int(config.max_position_embeddings),
-                *(stretched_length(config, p) or 0 for p in tables),
-                *(each.original_length for each in ropes.values()),
-            ]
-        ),
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        loaded_length=max(int(config.max_position_embeddings), *stretched, *originals),
     )
 
 
@@ -258,10 +250,8 @@ def rotary_parts(inner: Any) -> tuple[Family, Any, nn.Module]:
         )
     decoder = decoder_of(inner)
     model_type = str(decoder.config.model_type).removeprefix(ENCODED)
-    family = family_of(model_type)
+    family = family_of(model_type, decoder.config)
     rotary = getattr(decoder, "rotary_emb", None)
-    if getattr(decoder.config, "alibi", False):
-        raise InputError(f"model of type {model_type!r} with alibi=true: {REFUSED['bloom']}")
     if not isinstance(rotary, nn.Module):
         raise InputError(f"model of type {model_type!r}: its decoder has no module rotary_emb that its layers use")
     return family, decoder, rotary
@@ -305,7 +295,7 @@ def attention_layers(decoder: Any, family: Family) -> tuple[Layer, ...]:
     Raises:
         InputError: none has.
     """
-    numbered = enumerate(getattr(decoder, family.stack))
+    numbered = enumerate(decoder.layers)
     layers = tuple(_layer(each, family, decoder.config, at) for at, each in numbered if hasattr(each, family.attention))
     if not layers:
         kinds = ", ".join(dict.fromkeys(getattr(decoder.config, "layer_types", None) or ())) or "no layers"
@@ -320,13 +310,12 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
     window: Any = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     layer_type = types[index] if types else "full_attention" if window is None else "sliding_attention"
-    windows = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    rotates = family.full_rotates or layer_type in windows or window is None
+    sliding = layer_type == "sliding_attention"
     return Layer(
         module=module,
         layer_type=getattr(module, "rope_layer_type", layer_type),
-        window=windows.get(layer_type),
-        rotates=rotates and bool(getattr(module, "use_rope", True)),
+        window=window if sliding else None,
+        rotates=(family.full_rotates or sliding or window is None) and bool(getattr(module, "use_rope", True)),
         softcap=getattr(module, "attn_logit_softcapping", None),
         head_dim=int(
             getattr(module, "qk_head_dim" if family.latent else "head_dim", None) or head_dim_of(config, layer_type)
@@ -380,8 +369,9 @@ def stated_rope(parameters: Mapping[str, Any], config: Any, width: int, head_dim
     length = int(config.max_position_embeddings)
     original = int(parameters.get("original_max_position_embeddings") or stretched_length(config, parameters) or length)
     schedule, base = schedule_of(parameters, original, length), float(parameters["rope_theta"])
-    if schedule["name"] == "dynamic" and parameters.get("alpha"):  # HunYuan's name for another base
-        base, schedule = base * parameters["alpha"] ** (width / (width - 2)), {"name": "default"}
+    if schedule["name"] == "default" and int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)) == width - 1:
+        # GPT-NeoX rotates one pair more than an odd number of channels has, by their frequencies
+        base **= width / (width - 1)
     return Rope(base, width, schedule, original, head_dim, family.layout, family.latent)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_numbers, check_sizes, check_word
+from posenc.errors import InputError, check_numbers, check_sizes
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
@@ -29,57 +29,50 @@ _FLOOR = -100.0
 
 @dataclass(frozen=True)
 class NBCEAnswer:
-    """text: without the end-of-text token. contexts: the one followed at each token, None under average pooling. entropies: of
+    """text: without the end-of-text token. contexts: the one followed at each token. entropies: of
     each context's prediction at each token, in nats, after top-p and before the bonus for the context followed last."""
 
     text: str
     tokens: list[int]
-    contexts: list[int | None]
+    contexts: list[int]
     entropies: list[tuple[float, ...]]
 
 
 def combine(
-    log_probs: Tensor, *, pooling: str = "min_entropy", beta: float = 0.25, eta: float = 0.1, top_p: float = 0.95,
+    log_probs: Tensor, *, beta: float = 0.25, eta: float = 0.1, top_p: float = 0.95,
     previous: int | None = None,
-) -> tuple[Tensor, int | None, Tensor]:  # fmt: skip
+) -> tuple[Tensor, int, Tensor]:  # fmt: skip
     """One step of NBCE: the predictions of all rows merged into one.
 
-    Min-entropy pooling cuts each row to its top-p set, without normalising it again, and follows the context of least
-    entropy. Average pooling takes the mean of the contexts' log-probabilities and cuts that: cut before, a token that
-    one context rules out would be ruled out by all. A token that the row without a context has cut gets no bonus.
+    Each row is cut to its top-p set, without normalising it again, and the context of least entropy is followed. A token that the
+    row without a context has cut gets no bonus.
 
     Args:
         log_probs: (n + 1, vocabulary), natural logarithms; row 0 is the row without a context.
-        pooling: "min_entropy" or "average"; the latter with beta = n - 1 is naive Bayes itself.
         beta: how much of the prediction without a context is subtracted. eta: taken off the entropy of the context followed
             last, `previous` (None at the first token). top_p: the share of probability that stays, in (0, 1].
 
     Returns:
-        Log-probabilities (vocabulary,); the index of the context followed (None for average pooling); the contexts'
+        Log-probabilities (vocabulary,); the index of the context followed; the contexts'
         entropies (n,) in nats, without eta.
 
     Raises:
-        InputError: an unknown pooling, a number out of range, or no context.
+        InputError: a number out of range, or no context.
 
     Source: kexue.fm 9617; bojone/NBCE, test.py.
     """
     check_numbers(top_p=top_p, beta=beta, eta=eta)
-    check_word("pooling", pooling, ("min_entropy", "average"))
     if not 0 < top_p <= 1:
         raise InputError("must lie in (0, 1]", "1 keeps every token", top_p=top_p)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: pass (contexts + 1, vocabulary)")
     likely = _top_p(log_probs, top_p)
     entropies = -(likely.exp() * likely.clamp(_FLOOR, 0)).sum(-1)[1:]
-    if pooling == "average":
-        chosen, pooled = None, _top_p(log_probs[1:].mean(0).log_softmax(-1), top_p)
-    else:
-        sticky = entropies.clone()
-        if previous is not None:
-            sticky[previous] -= eta
-        chosen = int(sticky.argmin())
-        pooled = likely[1 + chosen]
-    alone = likely[0]
+    sticky = entropies.clone()
+    if previous is not None:
+        sticky[previous] -= eta
+    chosen = int(sticky.argmin())
+    pooled, alone = likely[1 + chosen], likely[0]
     both = (alone > _FLOOR) & (pooled > -torch.inf)  # else one of them is -inf, and a difference may be NaN
     merged = torch.where(both, (1 + beta) * pooled - beta * torch.where(both, alone, 0), pooled)
     return merged.log_softmax(-1), chosen, entropies

@@ -22,13 +22,6 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
 """rope_type -> the keys of config.rope_parameters that transformers reads for it (modeling_rope_utils.py), besides those
 that every type has."""
 
-READ_BY: dict[str, tuple[str, ...]] = {
-    "hunyuan_v1_dense": ("alpha",),
-    "hunyuan_v1_moe": ("alpha",),
-    "hunyuan_vl_text": ("alpha",),
-}
-"""Model type -> keys that its own module reads beside those of the rope_type."""
-
 NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -43,12 +36,11 @@ NO_LIMIT = 10**9
 LARGEST = 2.0**24
 """Of a factor: the distance up to which positions are distinct in float32."""
 POSITIVE = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor",
-            "attn_factor", "alpha", "short_mscale", "long_mscale", "original_max_position_embeddings")  # fmt: skip
+            "attn_factor", "short_mscale", "long_mscale", "original_max_position_embeddings")  # fmt: skip
 NUMBERS = frozenset(POSITIVE) | {"partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"}
 """Keys that hold no list and no object."""
 RISING = ("low_freq_factor", "high_freq_factor", 1.0, 4.0), ("beta_slow", "beta_fast", 1.0, 32.0)
 """A key whose number is not above that of another, and what both are where they are not stated."""
-
 
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Fields beside the tables: how many keys a query sees."""
@@ -88,8 +80,8 @@ def impossible(parameters: Mapping[str, Any], pairs: int | None = None) -> Itera
             yield f"{key}={value}", "must be a number above 0", float(value)
         elif not math.isfinite(value):
             yield f"{key}={value}", "must be a finite number", float(value)
-        elif key == "factor" and not value <= LARGEST:
-            yield f"{key}={value}", "must be at most 2^24", float(value)
+        elif key in POSITIVE and key != "rope_theta" and not 1 / LARGEST <= value <= LARGEST:
+            yield f"{key}={value}", "must be between 2^-24 and 2^24", float(value)
         elif key == "partial_rotary_factor" and not 0 < value <= 1:
             yield f"{key}={value}", "must be above 0 and at most 1", float(value)
     for key in ("short_factor", "long_factor"):
@@ -188,16 +180,10 @@ def check_parameters(config: Any) -> None:
 
 
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:
-    """Width of an attention head, which some configurations leave to be computed."""
-    config = config_of(config, layer_type)
+    """Width of an attention head, which some configurations leave to be computed, and which differs by layer type in Gemma 4."""
+    if layer_type in (types := getattr(config, "layer_types", None) or ()) and hasattr(config, "per_layer_config"):
+        config = config.per_layer_config[types.index(layer_type)]  # of a type they may differ
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def config_of(config: Any, layer_type: str | None) -> Any:
-    """The configuration of a layer type, where transformers has one: Gemma 4's head_dim differs."""
-    if layer_type not in (getattr(config, "layer_types", None) or ()):
-        return config
-    return getattr(config, "per_layer_config", {layer_type: config})[layer_type]
 
 
 def score_factor(parameters: Mapping[str, Any]) -> float:

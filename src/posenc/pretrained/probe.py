@@ -3,7 +3,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule
 
 from posenc import frequencies
 from posenc.backends.precision import HALF
@@ -35,9 +34,8 @@ from posenc.pretrained.parameters import rope_parameters_by_type
 
 PROBE = 24
 """Tokens of a probe."""
-ROUNDING, ROUNDING_HALF, ROUNDING_LAYER, ROUNDING_WIDENED = 1e-3, 0.2, 0.05, 0.02
-"""Differences that count, as a share of the spread: in float32, of logits in half precision, of one layer's attention in it, and of
-that in float32 with cos and sin in half precision."""
+ROUNDING, ROUNDING_HALF, ROUNDING_LAYER = 1e-3, 0.2, 0.05
+"""Differences that count, as a share of the spread: in float32, of logits in half precision, and of one layer's attention in it."""
 ALL_LAYERS = "all layers"
 
 
@@ -136,31 +134,17 @@ class ModelDescription:
         lines.append(str(self.computed))
         if self.dtype in [str(dtype).removeprefix("torch.") for dtype in HALF]:
             lines.append(
-                f"caches, padding and packing: compared to {ROUNDING_HALF:.0%} of the spread of the logits, since the model is in "
-                f"{self.dtype}; in float32 to {ROUNDING:.1%}"
+                f"compared to {ROUNDING_LAYER:.0%} of the spread of a layer's attention, and of caches, padding and packing to "
+                f"{ROUNDING_HALF:.0%} of that of the logits, since the model is in {self.dtype}; in float32 to {ROUNDING:.1%}"
             )
         return "\n".join(lines)
-
-
-def base_of(inv_freq: Tensor) -> float | None:
-    """The base whose plain RoPE has these frequencies, as far as they are rounded; None: there is none."""
-    found, pairs = inv_freq.double().cpu(), inv_freq.numel()
-    if pairs < 2 or not bool((found > 0).all()):
-        return None
-    base = float(found[-1] / found[0]) ** (-pairs / (pairs - 1))
-    if not math.isfinite(base):
-        return None
-    tolerance = max(4 * torch.finfo(inv_freq.dtype).eps, 1e-5)
-    plain = frequencies.default(2 * pairs, base=base).inv_freq if base > 1 else torch.ones_like(found)
-    return base if torch.allclose(found, plain, rtol=tolerance) else None
 
 
 class Probe:
     """A transformers model with a rotary module, opened for probing even where its configuration contradicts it.
 
     rotary: transformers' own module, also where an extension has replaced it. length: max_position_embeddings. parameters:
-    rope_parameters of each layer type. compiled: the model's pass as torch.compile or model.compile() made it, None: it is
-    not compiled.
+    rope_parameters of each layer type.
 
     Raises:
         InputError: not a transformers model, of an unsupported type, without weights, or without logits for each token.
@@ -177,11 +161,8 @@ class Probe:
         if next(inner.parameters()).is_meta:
             raise InputError("it has no weights (device meta), and doctor runs it", "load them first", argument="model")
         self.model: Any = inner
-        self.compiled: Callable[..., Any] | None = inner._compiled_call_impl
-        if isinstance(model, OptimizedModule):
-            self.compiled = model
         self.family, self.decoder, rotary = rotary_parts(inner)
-        if inner.get_output_embeddings() is None:
+        if inner.get_output_embeddings() is None and not self.family.encoder:
             raise InputError(
                 f"a {type(inner).__name__} has no logits for each token, which are compared: pass the causal language model, as "
                 "AutoModelForCausalLM loads it"
@@ -295,10 +276,6 @@ class Probe:
             yield
         finally:
             self.model._compiled_call_impl = before
-
-    def rebuilt_rotary(self) -> nn.Module:
-        """transformers' rotary module from the configuration. transformers' errors pass through."""
-        return type(self.rotary)(copy.deepcopy(self.config)).to(next(self.rotary.buffers()).device)
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:

@@ -2,11 +2,10 @@
 """What each program computes from a configuration, by its rules.
 
 They follow from the code of transformers 5 (which is run), transformers 4.57.6, vLLM 0.33.0 and SGLang 0.5.23 (whose model
-classes benchmarks/conform_peers/served.py runs), llama.cpp as of llama-cpp-python 0.3.36 (its converter and its loader) and
-DeepSpeed 0.19.8; benchmarks/six_programs.md has what was compared.
+classes benchmarks/conform_peers/served.py runs) and llama.cpp as of llama-cpp-python 0.3.36 (its converter and
+its loader); benchmarks/six_programs.md has what was compared.
 """
 
-import copy
 import inspect
 import math
 import re
@@ -20,11 +19,10 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
-from posenc.pretrained.config_file import FULL, OWN_BASES, SLIDING, ConfigFile
+from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type, score_factor
-from posenc.pretrained.recorded import RECORDS, RULES, answer_of
 
 ALL = "all layers"
 TRANSFORMERS, TRANSFORMERS_4, VLLM, LLAMA_CPP = "transformers 5", "transformers 4", "vLLM", "llama.cpp"
@@ -37,19 +35,13 @@ SIGHT = re.compile("Vision|Audio|Speech")
 """Rotary modules of other parts than the language model."""
 V4_BASES: dict[str, float] = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "gpt_oss": 150000.0}
 """Bases of transformers 4 for a configuration without one, where they are not 10000."""
-V4_FRACTIONS: dict[str, float] = {"phi": 0.5, "stablelm": 0.25, "glm": 0.5, "glm4": 0.5, "gpt_neox": 0.25}
-"""Shares of a head that transformers 4 rotates, for a configuration that does not state it."""
-V4_PARTIAL = ("phi", "phi3", "stablelm", "glm", "glm4", "gpt_neox")
-"""Model types whose attention in transformers 4 rotates a part of a head, where a configuration states one."""
+V4_FRACTIONS: dict[str, float] = {"phi": 0.5, "phi3": 1.0, "stablelm": 0.25, "glm": 0.5, "glm4": 0.5, "gpt_neox": 0.25}
+"""Shares of a head that transformers 4 rotates where a configuration states none; other model types rotate complete heads."""
 V4_WIDTHLESS = ("mistral", "mixtral")
 """Model types of transformers 4 with a head_dim of None where a configuration states none, of which yarn and dynamic take a part."""
 V4_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
               "original_max_position_embeddings": 4096}  # fmt: skip
 """The rope_scaling of transformers 4 for gpt_oss, where a configuration has none."""
-DEEPSPEED = ("llama", "mistral", "mixtral", "phi", "phi3", "qwen2", "qwen2_moe")
-"""Model types of DeepSpeed's inference engine (inference/v2) whose rules were read."""
-DEEPSPEED_UNREAD = ("falcon", "exaone4", "exaone4_5")
-"""Those of which they were not."""
 VLLM_BACKEND = ("ministral", "phi", "smollm3", "starcoder2", "seed_oss", "gpt_neox", "olmo", "olmo2", "glm")
 SGLANG_BACKEND = ("ministral", "smollm3", "seed_oss", "gpt_neox", "glm")
 """Model types that the two have no class for: they run transformers' modules."""
@@ -73,16 +65,16 @@ BETAS = ("grok", "mistral3")
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
 """Architectures for which llama.cpp reads yarn_log_multiplier."""
 BARE = ("gemma", "gemma2", "phi", "stablelm", "glm", "gpt_neox")
-"""Model types whose converter in llama.cpp writes nothing of the rotation but how many channels rotate (recorded)."""
+"""Model types whose converter in llama.cpp writes nothing of the rotation but how many channels rotate (run)."""
 LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
 
 
-class ProgramFails(Exception):
+class ProgramFails(ValueError):
     """A program does not run the configuration, and why."""
 
 
-class NotKnown(Exception):
+class NotKnown(ValueError):
     """posenc does not know what a program computes, and why."""
 
 
@@ -107,7 +99,7 @@ class Reading:
     unrotated: tuple[int, ...] = ()
     """Numbers of layers without rotation where others have it"""
     known_by: str = "rules"
-    """"run"; "recorded", where the program was run with this very configuration; or posenc's "rules" of it"""
+    """"run", or posenc's "rules" of the program"""
 
     @property
     def turning(self) -> int:
@@ -179,41 +171,35 @@ def _created(schedule: Mapping[str, Any], rotary_dim: int, base: float) -> frequ
         raise NotKnown(f"no program is known to run these numbers: {error}") from error
 
 
-def hf_of(config: ConfigFile) -> Any:
-    """Raises:
-    ProgramFails: transformers refuses the configuration."""
+def _tables(config: ConfigFile) -> dict[str | None, Mapping[str, Any]]:
+    """rope_parameters of the layer types that some layer has.
+
+    Raises:
+        ProgramFails: transformers refuses the configuration."""
     try:
-        return config.hf
+        hf = config.hf
     except InputError as error:
         raise ProgramFails(str(error)) from error
-
-
-def _tables(config: ConfigFile) -> dict[str | None, Mapping[str, Any]]:
-    """rope_parameters of the layer types that some layer has."""
-    hf = hf_of(config)
     types, tables = getattr(hf, "layer_types", None), rope_parameters_by_type(hf)
     tables = {kind: table for kind, table in tables.items() if table is not None}  # None: these layers do not rotate
     return {kind: table for kind, table in tables.items() if kind in (types or ())} or tables
 
 
 def _transformers5(config: ConfigFile, length: int) -> Found:
-    hf, tables = hf_of(config), _tables(config)
-    if why := config.without_positions():
-        raise ProgramFails(f"its layers do not rotate: {why}")
+    tables, hf = _tables(config), config.hf
     if not any(tables.values()):
         raise ProgramFails("its model has no rotary positions")
     kind = _rotary_class(hf)
     try:
-        stated = vars(hf).get("layer_rope_theta") if hf.model_type in OWN_BASES else None
-        if own := tuple(dict.fromkeys(float(base) for base in stated or () if base)):
-            tables = {f"base {base:.10g}": {**table, "rope_theta": base} for table in tables.values() for base in own}
-            turned = {layers: _turned(kind(_with(hf, table)), None, table, length) for layers, table in tables.items()}
-        else:
-            module = kind(hf)
-            turned = {layers: _turned(module, layers, table, length) for layers, table in tables.items()}
+        module = kind(hf)
+        turned = {layers: _turned(module, layers, table, length) for layers, table in tables.items()}
         bases = {layers: float(table["rope_theta"]) for layers, table in tables.items()}
     except Exception as error:  # transformers raises errors of many types here
-        raise ProgramFails(f"it fails: {described(error)}") from error
+        by_type = isinstance(error, KeyError) and error.args[0] in (FULL, SLIDING)
+        why = f"it fails: {described(error)}"
+        raise ProgramFails(
+            "its module reads tables by layer type alone: write them there" if by_type else why
+        ) from error
     for layers, table in tables.items():
         inv_freq, factor = turned[layers]
         notes = []
@@ -225,12 +211,6 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
             notes.append(f"its attention multiplies scores by {scores:.4g} too (mscale_all_dim)")
         yield Reading("", layers or ALL, bases[layers], str(table.get("rope_type", "default")), 2 * inv_freq.numel(),
                       factor, inv_freq, "; ".join(notes), config.unrotated(), "run")  # fmt: skip
-
-
-def _with(hf: Any, table: Mapping[str, Any]) -> Any:
-    changed = copy.deepcopy(hf)
-    changed.rope_parameters = dict(table)
-    return changed
 
 
 def _rotary_class(hf: Any) -> Any:
@@ -277,38 +257,12 @@ def _turned(module: Any, layers: str | None, table: Mapping[str, Any], length: i
 def _require_rules(config: ConfigFile) -> None:
     if config.model_type not in RULED:
         raise NotKnown(f"posenc does not have its rules for the model type {config.model_type!r}")
-    _require_fields(config)
-
-
-def _require_fields(config: ConfigFile) -> None:
     if not config.states_language_model:
         raise NotKnown("the file does not state the language model, and its values for it are not known")
 
 
-def _alike(program: str, config: ConfigFile) -> bool:
-    """Whether a program was recorded to compute what transformers 5 does for the model type, and has no rules here."""
-    record, outer = RECORDS[program], str(config.outer.get("model_type", config.model_type))
-    if outer in record["missing"]:
-        raise ProgramFails(f"it has no model type {outer!r}")
-    if config.model_type in record["missing"]:
-        raise NotKnown(f"it was not run with a model of type {outer!r}")
-    if config.model_type not in record["as transformers 5"]:
-        return False
-    _require_fields(config)
-    parameters = config.raw.get("rope_parameters")
-    part = config.raw.get("partial_rotary_factor")
-    if parameters is not None or part not in (None, 1.0):
-        raise NotKnown("it was asked for this model type with rope_scaling and complete heads alone")
-    return True
-
-
 def _transformers4(config: ConfigFile, length: int) -> Found:
     raw = config.raw
-    if "theta" in raw and config.model_type in ("lfm2", "lfm2_moe"):
-        raise NotKnown("it reads theta of the first files of the model type, with which it was not run")
-    if _alike(TRANSFORMERS_4, config):
-        yield from _as_transformers5(config, length)
-        return
     _require_rules(config)
     neox = config.model_type == "gpt_neox"
     base = raw.get("rotary_emb_base" if neox else "rope_theta", V4_BASES.get(config.model_type, 10000.0))
@@ -317,7 +271,7 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     if scaling is not None and scaling.get("rope_type", scaling.get("type")) is None:
         raise ProgramFails("it fails: KeyError: its rope_scaling has no rope_type")
     scaling = scaling or {}
-    if fraction != 1 and config.model_type not in V4_PARTIAL:
+    if fraction != 1 and config.model_type not in V4_FRACTIONS:
         raise ProgramFails(
             "it fails: its attention rotates complete heads, and partial_rotary_factor gives cos and sin of a part"
         )
@@ -386,16 +340,22 @@ def _head_dim(config: ConfigFile) -> int:
     return int(getattr(config.hf, "head_dim", None) or config.head_dim)
 
 
-def _longrope_factor(config: ConfigFile, given: Mapping[str, Any], length: int) -> float:
-    """The factor of vLLM's and SGLang's class: of the lengths, whatever attention_factor says, unless the mscales are given."""
+def _longrope(config: ConfigFile, given: dict[str, Any], length: int, notes: list[str]) -> Served:
+    """By vLLM's and SGLang's class, whose factor is that of the lengths, whatever attention_factor says, unless the mscales are given.
+    length: tokens for which it takes the factors of the pairs."""
+    if FAMILIES[config.model_type].layout == "interleaved":
+        raise ProgramFails("its longrope is for models that pair channels across halves")
+    if given.get("attention_factor") is not None:
+        notes = [*notes, "does not read attention_factor of longrope"]
     original = given.get("original_max_position_embeddings") or config.length
     scale = config.length / original
     stated = given.get("long_mscale" if length > original else "short_mscale")
-    return float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
+    factor = float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
+    return {**given, "at_length": length}, factor, "; ".join(notes)
 
 
 def _as_transformers5(config: ConfigFile, length: int, note: str = "") -> Found:
-    """Of a program that was recorded to compute the same for other configurations of the model type, or that runs the module."""
+    """Of a program that runs the module."""
     for reading in _transformers5(config, length):
         yield replace(reading, known_by="rules", note=note)
 
@@ -424,15 +384,8 @@ def _vllm(config: ConfigFile, length: int) -> Found:
             truncate = given.get("truncate", True)
             return {"rope_type": "yarn", "truncate": truncate, **{key: given[key] for key in keys}}, None, ""
         if name == "longrope":
-            if FAMILIES[config.model_type].layout == "interleaved":
-                raise ProgramFails("its longrope is for models that pair channels across halves")
-            notes = []
-            if length < config.length:
-                notes.append("takes longrope's factors for max_model_len tokens, whatever the text's length")
-            if given.get("attention_factor") is not None:
-                notes.append("does not read attention_factor of longrope")
-            factor = _longrope_factor(config, given, config.length)
-            return {**given, "at_length": config.length}, factor, "; ".join(notes)
+            note = "takes longrope's factors for max_model_len tokens, whatever the text's length"
+            return _longrope(config, given, config.length, [note] if length < config.length else [])
         # cos and sin of yarn end there, from which it also derives max_model_len
         times, original = given.get("factor"), given.get("original_max_position_embeddings")
         if name == "yarn" and is_number(times) and is_number(original) and times * original * (1 + STEP) < length:
@@ -478,15 +431,10 @@ def _sglang(config: ConfigFile, length: int) -> Found:
             usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), base=10000.0)
             factor = usual.attention_factor * given.get("attn_factor", 1.0)
         elif name == "longrope":
-            if FAMILIES[config.model_type].layout == "interleaved":
-                raise ProgramFails("its longrope is for models that pair channels across halves")
             notes.append(
                 "takes longrope's factors for the longest text of a batch, beyond the original length by two tokens"
             )
-            if given.get("attention_factor") is not None:
-                notes.append("does not read attention_factor of longrope")
-            given["at_length"] = max(length - 1, 1)
-            factor = _longrope_factor(config, given, given["at_length"])
+            return _longrope(config, given, max(length - 1, 1), notes)
         elif name == "dynamic" and "alpha" not in given:
             notes.append("takes dynamic's base for factor times the length, at every length")
             given["at_length"] = int(config.length * given["factor"])
@@ -496,9 +444,6 @@ def _sglang(config: ConfigFile, length: int) -> Found:
 
 
 def _llama_cpp(config: ConfigFile, length: int) -> Found:
-    if config.gguf is None and _alike(LLAMA_CPP, config):
-        yield from _as_transformers5(config, length)
-        return
     header = config.gguf if config.gguf is not None else _converted(config)
     yield from header_readings(header, config.head_dim, config.length)
 
@@ -518,11 +463,13 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
     original = int(key("rope.scaling.original_context_length", context))
     attention = stated = float(key("rope.scaling.attn_factor", 1.0))
     notes = [str(header[NOTE])] if header.get(NOTE) else []
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise ProgramFails(f"rope.scaling.type={kind!r}: it has none of that name")
     divisors = header.get("rope_freqs.weight")
     if divisors is None:
         which = "long" if context > original else "short"
         divisors = header.get(f"rope_factors_{which}.weight")
-        if divisors is not None and context > original:
+        if divisors is not None and context > original and divisors != header.get("rope_factors_short.weight"):
             notes.append(
                 f"takes the long factors for every text once its context (-c) exceeds {original}, here for {context}"
             )
@@ -570,7 +517,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     arch = ARCHITECTURES.get(kind, kind)
     part = None if kind == "gpt_neox" else inner.get("partial_rotary_factor")
     fraction = part or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
-    dim = int(config.head_dim * fraction) if kind in V4_PARTIAL else config.head_dim
+    dim = int(config.head_dim * fraction) if kind in V4_FRACTIONS else config.head_dim
     header: dict[str, Any] = {"general.architecture": arch}
     keys: dict[str, Any] = {"context_length": config.length, "rope.dimension_count": dim}
     notes = []
@@ -626,44 +573,11 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     return header | {f"{arch}.{key}": value for key, value in keys.items()}
 
 
-def _deepspeed(config: ConfigFile, length: int) -> Found:
-    if config.model_type in DEEPSPEED_UNREAD:
-        raise NotKnown(f"its inference engine has {config.model_type}, whose rules were not read")
-    if config.model_type not in DEEPSPEED:
-        raise ProgramFails(f"its inference engine carries {listed(DEEPSPEED + DEEPSPEED_UNREAD)}")
-    tables = _tables(config)
-    kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
-    for kind in sorted(kinds - {"default"}):
-        raise ProgramFails(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
-    if len(tables) > 1:
-        raise ProgramFails("it has one table of the rotation for all layers")
-    (parameters,) = tables.values()
-    fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
-    yield _reading(ALL, parameters.get("rope_theta") or 10000.0, {"name": "default"}, int(_head_dim(config) * fraction))
-
-
-def programs_answer(program: str, config: ConfigFile, length: int) -> list[Reading]:
-    """What a program computes: recorded of this very configuration, or by its rules.
-
-    Raises:
-        ProgramFails: it does not run the configuration.
-        NotKnown: neither a record nor a rule says what it does.
-    """
-    answer = None if config.gguf is not None else answer_of(program, config, length)
-    if answer is None:
-        return list(PROGRAMS[program](config, length))
-    if answer not in (TRANSFORMERS, RULES):
-        raise ProgramFails(f"it fails: {answer}")
-    found = PROGRAMS[program if answer == RULES else TRANSFORMERS](config, length)
-    return [replace(each, known_by="recorded", note=each.note if answer == RULES else "") for each in found]
-
-
 PROGRAMS: dict[str, Callable[[ConfigFile, int], Found]] = {
     TRANSFORMERS: _transformers5,
     TRANSFORMERS_4: _transformers4,
     VLLM: _vllm,
     "SGLang": _sglang,
     LLAMA_CPP: _llama_cpp,
-    "DeepSpeed": _deepspeed,
 }
 """Each program's rules, in the order of the report."""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What six programs compute from one configuration: a config.json or the header of a GGUF file, without weights."""
+"""What five programs compute from one configuration: a config.json or the header of a GGUF file, without weights."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from posenc.errors import InputError, check_integers, listed, unknown
 from posenc.pretrained.config_file import ConfigFile
-from posenc.pretrained.families import FAMILIES, REFUSED
+from posenc.pretrained.families import FAMILIES, REFUSED, without_positions
 from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
 from posenc.pretrained.gguf_reader import read_config, unread
 from posenc.pretrained.parameters import impossible_sentences, is_number, rope_parameters_by_type, unknown_type
@@ -24,7 +23,6 @@ from posenc.pretrained.programs import (
     ProgramFails,
     Reading,
     bounds,
-    programs_answer,
 )
 from posenc.pretrained.stated import impossible_numbers, stated
 from posenc_cli.arguments import aligned
@@ -45,7 +43,7 @@ class ProgramComparison:
     """What each program makes of a configuration.
 
     length: tokens of the text for which frequencies are compared. refused: programs that do not run it. not_known: programs of
-    which posenc does not know. windows: keys that a query sees, by layer type, None: all. layers: how many there are; None: it
+    which posenc does not know. layers: how many there are; None: it
     is not stated. findings: what `doctor` says of a configuration without weights.
     """
 
@@ -55,7 +53,6 @@ class ProgramComparison:
     readings: tuple[Reading, ...]
     refused: tuple[ProgramRefusal, ...]
     not_known: tuple[ProgramRefusal, ...]
-    windows: Mapping[str, int | None]
     layers: int | None
     findings: tuple[ModelFinding, ...]
 
@@ -95,28 +92,14 @@ class ProgramComparison:
 
     def agreement(self) -> str:
         """Who computes the same, where nobody differs: programs that were asked, and those of which rules alone say so."""
-        asked, ruled = self.asked(), self.ruled()
-        if not asked + ruled:
+        programs = list(dict.fromkeys(reading.program for reading in self.readings))
+        if not programs:
             return "No program is known to run it."
-        if len(asked + ruled) == 1:
-            return f"Nothing is compared: {(asked + ruled)[0]} alone is known to run it."
-        by_rules = f"by posenc's rules of {'it' if len(ruled) == 1 else 'them'}, {listed(ruled)}" if ruled else ""
-        if len(asked) > 1:
-            return f"{listed(asked)}, which were run, compute the same positions{'; ' * bool(ruled)}{by_rules}{' too' * bool(ruled)}."
-        if not asked:
-            return f"No program was run; {by_rules} compute the same positions."
-        return (
-            f"{asked[0]} alone was run; {by_rules} {'computes' if len(ruled) == 1 else 'compute'} the same positions."
-        )
-
-    def asked(self) -> list[str]:
-        """The programs that were run with this configuration, now or when their answers were recorded."""
-        ruled = self.ruled()
-        return [each for each in dict.fromkeys(reading.program for reading in self.readings) if each not in ruled]
-
-    def ruled(self) -> list[str]:
-        """The programs of which posenc's rules say what they compute."""
-        return list(dict.fromkeys(reading.program for reading in self.readings if reading.known_by == "rules"))
+        if len(programs) == 1:
+            return f"Nothing is compared: {programs[0]} alone is known to run it."
+        ruled = [each for each in programs if each != TRANSFORMERS]
+        run = f"{TRANSFORMERS} alone was run" if TRANSFORMERS in programs else "No program was run"
+        return f"{run}; by posenc's rules, the same positions are computed by {listed(ruled)}."
 
     def to_dict(self) -> dict[str, Any]:
         rows = []
@@ -125,9 +108,9 @@ class ProgramComparison:
             rows.append(row | {"inv_freq": reading.inv_freq.tolist()})
         return {
             "name": self.name, "model_type": self.model_type, "length": self.length, "differ": self.differ,
-            "windows": dict(self.windows), "readings": rows, "refused": [asdict(each) for each in self.refused],
+            "readings": rows, "refused": [asdict(each) for each in self.refused],
             "not_known": [asdict(each) for each in self.not_known], "apart": self.apart(), "layers": self.layers,
-            "findings": [asdict(each) for each in self.findings], "wrong": self.wrong, "asked": self.asked(),
+            "findings": [asdict(each) for each in self.findings], "wrong": self.wrong,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -152,10 +135,8 @@ class ProgramComparison:
             for r in self.readings
         ]  # fmt: skip
         table = aligned(rows, str.ljust, width)
-        sizes = {kind: "all keys" if size is None else f"{size} keys" for kind, size in self.windows.items()}
-        windows = ", ".join(f"{kind} {size}" for kind, size in sizes.items())
         lines = [
-            f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens; a query sees: {windows}",
+            f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens",
             *([f"{len(still)} of {self.layers} layers do not rotate: {numbers}"] if still else []),
             "",
             *(table if self.readings else []),
@@ -199,9 +180,11 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     check_integers(1, length=length)
     for contradiction in config.contradictions():
         raise InputError(f"{config.name}: {contradiction}")
-    if config.model_type in REFUSED:
-        raise InputError(f"{config.name}: model type {config.model_type!r}: {REFUSED[config.model_type]}")
-    if _has_no_rotation(config):
+    known = _is_known(config)
+    if why := (without_positions(config.hf) if known else "") or REFUSED.get(config.model_type):
+        raise InputError(f"{config.name}: model type {config.model_type!r}: {why}")
+    rotates = config.model_type in FAMILIES or not known or any(rope_parameters_by_type(config.hf).values())
+    if not rotates and not is_number(getattr(config.hf, "max_position_embeddings", None)):
         raise InputError(f"{config.name}: model type {config.model_type!r} has no rotary positions to compare")
     findings = diagnosis(None, _evidence(config)).findings
     impossible = [why for table in config.tables() for why, _ in impossible_sentences(table)]
@@ -222,7 +205,7 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         try:
             if impossible and program != TRANSFORMERS:
                 raise NotKnown(f"what it does with such a number was not tried: {impossible[0]}")
-            found = programs_answer(program, config, length)
+            found = list(PROGRAMS[program](config, length))
             if len(found) > 1 and all(found[0].same(each) and found[0].base == each.base for each in found):
                 found = [replace(found[0], layers=ALL)]
             readings += [replace(each, program=program, unrotated=_still(config, program)) for each in found]
@@ -238,17 +221,10 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
             raise unknown("model type", config.model_type, FAMILIES, 0.7)
         reasons = "; ".join(f"{each.program}: {each.why}" for each in refused + not_known)
         raise InputError(f"{config.name}: no program is known to run it: {reasons}")
-    known = _is_known(config)
     return ProgramComparison(
         config.name, config.model_type, length, tuple(readings), tuple(refused), tuple(not_known),
-        config.windows() if known else {}, getattr(config.hf, "num_hidden_layers", None) if known else None, findings,
+        getattr(config.hf, "num_hidden_layers", None) if known else None, findings,
     )  # fmt: skip
-
-
-def _has_no_rotation(config: ConfigFile) -> bool:
-    if not _is_known(config) or any(rope_parameters_by_type(config.hf).values()) or config.hf.model_type in FAMILIES:
-        return False
-    return not is_number(getattr(config.hf, "max_position_embeddings", None))
 
 
 def _is_known(config: ConfigFile) -> bool:

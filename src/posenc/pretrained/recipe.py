@@ -37,6 +37,8 @@ MLX = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "granite", "granitemoe",
 MLX_PLAIN = ("mixtral", "qwen3_moe", "gemma", "gemma2", "phi", "stablelm", "starcoder2", "glm", "glm4", "gpt_neox",
              "cohere", "olmo")  # fmt: skip
 """Those whose class reads the base alone."""
+MLX_5 = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Those whose class reads rope_parameters in place of rope_scaling and rope_theta."""
 OLLAMA = "it reads the keys of the file as llama.cpp does, and a Modelfile states nothing of the rotation"
 LONGEST = 1000
 """Characters of an object that is repeated in commands."""
@@ -119,11 +121,9 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
     wanted = {kind: each.frequencies() for kind, each in attachment.design.rotations.items()}
     older, scaling = _of_transformers_4(written, length)
     former = ConfigFile(file.name, _replaced(file, older, (*removed, "rope_parameters")))
-    of_older = {
-        each.program: each
-        for each in agreement(former, wanted or loaded_frequencies(attachment.structure, length), length)
-    }
-    answers = tuple(of_older[each.program] if each.program == TRANSFORMERS_4 else each for each in answers)
+    found = agreement(former, wanted or loaded_frequencies(attachment.structure, length), length)
+    of_older = next(each for each in found if each.program == TRANSFORMERS_4)
+    answers = tuple(of_older if each.program == TRANSFORMERS_4 else each for each in answers)
     args = shlex.quote(json.dumps(_nested(file, changed)))
     if len(args) > LONGEST:
         args = '"$(cat overrides.json)"'
@@ -140,9 +140,6 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
         "Ollama": f"{OLLAMA}\n  FROM ./NEW.gguf\n  PARAMETER num_ctx {length}" if keys else "cannot, as llama.cpp",
         "MLX": _mlx(str(written.model_type), scaling, length),
     }  # fmt: skip
-    programs |= {
-        each.program: "it has no setting beside config.json" for each in answers if each.program not in programs
-    }
     return Recipe(
         file.name, attachment.report, _formula(attachment, written), _nested(file, changed), removed, programs, answers
     )
@@ -192,9 +189,10 @@ def _of_transformers_4(config: Any, length: int) -> tuple[dict[str, Any], dict[s
 
 
 def _mlx(kind: str, table: Mapping[str, Any], length: int) -> str:
-    """What mlx-lm makes of the fields of transformers 4, which it reads."""
-    rope_type, same = table.get("rope_type", "default"), "in config.json, as of transformers 4"
-    if kind not in MLX + MLX_PLAIN:
+    """What mlx-lm makes of a configuration."""
+    version = "5; rope_scaling is ignored" if kind in MLX_5 else "4"
+    rope_type, same = table.get("rope_type", "default"), f"in config.json, as of transformers {version}"
+    if kind not in MLX + MLX_PLAIN + MLX_5:
         return f"not known for {kind}"
     if kind in MLX_PLAIN and rope_type != "default":
         return f"its {kind} reads rope_theta alone, and silently rotates without {rope_type}: take ntk or abf"
@@ -210,14 +208,15 @@ def _mlx(kind: str, table: Mapping[str, Any], length: int) -> str:
 def _of_llama_cpp(attachment: Attachment, length: int) -> tuple[str, str]:
     """The keys of a GGUF file, and the flags for a file of the model before; or what is to be done instead."""
     kind, rope = attachment.structure.model_type, attachment.structure.rope
-    architecture = ARCHITECTURES.get(kind, kind)
+    architecture = ARCHITECTURES.get(kind, "ARCHITECTURE")
     try:
-        keys, tensors = expressed(attachment, architecture)
+        keys, tensors = expressed(attachment, ARCHITECTURES.get(kind, kind))
     except InputError as error:
         return "", f"cannot: {error}"
     shown = [f"{architecture}.{key} = {value}" for key, value in {"context_length": length, **keys}.items()]
     shown += [f"{name}: {len(values)} divisors" for name, values in tensors.items()]
-    text = "keys of a GGUF file: " + ", ".join(shown)
+    named = "" if kind in ARCHITECTURES else " (ARCHITECTURE: its general.architecture)"
+    text = f"keys of a GGUF file{named}: {', '.join(shown)}"
     if tensors or rope.schedule["name"] in ("llama3", "longrope") or attachment.structure.rope_per_type:
         return text, f"no flags express it: {rewriting(attachment, length)}"
     flags = [f"{FLAGS[key]} {value}" for key, value in keys.items() if key in FLAGS]

@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 
-from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
-from posenc.encodings.rotary import PRotary, Rotary
-from posenc.errors import InputError, check_integers
+from posenc.errors import InputError
 from posenc.frequencies import Frequencies, abf, create, stretch
-from posenc.functional import Layout
 from posenc.pretrained.attach import attached
-from posenc.pretrained.models import ModelStructure, Rope
+from posenc.pretrained.models import ModelStructure, Rope, attention_factor
 from posenc.pretrained.parameters import ROPE_PARAMETERS, score_factor
 
 NAMED = ("default", "linear", "yarn", "llama3")
@@ -23,7 +20,7 @@ LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
 SCORES = {"mscale": 1.0, "mscale_all_dim": 1.0}
 """Options of "yarn" under which its temperature multiplies the scores and not cos and sin, as DeepSeek trains with."""
-SCALING = {"rope_type", "type", "original_max_position_embeddings", "max_position_embeddings", "alpha", "short_mscale", "long_mscale",
+SCALING = {"rope_type", "type", "original_max_position_embeddings", "max_position_embeddings", "short_mscale", "long_mscale",
            *(key for keys in ROPE_PARAMETERS.values() for key in keys)}  # fmt: skip
 """Keys of rope_parameters that belong to a scaling; the others describe the model."""
 MAX_STRETCH = 1e30
@@ -85,17 +82,22 @@ def hf_config(
     if vars(config).get("head_dim", structure.head_dim) is None:  # "yarn" and "longrope" multiply it
         config.head_dim = structure.head_dim
     config.rope_parameters = hf_rope_parameters(structure, frequencies, length, NAMED, schedules)
-    if not _computed(structure, config, frequencies):  # some modules read keys of a rope_type from elsewhere
+    if not computes(structure, config, frequencies, length):  # some modules read keys of a rope_type from elsewhere
         config.rope_parameters = hf_rope_parameters(structure, frequencies, length, ())
     return config
 
 
-def _computed(structure: ModelStructure, config: Any, frequencies: Mapping[str, Frequencies]) -> bool:
-    """Whether the model's kind of rotary module has the frequencies."""
+def computes(structure: ModelStructure, config: Any, frequencies: Mapping[str, Frequencies], length: int) -> bool:
+    """Whether the model's kind of rotary module has the frequencies under a configuration, to 1e-4 rad at the last position."""
     module = type(structure.rotary)(config)
     for layer_type, wanted in frequencies.items():
-        buffer = getattr(module, f"{layer_type}_inv_freq" if structure.rope_per_type else "inv_freq").double()
-        if buffer.shape != wanted.inv_freq.shape or not torch.allclose(buffer, wanted.inv_freq, rtol=1e-5, atol=1e-20):
+        prefix = f"{layer_type}_" if structure.rope_per_type else ""
+        buffer = getattr(module, f"{prefix}inv_freq").double()
+        if buffer.shape != wanted.inv_freq.shape or not torch.allclose(
+            buffer, wanted.inv_freq, rtol=1e-5, atol=1e-4 / length
+        ):
+            return False
+        if not math.isclose(attention_factor(module, prefix), wanted.attention_factor, rel_tol=1e-5):
             return False
     return True
 
@@ -139,81 +141,25 @@ def _written(
     if "llama_4_scaling_beta" in given:  # whose temperature counts in these
         shape["original_max_position_embeddings"] = given["original_max_position_embeddings"]
     kinds = kinds if structure.model_type not in LONGROPE_ONLY else [kind for kind in kinds if kind == "default"]
-    written = scaling_parameters(
-        frequencies,
-        rope.rotary_dim,
-        rope.rope_theta,
-        rope.original_length,
-        length,
-        kinds,
-        rope.latent,
-        rope.layout,
-        schedule,
-    )
+    written = scaling_parameters(frequencies, rope, length, kinds, schedule)
     scores, times = score_factor(given) ** 0.5, written.get("factor", 1.0)
-    if (
-        written["rope_type"] == "longrope" and scores != 1 and times > 1 and schedule.get("name") == "explicit"
-    ):  # stays beside the new ones
+    stays = written["rope_type"] == "longrope" and schedule.get("name") == "explicit"  # beside the new ones
+    if stays and scores != 1 and times > 1:
         shape["mscale_all_dim"] = (scores - 1) / (0.1 * math.log(times))
     return written | shape
 
 
-def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: int) -> dict[str, Any]:
-    """config.rope_parameters under which transformers' rotary modules turn as an encoding of a model trained from scratch
-    does: a `LearnedRotary` with what it has learned, a `Rotary`, `PRotary` or `HeadRotary`.
-
-    The rope_type with a name where it is exact, otherwise "longrope" with equal short and long factors. For transformers 4,
-    take rope_theta out of the dictionary, and pass the rest as rope_scaling.
-
-    Args:
-        length: of the new configuration, its max_position_embeddings.
-
-    Raises:
-        InputError: frequencies that differ by head, another encoding, or the interleaved layout, which no
-            configuration has: `posenc.convert_layout` changes the weights.
-    """
-    check_integers(1, length=length)
-    if type(encoding) not in (Rotary, PRotary, LearnedRotary, HeadRotary):
-        raise InputError("pass a Rotary, PRotary, LearnedRotary or HeadRotary", encoding=encoding)
-    if encoding.layout != "half":
-        raise InputError(
-            "transformers rotates channels c and c + head_dim/2 together",
-            "change the weights by posenc.convert_layout, and the encoding to layout='half'",
-            layout=encoding.layout,
-        )
-    shape: dict[str, Any] = {}
-    rotary_dim, schedule = encoding.head_dim, getattr(encoding, "schedule", None) or {}
-    if isinstance(encoding, Rotary):
-        frequencies = encoding.frequencies()
-        if encoding.rotary_dim is not None:
-            rotary_dim = int(encoding.rotary_dim)
-            shape["partial_rotary_factor"] = rotary_dim / encoding.head_dim
-    else:
-        ladders = encoding.vectors(0)[..., 0].detach().cpu()
-        if not torch.equal(ladders, ladders[:1].expand_as(ladders)):
-            raise InputError(
-                f"{type(encoding).__name__}: its frequencies differ by key head, and a configuration has one set for all "
-                "heads; train with groups=1, or one schedule"
-            )
-        frequencies = Frequencies(ladders[0], encoding.attention_factor)
-    original = schedule.get("original_max_positions", length)
-    return scaling_parameters(frequencies, rotary_dim, encoding.rope_theta, original, length, schedule=schedule) | shape
-
-
 def scaling_parameters(
     frequencies: Frequencies,
-    rotary_dim: int,
-    rope_theta: float,
-    original_length: int,
+    rope: Rope,
     length: int,
     kinds: Collection[str] = NAMED,
-    latent: bool = False,
-    layout: Layout = "half",
     schedule: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """rope_parameters of a rotation. kinds: of rope_types beside "longrope" that may be taken. latent: of latent attention,
-    where "yarn" has its temperature in the scores. layout: vLLM and SGLang have longrope for "half" alone. schedule: what made
-    the frequencies, where that is known."""
+    """rope_parameters of frequencies in place of those of a rotation. kinds: of rope_types beside "longrope" that may be taken.
+    schedule: what made the frequencies, where that is known. In latent attention "yarn" has its temperature in the scores, and vLLM
+    and SGLang have longrope for the layout "half" alone."""
+    rotary_dim, rope_theta = rope.rotary_dim, rope.rope_theta
     divisors, made = stretch(frequencies, rotary_dim, base=rope_theta), schedule or {}
     factor = float(f"{divisors.max().item():.12g}")  # 3.2, not 3.2000000000000006
 
@@ -232,14 +178,14 @@ def scaling_parameters(
                 yield base, "linear", {"factor": first}
         if not 1 < factor < MAX_STRETCH:
             return
-        original = {"original_max_position_embeddings": original_length}
+        original = {"original_max_position_embeddings": rope.original_length}
         yarn = {"factor": factor, "beta_fast": 32.0, "beta_slow": 1.0, **original}
-        usual = {"yarn": yarn | (SCORES if latent else {})}
+        usual = {"yarn": yarn | (SCORES if rope.latent else {})}
         usual["llama3"] = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original}
         yield rope_theta, "yarn", usual["yarn"]
-        if not latent:
+        if not rope.latent:
             yield rope_theta, "yarn", yarn | {"truncate": False}
-        if layout == "interleaved" and not latent:
+        if rope.layout == "interleaved" and not rope.latent:
             yield rope_theta, "yarn", yarn | {"attention_factor": float(frequencies.attention_factor)}
         yield rope_theta, "llama3", usual["llama3"]
         if (kind := str(made.get("name"))) in usual:
@@ -258,9 +204,9 @@ def scaling_parameters(
     scale = float(frequencies.attention_factor)
     return {
         "rope_type": "longrope", "rope_theta": rope_theta, "short_factor": numbers, "long_factor": numbers,
-        "factor": max(1.0, length / original_length), "attention_factor": scale,
-        **({} if latent else {"short_mscale": scale, "long_mscale": scale}),
-        "original_max_position_embeddings": original_length,
+        "factor": max(1.0, length / rope.original_length), "attention_factor": scale,
+        **({} if rope.latent else {"short_mscale": scale, "long_mscale": scale}),
+        "original_max_position_embeddings": rope.original_length,
     }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import longer_lengths, stretched_length
 from posenc.pretrained.parameters import (
-    READ_BY,
     ROPE_PARAMETERS,
     STEP,
     head_dim_of,
@@ -27,7 +26,7 @@ ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGI
 """Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
 NEUTRAL: dict[str, tuple[float | bool, ...]] = {
     "factor": (1.0,), "attention_factor": (1.0,), "attn_factor": (1.0,), "beta_fast": (32.0,), "beta_slow": (1.0,),
-    "mscale": (1.0,), "mscale_all_dim": (0.0, 1.0), "truncate": (True,), "alpha": (1.0,),
+    "mscale": (1.0,), "mscale_all_dim": (0.0, 1.0), "truncate": (True,),
 }  # fmt: skip
 """Numbers that change nothing where a program reads them under this rope_type, or that are what it takes without them."""
 
@@ -50,7 +49,6 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         taken = next(iter(by_type.values())).get("rope_theta")
         text = f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}"
         yield "base_not_stated", text, None
-    yield from _stated_elsewhere(config, stored, next(iter(by_type.values())))
     yield from _unread_fields(config, stored)
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
@@ -65,7 +63,7 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         factor = parameters.get("factor")
         if not is_number(factor):
             continue
-        if "factor" in ROPE_PARAMETERS[kind] and not factor >= 1 and not _is_base(config, parameters):
+        if "factor" in ROPE_PARAMETERS[kind] and not factor >= 1:
             yield "factor_below_one", f"factor={factor}{where}, whose rope_type is {kind}", float(factor)
         if kind in ("yarn", "longrope"):
             yield from _temperature(parameters, kind, where)
@@ -74,24 +72,10 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
     yield from _other_lengths(config, file, next(iter(by_type.values())))
 
 
-def _stated_elsewhere(config: Any, stored: Mapping[str, Any], taken: Mapping[str, Any]) -> Evidence:
-    """Fields of a model's own code that transformers' class for it does not read: rotary_dim (MiniMax-Text-01), and theta (the
-    first files of LFM2). taken: the table that it has."""
-    part, base = stored.get("rotary_dim"), stored.get("theta")
-    if is_number(part) and not hasattr(config, "kv_lora_rank"):
-        rotated = int(head_dim_of(config) * (taken.get("partial_rotary_factor") or 1.0))
-        if part != rotated:
-            text = f"rotary_dim={part:g}, and transformers' {config.model_type} rotates {rotated} channels of a head"
-            yield "fields_contradict", text, part / rotated
-    if is_number(base) and is_number(taken.get("rope_theta")) and base != taken["rope_theta"]:
-        text = f"theta={base:.10g}, and transformers' {config.model_type} takes rope_theta={taken['rope_theta']:.10g}"
-        yield "fields_contradict", text, base / taken["rope_theta"]
-
-
-SPEAKS = re.compile(r"(^|_)(rope|rotary|yarn|ntk|theta|alibi)(_|$)")
+SPEAKS = re.compile(r"(^|_)(rope|rotary|yarn|ntk|theta|alibi|logn|interpolation)(_|$)")
 """Names of fields that speak of positions."""
-TOLD = ("theta", "rotary_dim", "rope_interleave")
-"""Of which there are other findings, or none is due."""
+TOLD = ("rope_interleave",)
+"""Of which none is due."""
 
 
 @cache
@@ -106,7 +90,9 @@ def _unread_fields(config: Any, stored: Mapping[str, Any]) -> Evidence:
     """Numbers of a table that transformers' tables do not have, and fields beside it of which its code for the model type has not
     even the name, unless they change nothing. How channels are paired is the type's own."""
     tables = rope_parameters_by_type(config).values()
-    nothing = (None, False, 1, "default", *(table.get("rope_theta") for table in tables))
+    widths = {head_dim_of(config, kind) for kind in getattr(config, "layer_types", None) or [None]}
+    rotated = (int(width * (each.get("partial_rotary_factor") or 1)) for width in widths for each in tables)
+    nothing = (None, False, 1, "default", *(table.get("rope_theta") for table in tables), *rotated)
     flat = {
         "rope_theta": stored.get("rope_theta"),
         **(stored.get("rope_parameters") or stored.get("rope_scaling") or {}),
@@ -133,28 +119,14 @@ def edited(config: Any, file: ConfigFile) -> Evidence:
         yield "length_edited", f"max_position_embeddings is {length}, and {written} in {file.name}", length / written
 
 
-def unstated(config: Any, file: ConfigFile) -> Evidence:
-    """A file without max_position_embeddings, also by the name that it has in the model type."""
-    named = getattr(config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
-    if all(file.raw.get(name) is None for name in ("max_position_embeddings", named)):
-        length = config.max_position_embeddings
-        text = f"{file.name} states no max_position_embeddings; transformers takes {length} for {config.model_type}"
-        yield "length_not_stated", text, float(length)
-
-
 def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
     table = scaling.get(layer_type or "")
     return table if isinstance(table, Mapping) else scaling
 
 
-def _is_base(config: Any, parameters: Mapping[str, Any]) -> bool:
-    """Whether HunYuan's alpha is the scaling, beside which its module reads no factor."""
-    return bool("alpha" in READ_BY.get(str(config.model_type), ()) and parameters.get("alpha"))
-
-
 def _unread(config: Any, parameters: Mapping[str, Any], kind: str, where: str) -> Evidence:
     """Keys that neither the rope_type nor the model type's module reads."""
-    read = ALWAYS_READ | {*ROPE_PARAMETERS[kind], *READ_BY.get(str(config.model_type), ())}
+    read = ALWAYS_READ | {*ROPE_PARAMETERS[kind]}
     read |= set(getattr(config, "ignore_keys_at_rope_validation", None) or ())
     if kind == "longrope":  # which vLLM and SGLang read in place of attention_factor
         factor = parameters.get("attention_factor")
@@ -162,7 +134,7 @@ def _unread(config: Any, parameters: Mapping[str, Any], kind: str, where: str) -
     for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
         value = parameters[key]
         text = f"{key}={value} in rope_parameters{where}, whose rope_type is {kind}"
-        neutral = value in NEUTRAL.get(key, ()) or (key.startswith("mscale") and _is_base(config, parameters))
+        neutral = value in NEUTRAL.get(key, ())
         if key == "attn_factor" and kind == "yarn" and is_number(value):
             usual = parameters.get("attention_factor") or 0.1 * math.log(max(parameters.get("factor") or 1, 1)) + 1
             text += f"; YaRN's own code multiplies {usual:.4f} by it: write attention_factor={value * usual:.4g} in its place"
@@ -199,9 +171,6 @@ def _other_lengths(config: Any, file: ConfigFile | None, parameters: Mapping[str
     length = int(config.max_position_embeddings)
     where = "the configuration" if file is None else file.name
     found = [(where, *each) for each in longer_lengths(config if file is None else file.raw, length)]
-    tokens = None if file is None else file.tokenizer_length
-    if tokens is not None and tokens > length * (1 + STEP):
-        found.append(("its tokenizer", "model_max_length", tokens))
     for where, name, other in found:
         text = f"{where} also states {name}={other:g}, and max_position_embeddings is {length}"
         if stretched_length(config, parameters) == other:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+from posenc.lab.budgets import verdicts
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
@@ -24,19 +25,17 @@ __all__ = ["files", "page", "show", "tables"]
 TEMPLATES = {Settings: "compare_text.html", Synthetic: "compare_synthetic.html"}
 """The templates of the pages of some experiments; others have compare.html."""
 
-
 MANY = 12
 """More variants than this are shown as dots before they are shown as curves."""
 
 
-def page(results: Results, *, may_import: bool = False) -> str:
-    """report.html for what results.json holds. may_import: its task may be MODULE:CLASS or FILE:CLASS, since it was computed
-    here and not read from a file.
+def page(results: Results) -> str:
+    """report.html for what results.json holds.
 
     Raises:
-        InputError: the task names code, and may_import is false.
+        InputError: an unknown task.
     """
-    s, variants = settings_of(results, may_import), results["variants"]
+    s, variants = settings_of(results), results["variants"]
     style = styles(variants)
     shown = panels(results, s, style) if variants else {}
     figures: dict[str, Any] = {plot.name: plot.figures for panel in shown.values() for plot in panel.plots}
@@ -52,18 +51,17 @@ def page(results: Results, *, may_import: bool = False) -> str:
     )
 
 
-def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
-    """The files of a comparison beside results.json. may_import: as in `page`."""
-    s, variants = settings_of(results, may_import), results["variants"]
+def files(results: Results) -> dict[str, str | bytes]:
+    """The files of a comparison beside results.json."""
+    s, variants = settings_of(results), results["variants"]
     shown = panels(results, s, styles(variants)) if variants else {}
-    made = page(results, may_import=may_import)
-    return beside(made, tables(results, may_import=may_import), first_of(shown), results)
+    made = page(results)
+    return beside(made, tables(results), first_of(shown), results)
 
 
-def tables(results: Results, *, may_import: bool = False) -> list[Table]:
-    """The ranked table with what each variant costs; where it was measured, after the table of losses by budget. may_import: as in
-    `page`."""
-    s = settings_of(results, may_import)
+def tables(results: Results) -> list[Table]:
+    """The ranked table with what each variant costs; where it was measured, after the table of losses by budget."""
+    s = settings_of(results)
     shown = columns(results, s) if results["variants"] else []
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
@@ -88,12 +86,11 @@ def by_budget(results: Results, s: Experiment) -> Table:
     of = {variant["name"]: variant for variant in results["variants"]}
     gains = [of[row["name"]].get("gain_within") for row in curve["rows"]]
     rows: list[list[Cell]] = []
-    for row, gain in zip(curve["rows"], gains, strict=True):
+    for row, gain, verdict in zip(curve["rows"], gains, verdicts(curve), strict=True):
         cells: list[Cell] = [m.value(point["mean"]) for point in row["losses"]]
         behind = row["behind"]
-        verdict = "first" if behind is None else "behind" if behind["decided"] else "not decided at this budget"
-        between = "–" if behind is None else _parted(m, {k: v for k, v in behind.items() if k != "decided"})
-        gained = [_parted(m, {k: v for k, v in gain.items() if k not in ("from", "to")})] if gain else []
+        between = "–" if behind is None else _parted(m, behind)
+        gained = [_parted(m, gain)] if gain else []
         rows.append([row["name"], *cells, verdict, between, *gained])
     head = ["encoding", *(f"loss at {budget} steps" for budget in curve["budgets"])]
     head += [f"predicted at {curve['at']}", "behind the first"]
@@ -102,7 +99,7 @@ def by_budget(results: Results, s: Experiment) -> Table:
 
 
 def _parted(m: Criterion, e: Mapping[str, Any]) -> tuple[str, str]:
-    mean, half = m.difference(Estimate(**e)).split(" ", 1)
+    mean, half = m.difference(Estimate(*(e[key] for key in ("mean", "error", "low", "high")))).split(" ", 1)
     return mean, half
 
 
@@ -134,12 +131,12 @@ def _curves(curve: Mapping[str, Any], s: Experiment, style: Mapping[str, Style])
     return lines(series, steps, axis(f"loss at {s.spelled(s.trained_at)}, nats per {s.unit}"))
 
 
-def show(results: Results, directory: str, *, may_import: bool = False) -> None:
-    """The answer, the ranked table, and where the files are, on stdout. may_import: as in `page`."""
-    out, s = stdout(), settings_of(results, may_import)
+def show(results: Results, directory: str) -> None:
+    """The answer, the ranked table, and where the files are, on stdout."""
+    out, s = stdout(), settings_of(results)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    *first, table = tables(results, may_import=may_import)
+    *first, table = tables(results)
     for each in first:
         out.print()
         print_cells(out, each)
@@ -154,9 +151,9 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     print_files(out, directory)
 
 
-def settings_of(results: Results, may_import: bool) -> Experiment:
+def settings_of(results: Results) -> Experiment:
     """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
-    default = experiment(results.get("task", "text"), may_import=may_import)()
+    default = experiment(results.get("task", "text"))()
     return default.changed(
         **{name: results["settings"][name] for name in default.to_dict().keys() & results["settings"]}
     )
@@ -184,8 +181,8 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     ]
     for index, condition in enumerate(s.conditions):
         if index != trained:
-            changes = [m.difference(Estimate(**row[index]["change"])).split(" ", 1) for row in rows]
-            table.append(Column(f"change at {s.size_at(condition)}", [(mean, half) for mean, half in changes], True))
+            changes = [_parted(m, row[index]["change"]) for row in rows]
+            table.append(Column(f"change at {s.size_at(condition)}", changes, True))
     if all("exact" in row[0] for row in rows):
         for index, condition in enumerate(s.conditions[:2]):
             exact = [(m.value(row[index]["exact"]["mean"]), "") for row in rows]
@@ -198,12 +195,7 @@ def columns(results: Results, s: Experiment) -> list[Column]:
         of = [variant.get("learned") for variant in variants]
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
     if all("gain" in variant for variant in variants):
-        gains = [
-            m.difference(Estimate(**{k: v for k, v in variant["gain"].items() if k != "use"})) for variant in variants
-        ]
-        table.append(
-            Column("gain from far context", [(mean, half) for mean, half in (g.split(" ", 1) for g in gains)], True)
-        )
+        table.append(Column("gain from far context", [_parted(m, variant["gain"]) for variant in variants], True))
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     return table

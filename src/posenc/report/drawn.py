@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from posenc.errors import counted, printable
-from posenc.lab.table import Table, as_csv, latex, markdown
+from posenc.lab.table import Table, as_csv, markdown
 from posenc.report.figures import Figure, plain
 from posenc.report.html import Panel, Plot
 
@@ -24,13 +24,12 @@ BESIDE = 2.5
 def beside(
     page: str, tables: Sequence[Table], drawing: "Drawing | None", results: Mapping[str, Any]
 ) -> dict[str, str | bytes]:
-    """The files of a report: its page, the tables as Markdown, CSV and LaTeX, and the figure that opens the page, if there is one."""
+    """The files of a report: its page, the tables as Markdown and CSV, and the figure that opens the page, if there is one."""
     of = about(results)
     return {
         "report.html": page,
         "table.md": markdown(tables, of),
         "table.csv": as_csv(tables, of),
-        "table.tex": latex(tables, of),
         **({"figure.svg": saved(drawing)} if drawing else {}),
     }
 

@@ -155,8 +155,7 @@ def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Section:
-    """One task on the page. measures: those with numbers, the one that ranks methods first. middles: by method and length, the
-    middle against the ends."""
+    """One task on the page. measures: those with numbers, the one that ranks methods first."""
 
     id: str
     task: Task
@@ -164,7 +163,6 @@ class Section:
     cells: list[tuple[str, Mapping[str, Any]]]
     lengths: list[int]
     panels: dict[str, Panel] = field(default_factory=dict)
-    middles: dict[str, dict[int, Any]] = field(default_factory=dict)
 
 
 def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style]) -> Section:
@@ -186,8 +184,6 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
     if task["takes_depth"]:
         draw = plot(f"{id}-depth", [at, measure], lambda n, m: by_depth(cells_at(n), styles, shown[m]))
         section.panels["depth"] = Panel(f"{id}-by-depth", f"{task['task']} by depth", [draw])
-        middles = {name: {r["length"]: r["middle"] for r in rows if r.get("middle")} for name, rows in by_name.items()}
-        section.middles = {name: by for name, by in middles.items() if by}
     if len(lengths) > 1:
         draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, shown[m], limit))
         section.panels["length"] = Panel(f"{id}-by-length", f"{task['task']} by length", [draw])

@@ -5,14 +5,13 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import FAMILIES, family
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
-from posenc.frequencies.schedules import FORMULAS
-from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS
 from posenc.report.html import asset, filled
 from posenc.spec import parse_sum
@@ -129,7 +128,8 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
 def formulas() -> dict[str, tuple[str, ...]]:
     """The formulas of what the page draws, in LaTeX: of encodings and of methods, by name."""
     drawn = [name for group in settings()["encodings"].values() for name in group]
-    known = FORMULAS | MAP_FORMULAS
+    known = json.loads((Path(__file__).parents[1] / "frequencies/formulas.json").read_text(encoding="utf-8"))
+    known = known["schedules"] | known["position_maps"]
     return {name: ENCODINGS[name].formula for name in drawn} | {name: known[name] for name in methods()[1:]}
 
 

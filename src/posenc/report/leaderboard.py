@@ -17,20 +17,18 @@ OF_ALL = ("complete", "created", "seconds", "command", "runs", "machine")
 """What the page of a task takes from the results of all."""
 
 
-def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
-    """The files of the report: those of the table, and the pages of the tasks. may_import: as in
-    `posenc.report.compare.page`."""
-    made = pages(results, may_import=may_import)
-    first = first_of(figures_of(results, may_import=may_import))
+def files(results: Results) -> dict[str, str | bytes]:
+    """The files of the report: those of the table, and the pages of the tasks."""
+    made = pages(results)
+    first = first_of(figures_of(results))
     return beside(made["report.html"], tables(results), first, results) | made
 
 
-def pages(results: Results, *, may_import: bool = False) -> dict[str, str]:
-    """The page of the table, and for each task one as of a comparison of it alone. may_import: as in
-    `posenc.report.compare.page`."""
+def pages(results: Results) -> dict[str, str]:
+    """The page of the table, and for each task one as of a comparison of it alone."""
     of_all = {name: results[name] for name in OF_ALL}
-    tasks = {file_of(name): page({**of, **of_all}, may_import=may_import) for name, of in results["tasks"].items()}
-    return {"report.html": table_page(results, may_import=may_import)} | tasks
+    tasks = {file_of(name): page({**of, **of_all}) for name, of in results["tasks"].items()}
+    return {"report.html": table_page(results)} | tasks
 
 
 def file_of(task: str) -> str:
@@ -38,11 +36,11 @@ def file_of(task: str) -> str:
     return f"{''.join(c if c.isalnum() else '_' for c in task)}.html"
 
 
-def table_page(results: Results, *, may_import: bool = False) -> str:
+def table_page(results: Results) -> str:
     """report.html: every encoding's dot and score in every task."""
     tasks = _measured(results)
-    settings = {name: settings_of(of, may_import) for name, of in tasks.items()}
-    drawn = figures_of(results, may_import=may_import)
+    settings = {name: settings_of(of) for name, of in tasks.items()}
+    drawn = figures_of(results)
     gains = {
         variant["name"]: variant["gain"] for of in tasks.values() for variant in of["variants"] if "gain" in variant
     }
@@ -72,10 +70,10 @@ def _measured(results: Results) -> dict[str, Results]:
     return {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["variants"]}
 
 
-def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
-    """Every encoding's dot, by task. may_import: as in `posenc.report.compare.page`."""
+def figures_of(results: Results) -> dict[str, Panel]:
+    """Every encoding's dot, by task."""
     tasks = _measured(results)
-    settings = [settings_of(of, may_import) for of in tasks.values()]
+    settings = [settings_of(of) for of in tasks.values()]
     variants = [of["variants"] for of in tasks.values()]
     style = styles([variant for of in variants for variant in of])
     dots = plot("dots", [Choice("task", "Task:", [*tasks])], lambda at: trade_off(variants[at], settings[at], style))

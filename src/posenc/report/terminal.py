@@ -134,8 +134,7 @@ def stdout() -> Console:
 
 
 FILES = {
-    "Report": ("report.html",), "Numbers": ("results.json", "analysis.json"), "Tables": ("table.md", "table.csv", "table.tex"),
-    "Figure": ("figure.svg",),
+    "Report": ("report.html",), "Numbers": ("results.json", "analysis.json"), "Tables": ("table.md", "table.csv"), "Figure": ("figure.svg",)
 }  # fmt: skip
 """What a command writes beside a page."""
 

@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from posenc.lab.evals.comparison import comparison, question_in_front
+from posenc.lab.evals.comparison import comparison
 from posenc.lab.evals.config import Cell
 from posenc.lab.evals.reader import TextOutcome
 from posenc.lab.evals.results import Measured
@@ -59,27 +59,3 @@ def test_a_method_that_has_not_read_all_texts_has_no_row_yet(done):
     running, facts = comparison(TASKS, part, TRAINED)[0]["tasks"]
     assert [len(task["rows"]) for task in (running, facts)] == [4, 3]
     assert comparison(TASKS, {}, TRAINED) == []
-
-
-def test_the_question_in_front_is_compared_text_by_text():
-    tasks = {
-        text: create(text)
-        for text in ("facts:items=4", "facts:items=4:query_aware=true", "multi_document:query_aware=true")
-    }
-    gains = torch.rand(2, TEXTS, generator=torch.Generator().manual_seed(3)).tolist()
-    done = {
-        Cell(task, "none", 64, depth, 0): Measured(
-            tuple(
-                TextOutcome(64, None, index - gains[at][index] * ("query" in task), 0.5, int("query" in task and index > 2))
-                for index in range(TEXTS)
-            ),
-            1.0, 1.0, None, 1.0,
-        )
-        for task in tasks
-        for at, depth in enumerate((0.0, 1.0))
-    }  # fmt: skip
-    (row,) = question_in_front(tasks, done)
-    assert (row["task"], row["method"], row["length"]) == ("facts:items=4:query_aware=true", "none", 64)
-    assert row["loss"]["mean"] == pytest.approx(-fmean(gains[0] + gains[1]), abs=1e-6)
-    assert row["exact"]["mean"] == pytest.approx(0.5)
-    assert row["loss"]["low"] < row["loss"]["mean"] < row["loss"]["high"] < 0

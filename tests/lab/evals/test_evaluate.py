@@ -12,11 +12,10 @@ from posenc import InputError
 from posenc.lab.evals import config, study
 from posenc.lab.evals.config import NONE, PRESETS, TRUNCATION, EvaluationSettings, planned, settings_of
 from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
-from posenc.lab.study import Interrupted, Progress
+from posenc.lab.study import Progress
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
 from posenc.tasks.copying import Copying
-from references import stories15m
 from references.small_models import small_model
 
 SMALL = {
@@ -142,16 +141,6 @@ def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     complete = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
     assert complete["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 10}
     assert numbers(complete) == rounded(numbers(results))  # other depths beside a cell: another order of reading
-
-
-def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypatch):
-    def read(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(study.Reader, "read", read)
-    with pytest.raises(Interrupted):
-        evaluate(model(), tokenizer, directory=tmp_path, **SMALL)
-    assert not (tmp_path / "results.json").exists()
 
 
 def test_models_that_cannot_be_measured_are_refused(tokenizer):
@@ -318,14 +307,6 @@ def test_an_extended_model_is_measured_as_it_came(tokenizer):
     assert posenc.restore(ours)
 
 
-def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
-    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1)
-    found = evaluate(plain, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
-    assert found["complete"]
-    with pytest.raises(InputError, match=r"lengths=200: .* learned table of 64 positions"):
-        evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
-
-
 def test_documents_that_overlap_show_no_difference(tokenizer, tmp_path):
     """Sixteen passages of a text that has room for one are one."""
     short, long = tmp_path / "short.txt", tmp_path / "long.txt"
@@ -386,44 +367,3 @@ def test_presets_name_what_there_is(name):
     for method in settings.methods:
         llama = small_model("llama", max_position_embeddings=2048)
         posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
-
-
-@pytest.mark.slow
-def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
-    """Trained at 256 tokens: at 768 the model as it is does worse than with the last 256 tokens, ReRoPE does not."""
-    tokenizer = stories15m.transformers_tokenizer()
-    path = tmp_path / "stories.txt"
-    path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts())))
-    story = evaluate(
-        stories15m.load(), tokenizer, tasks=(f"perplexity:source={path}:protocol=last:last=64",), methods=("rerope",),
-        lengths=(256, 768), samples=12,
-    )  # fmt: skip
-    none, rerope, cut = story["tasks"][0]["methods"]
-    assert none["by_length"][1]["loss"]["low"] > none["by_length"][0]["loss"]["high"] + 0.5
-    assert cut["by_length"][1]["loss"] == pytest.approx(
-        none["by_length"][0]["loss"]
-    )  # the same tokens, the same before them
-    for each in (rerope, cut):
-        assert each["by_length"][1]["against_none"]["loss"]["high"] < -0.5
-    assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
-
-
-@pytest.mark.slow
-def test_the_preset_of_longer_texts_separates_methods_on_a_real_model(tmp_path):
-    """A reduced form of benchmarks/evaluations/longer_stories15M.json."""
-    folder = stories15m.save(tmp_path / "stories15M")
-    lm, tokenizer = posenc.load(str(folder))
-    found = evaluate(
-        lm, tokenizer, preset="longer", tasks=("perplexity", "repeated"), methods=("linear", "ntk", "rerope"), times=(4,),
-        samples=5, text=str(folder / "stories.txt"), directory=tmp_path / "out",
-    )  # fmt: skip
-    ((running, repeated),) = (at["tasks"] for at in found["longer"])
-    rows = {row["method"]: row for row in running["rows"]}
-    assert rows.keys() == {NONE, TRUNCATION, "linear", "ntk", "rerope"}
-    assert [row["method"] for row in running["rows"]][:2] == [TRUNCATION, "rerope"]
-    assert rows["linear"]["against_truncation"]["low"] > 0
-    assert rows[NONE]["against_truncation"]["low"] > 2
-    best = repeated["rows"][0]
-    assert best["method"] == "rerope"
-    assert best["against_truncation"]["mean"] < 0
-    assert all(row["processor_ms_per_token"] > 0 for row in rows.values())

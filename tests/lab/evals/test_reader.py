@@ -146,33 +146,6 @@ def test_beginnings_in_common_are_read_once(llama, tokenizer, samples):
     assert reader.fed <= apart.fed - saved < apart.fed
 
 
-@dataclass(frozen=True)
-class Asked(Toy):
-    """A few texts, and questions of three tokens for each."""
-
-    def sample(self, tokenizer, length, *, depth=0.5, seed=0, index=0):
-        one = super().sample(tokenizer, length, depth=0.0, seed=seed, index=index)
-        question = torch.tensor([8, 9 + int(10 * depth), 10])
-        return replace(one, ids=torch.cat((one.ids[:-4], question, one.ids[-4:])), prompt_tokens=one.prompt_tokens + 3)
-
-
-@pytest.mark.parametrize("generate", [False, True])
-@pytest.mark.parametrize("name", ["mistral with a window", "gemma3_text"])
-def test_a_text_is_read_once_for_all_questions_where_layers_forget(name, generate, tokenizer):
-    model = made(name)
-    asked = [Asked().sample(tokenizer, 90, depth=d, index=i) for d in (0.0, 0.5, 1.0) for i in range(2)]
-    reader = Reader(model, tokenizer, generate=generate, chunk=16)
-    found = reader.read(Asked(), asked, 90)
-    assert not CachedBatch(model, [asked[0].ids.tolist()]).rewinds
-    for outcome, sample in zip(found, asked, strict=True):
-        losses, hits, generated = naive(model, tokenizer, sample.ids, sample.prompt_tokens, 6)
-        assert outcome.loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
-        assert outcome.exact == all(hits)
-        assert outcome.generated == (generated if generate else None)
-    texts = sum(len(sample.ids) - 7 for sample in asked[:2])
-    assert reader.fed <= texts + len(asked) * (7 + 7 * generate) < sum(len(sample.ids) for sample in asked)
-
-
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
     "original_max_position_embeddings": 32, "factor": 2.0,

@@ -94,14 +94,6 @@ def of(done, task, name, length, depth, get):
     return [get(each) for cell in cells for each in cell.outcomes]
 
 
-def test_what_a_task_is(found):
-    first, second = found["tasks"]
-    assert (first["name"], first["summary"], first["source"]) == ("asks", "Something is asked for.", "As in no paper.")
-    assert (first["takes_depth"], first["generates"]) == (True, True)
-    assert (second["takes_depth"], second["generates"], second["source"]) == (False, False, "As in no paper.")
-    assert [m["method"] for m in first["methods"]] == ["none", "good", "bad", TRUNCATION]
-
-
 def test_cells_pool_the_seeds(found, done):
     cells = {(c["length"], c["depth"]): c for c in method(found, "asks", "none")["cells"]}
     assert sorted(cells) == [(n, d) for n in (64, 128) for d in (0.0, 0.5, 1.0)]
@@ -160,18 +152,6 @@ def test_outcomes_that_are_all_alike_may_go_together(likely):
         covered += found["low"] <= likely <= found["high"]
     assert covered > 0.9 * 300
     assert share([[1.0] * 10] * 8)["low"] == share([[1.0]] * 8)["low"]
-
-
-def test_the_middle_of_what_was_interrupted_is_that_of_finished_texts(done):
-    """Stopped while the depths of a group were written: the second seed has its first depth alone."""
-    last = Cell("asks", NONE, 128, 0.5, 1), Cell("asks", NONE, 128, 1.0, 1)
-    part = {cell: m for cell, m in done.items() if cell not in last}
-    one_seed = {cell: m for cell, m in part.items() if cell.seed == 0}
-    row, expected = (
-        method(numbers(SETTINGS, TASKS, cells, TRAINED), "asks", "none")["by_length"][1] for cells in (part, one_seed)
-    )
-    assert (row["n"], expected["n"]) == (32, 24)
-    assert row["middle"] == expected["middle"]
 
 
 def test_methods_are_compared_with_none_text_by_text(found, done):
@@ -261,8 +241,6 @@ def test_what_was_interrupted_has_its_numbers(done):
     part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # of an earlier run
     here = method(numbers(SETTINGS, TASKS, part, TRAINED), "asks", "good")["by_length"][0]
     assert here["n"] == 8 * 3 + 8
-    assert here["middle"] == method(numbers(SETTINGS, TASKS, {c: m for c, m in part.items() if c.seed == 0}, TRAINED),
-                                    "asks", "good")["by_length"][0]["middle"]  # fmt: skip
     only = {cell: m for cell, m in part.items() if cell.method == "good"}
     found = numbers(SETTINGS, TASKS, only, TRAINED)
     assert method(found, "asks", "good")["by_length"][0]["against_none"] is None

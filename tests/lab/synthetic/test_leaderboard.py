@@ -2,18 +2,15 @@
 """Generated tasks end to end: results and pages, a task of a file, several tasks in one table, shares and their merging."""
 
 import json
-import pickle
 import re
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import pytest
 
 from posenc import InputError, cli
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
-from posenc.lab.experiment import LEADERBOARD, Run
+from posenc.lab.experiment import LEADERBOARD
 from posenc.lab.leaderboard import TASKS, compare_tasks
 from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
@@ -32,32 +29,9 @@ TINY = {
 }
 ENCODINGS = ("none", "rope")
 
-OWN = """
-from dataclasses import dataclass
-import torch
-from posenc.lab.synthetic.experiment import Synthetic, answered
-
-@dataclass(frozen=True)
-class Second(Synthetic):
-    \"\"\"Which symbol is the second?\"\"\"
-
-    shortest = 2
-    vocabulary = property(lambda self: self.symbols)
-
-    def tokens_in(self, length):
-        return length
-
-    def generate(self, n, length, generator):
-        symbols = torch.randint(self.symbols, (n, length), generator=generator)
-        return answered(symbols, symbols[:, 1:2])
-
-class Unfinished(Synthetic):
-    pass
-"""
-
 
 def planned(task, seeds=2, **changes):
-    corpus, settings = experiment(task, may_import=True)(**TINY | changes).load("generated")
+    corpus, settings = experiment(task)(**TINY | changes).load("generated")
     return Comparison(ENCODINGS, seeds, settings), corpus
 
 
@@ -87,44 +61,9 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
     assert "all right at 8" in capsys.readouterr().out
 
 
-@pytest.fixture
-def task_of_file(tmp_path):
-    path = tmp_path / "task.py"
-    path.write_text(OWN)
-    return f"{path}:Second"
-
-
-def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
-    comparison, corpus = planned(task_of_file, seeds=1)
-    again = pickle.loads(pickle.dumps(comparison.settings))
-    assert again == comparison.settings
-    run = Run.of("rope", 0, comparison.settings, corpus.digest)
-    render = partial(page, may_import=True)
-    results = compare(
-        comparison, corpus, tmp_path / "out", engine=InProcess(), pages=lambda results: {"report.html": render(results)}
-    )
-    assert results["task"] == task_of_file
-    with pytest.raises(InputError, match="names code, and a text from a file runs none"):
-        page(json.loads((tmp_path / "out/results.json").read_text()))
-    assert "Which symbol is the second?" in (tmp_path / "out" / "report.html").read_text()
-    Path(task_of_file.rpartition(":")[0]).write_text(OWN + "\n")
-    assert Run.of("rope", 0, comparison.settings, corpus.digest).id != run.id
-
-
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("cpoy", "unknown task 'cpoy': did you mean 'copy'"),
-        ("nowhere.py:A", "nowhere.py: no such file"),
-        ("{file}:Secnod", "unknown function in .*did you mean 'Second'"),
-        ("{file}:OWN", "unknown function in"),
-        ("{file}:torch", "is no subclass of posenc.lab.experiment.Experiment"),
-        ("{file}:Unfinished", "the class does not define generate, tokens_in, vocabulary"),
-    ],
-)
-def test_tasks_that_are_none_are_refused(task_of_file, task, message):
-    with pytest.raises(InputError, match=message):
-        experiment(task.format(file=task_of_file.rpartition(":")[0]), may_import=True)
+def test_an_unknown_task_is_refused():
+    with pytest.raises(InputError, match="unknown task 'cpoy': did you mean 'copy'"):
+        experiment("cpoy")
 
 
 def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), **changes):
@@ -211,7 +150,6 @@ def test_the_leaderboard_is_of_encodings_that_fit_every_task():
     ("arguments", "message"),
     [
         (["--task", "sort", "copy", "--windows", "3"], "--windows: is for other tasks; leave it out of --task sort"),
-        (["--task", "sort", "copy", "--data-sha256", "00"], "--data-sha256: is for one task"),
         (["--task", "sort", "sort"], "--task sort sort: names a task twice"),
         (["--task", "sort", "--share", "half"], "--share half: write two numbers"),
         (["--task", "sort", "--data", "pydoc"], "--data pydoc: the sequences of task sort are generated"),

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from archives import read
 
-from posenc import InputError, Positions, attention
-from posenc.lab.archive import read
+from posenc import attention
 from posenc.lab.compare import experiment
 from posenc.lab.data import load
 from posenc.lab.experiment import LEADERBOARD
@@ -265,12 +265,6 @@ def ablations():
     return script("ablations")
 
 
-def test_the_tables_of_the_ablations_are_those_of_the_results(ablations):
-    page = (ROOT / "benchmarks/ablations.md").read_text(encoding="utf-8")
-    found = json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))
-    assert page == ablations.written(page, found)
-
-
 @pytest.fixture
 def at_root(monkeypatch):
     monkeypatch.chdir(ROOT)  # the encodings of benchmarks/ablated.py are named from there
@@ -328,28 +322,3 @@ def test_parts_can_be_left_out(ablations, at_root):
             getattr(changed, name).data.zero_()
         torch.testing.assert_close(out, attended("transformer_xl", changed)[1])
         assert not torch.allclose(out, expected)
-
-
-def test_recurrent_codes_follow_the_cell(ablations, at_root):
-    encoding = (
-        experiment("text")
-        .presets["leaderboard"]
-        .settings.make_encoding(ablations.ABLATIONS["recurrent"].encodings["recurrent"])
-    )
-    cell = torch.nn.GRUCell(1, encoding.dim)
-    blocks = [1, 0, 2]  # torch's order: reset, keep, new
-    with torch.no_grad():
-        encoding.hidden.bias.normal_()
-        encoding.shift.normal_()
-        cell.weight_hh.copy_(torch.cat([encoding.hidden.weight.chunk(3)[block] for block in blocks]))
-        cell.bias_hh.copy_(torch.cat([encoding.hidden.bias.chunk(3)[block] for block in blocks]))
-        cell.bias_ih.zero_()
-        cell.bias_ih[2 * encoding.dim :] = encoding.shift
-        expected, state = [], encoding.first[None]
-        for _ in range(6):
-            expected.append(state[0])
-            state = cell(torch.zeros(1, 1), state)
-    codes = encoding.codes(Positions.arange(4, offset=2))
-    torch.testing.assert_close(codes[0], torch.stack(expected[2:]))
-    with pytest.raises(InputError, match="codes of the positions 0, 1, 2"):
-        encoding.codes(Positions.from_ids(torch.tensor([0.5, 1.0])))

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,26 +133,8 @@ class TextBatch(NamedTuple):
         return None if self.documents is None else Positions.packed(document_ids=self.documents[:, :-1])
 
 
-class Windows(Protocol):
-    """The settings that sequences are drawn by: their length and number; of the tests the longest, the number of passages and
-    of the targets in each."""
-
-    @property
-    def length(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def packed(self) -> bool: ...
-    @property
-    def longest(self) -> int: ...
-    @property
-    def windows(self) -> int: ...
-    @property
-    def targets(self) -> int: ...
-
-
-def draw(text: Text | Tensor, settings: Windows, generator: torch.Generator) -> TextBatch:
-    """The sequences of one training step: a function of its arguments alone.
+def draw(text: Text | Tensor, settings: Any, generator: torch.Generator) -> TextBatch:
+    """The sequences of one training step, by the length, batch_size and packed of settings: a function of its arguments alone.
 
     Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
     and ends in the middle of one, whose rest it leaves to other sequences. A document longer than a sequence counts
@@ -168,8 +150,8 @@ def draw(text: Text | Tensor, settings: Windows, generator: torch.Generator) -> 
     return TextBatch(text.tokens[index].long(), text.document(index) if settings.packed else None)
 
 
-def window_ends(text: Text | Tensor, settings: Windows) -> Tensor:
-    """(windows,): the last token of each held-out passage, evenly spread. Where the documents are known, a passage lies in one
+def window_ends(text: Text | Tensor, settings: Any) -> Tensor:
+    """(windows,): the last token of each held-out passage, evenly spread, by the windows, longest and targets of settings. Where the documents are known, a passage lies in one
     if there are enough such passages, and else anywhere, see `inside_documents`."""
     text, s = Text.of(text), settings
     if text.starts is None or not inside_documents(text, s):
@@ -181,11 +163,11 @@ def window_ends(text: Text | Tensor, settings: Windows) -> Tensor:
     return text.edges[document] + s.longest + index - (through - room)[document]
 
 
-def inside_documents(text: Text, settings: Windows) -> bool:
+def inside_documents(text: Text, settings: Any) -> bool:
     """Whether the documents that are longer than the longest test length have room for all targets."""
     return int(_room(text, settings).sum()) > settings.windows * settings.targets
 
 
-def _room(text: Text, settings: Windows) -> Tensor:
+def _room(text: Text, settings: Any) -> Tensor:
     """(documents,): how many of a document's tokens have the longest context before them."""
     return (text.edges.diff() - settings.longest).clamp(min=0)

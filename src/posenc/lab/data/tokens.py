@@ -4,6 +4,7 @@ those of Hugging Face models."""
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,7 +14,6 @@ import torch
 
 from posenc.errors import InputError, needs
 from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
-from posenc.lab.data.sources import Document
 from posenc.lab.messages import first_line
 
 BYTES, LARGEST = 256, 1_000_000
@@ -21,7 +21,7 @@ BYTES, LARGEST = 256, 1_000_000
 SEPARATOR = b"\n\n"
 """Between the documents of a running text, where the tokenizer has no token for the end of one."""
 PIECE, BATCH = 1 << 16, 1 << 19
-"""Bytes of one piece, and of those that are encoded together: encoders need hundreds of bytes for each. A longer document
+"""Characters of one piece, and bytes of those that are encoded together: encoders need hundreds of bytes for each. A longer document
 is cut at the end of a line, or else of a word."""
 HEAD = 16 << 20
 """Bytes from which byte pairs are learned, at most."""
@@ -126,7 +126,7 @@ def _sha256(text: str) -> str:
 
 def build(
     name: str,
-    documents: Iterable[Document],
+    documents: Iterable[bytes],
     tokenizer: str,
     packed: bool,
     data_tokens: int,
@@ -145,19 +145,15 @@ def build(
     bpe = bpe_size(tokenizer)
     known = None if tokenizer == "bytes" or bpe else pretrained(tokenizer)
     running = not packed and (known is None or known.eos is None) and first_held_out is None
-    chunks = ((i == 0, chunk) for document in documents for i, chunk in enumerate(filter(None, document)))
-    read: list[bytearray] = []
+    stream, read = filter(None, documents), list[bytes]()
 
     def up_to(limit: int) -> list[bytes]:
         """The documents so far, without what exceeds so many bytes; a running text is one."""
         size = sum(map(len, read))
-        while size < limit and (following := next(chunks, None)):
-            first, chunk = following
-            if first:
-                read.append(bytearray())
-            read[-1] += chunk
-            size += len(chunk)
-        whole = [SEPARATOR.join(read)] if running else list(map(bytes, read))
+        while size < limit and (document := next(stream, None)):
+            read.append(document)
+            size += len(document)
+        whole = [SEPARATOR.join(read)] if running else read
         return _cut(whole, _boundary(whole, limit))[0]
 
     made, limit = known, data_tokens
@@ -171,7 +167,7 @@ def build(
     whole = up_to(limit)
     if sum(map(len, whole)) < 2:
         raise InputError("the text is empty", data=name)
-    shortened = next(chunks, None) is not None or sum(map(len, whole)) < sum(map(len, read))
+    shortened = next(stream, None) is not None or sum(map(len, whole)) < sum(map(len, read))
     if shortened and first_held_out is not None:
         raise InputError(
             f"is read to its end, more than {limit} bytes", "give more data_tokens, or leave them out", data=name
@@ -237,21 +233,13 @@ def _texts(documents: Iterable[bytes], name: str) -> Iterator[list[str]]:
         InputError: not UTF-8.
     """
     for number, document in enumerate(documents, 1):
-        pieces, start = [], 0
-        while start < len(document):
-            piece = document[start : start + PIECE]
-            if start + PIECE < len(document):
-                words = piece.rfind(b"\n") + 1 or piece.rfind(b" ")
-                piece = piece[: words if words > 0 else _boundary([document], start + PIECE) - start]
-            try:
-                pieces.append(piece.decode())
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"byte {start + error.start} of document {number} is not UTF-8, which only tokenizer='bytes' reads",
-                    data=name,
-                ) from None
-            start += len(piece)
-        yield pieces
+        try:
+            text = document.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"byte {error.start} of document {number} is not UTF-8, which only tokenizer='bytes' reads", data=name
+            ) from None
+        yield re.findall(rf"(?s).{{1,{PIECE}}}(?:(?<=\n)|\Z)|.{{1,{PIECE}}}(?= )|.{{1,{PIECE}}}", text)
 
 
 def _bytes_per_token(documents: Sequence[bytes], tokenizer: Tokenizer, name: str) -> float:

@@ -6,7 +6,7 @@ context length. All methods read the same documents, and differences are paired.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import ceil
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from posenc.lab.evals.config import TRUNCATION, Cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
-from posenc.lab.evals.results import Measured, change, cost, mean, share
+from posenc.lab.evals.results import Measured, cost, share
 from posenc.lab.statistics import estimate
 from posenc.tasks import Task
 
@@ -40,30 +40,6 @@ def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained
             if of_methods:
                 of_tasks.append({"task": text, "rows": _rows(task, of_methods, trained_length)})
         found.append({"length": length, "times": length / trained_length, "tasks": of_tasks})
-    return found
-
-
-def question_in_front(tasks: Mapping[str, Task], done: Mapping[Cell, Measured]) -> list[dict[str, Any]]:
-    """What asking before the text too changes, for each task that was measured with and without query_aware: the means of the
-    differences of right answers and of the answer's loss, on the same documents."""
-    found = []
-    for text, task in tasks.items():
-        if not getattr(task, "query_aware", False):
-            continue
-        after_only: dict[str, Any] = {"query_aware": False}
-        plain = replace(task, **after_only).text
-        units: dict[tuple[str, int], dict[tuple[int, int], list[tuple[float, float]]]] = {}
-        for cell, front in done.items():
-            behind = done.get(replace(cell, task=plain))
-            if cell.task != text or behind is None:
-                continue
-            of_texts = units.setdefault((cell.method, cell.length), {})
-            for index, (a, b) in enumerate(zip(front.outcomes, behind.outcomes, strict=True)):
-                of_texts.setdefault((cell.seed, index), []).append((a.exact - b.exact, a.loss - b.loss))
-        for (method, length), of_texts in units.items():
-            exact, loss = ([[pair[which] for pair in unit] for unit in of_texts.values()] for which in (0, 1))
-            at = {"task": text, "method": method, "length": length}
-            found.append(at | {"exact": asdict(change(exact)), "loss": asdict(mean(loss))})
     return found
 
 

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 from posenc.errors import InputError, check_flags, counted, is_integer, unknown
@@ -24,19 +23,8 @@ LONGEST = 2**24
 class EvaluationSettings:
     """What an evaluation measures. `tasks`, `methods`, `lengths` and `depths` take several values, or one without a tuple.
 
-    Args:
-        tasks: as `posenc.tasks.create` takes them.
-        methods: as `posenc.extend` takes them. The unmodified model, "none", is always added as the first.
-        lengths: of the documents, in tokens.
-        depths: where in the text the answer is, from 0 (start) to 1 (end).
-        samples: the number of prompts in a cell.
-        seeds: how often every cell is measured, each time with other documents.
-        generate: also generate answers, for tasks that can score them.
-        batch_size: prompts of a forward pass. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
-            documents have in common is read only once.
-        text: a file of running text, for the tasks that take one.
-        times: lengths as multiples of the context length, instead of `lengths`. Every method is then set up for the length
-            of each text; otherwise it is set up once, for the longest.
+    The unmodified model, "none", is always the first method. With `times` every method is set up for the length of each text,
+    otherwise once, for the longest.
     """
 
     tasks: Annotated[tuple[str, ...], "what to look for, see below", How("TASK", names="task")]
@@ -152,13 +140,6 @@ def planned(settings: EvaluationSettings, tasks: Mapping[str, Task], trained_len
     return cells
 
 
-def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
-    """SHA-256 of every file that an option of a task names."""
-    values = (getattr(task, field.name) for task in tasks.values() for field in fields(task))
-    paths = [value for value in values if isinstance(value, str) and Path(value).is_file()]
-    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
-
-
 def material(task: Task) -> dict[str, str]:
     """What a task makes its prompts of, besides its code: SHA-256 of the running text.
 
@@ -190,24 +171,6 @@ PRESETS = {
         (512, 1024, 2048),
         samples=16,
         generate=False,
-    ),
-    "thorough": EvaluationSettings(
-        (
-            "facts",
-            "key_value",
-            "needle",
-            "needle:closed_book=true",
-            "multi_document",
-            "passkey",
-            "perplexity",
-            "repeated",
-            "copying",
-        ),
-        ("ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
-        (512, 1024, 2048, 4096, 8192, 16384),
-        (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),
-        samples=16,
-        seeds=2,
     ),
     "longer": EvaluationSettings(
         ("perplexity", "repeated", "passkey", "facts"),

@@ -63,8 +63,8 @@ class Reader:
     """Reads documents with a model.
 
     generate: whether answers are generated if a task can score them. batch_size: documents side by side. With 1, a text's
-    common beginning with the one before is not read again: the cache is truncated to it, or, where layers forget (windows,
-    states), a copy of the cache is from there. fed: tokens that the model has been given so far.
+    common beginning with the one before is not read again, unless layers forget (windows, states): the cache is truncated to
+    it. fed: tokens that the model has been given so far.
     """
 
     model: nn.Module
@@ -112,7 +112,7 @@ class Reader:
                 if windows[batch[0]]:
                     scores = [self._windows(samples[batch[0]], windows[batch[0]])]
                 else:
-                    scores = self._continued([texts[i] for i in batch], new_tokens, [texts[i][0] for i in order])
+                    scores = self._continued([texts[i] for i in batch], new_tokens)
                 for index, score in zip(batch, scores, strict=True):
                     tokens = sum(map(len, texts[index]))
                     outcomes[index] = self._outcome(task, samples[index], tokens, length, *score)
@@ -126,9 +126,9 @@ class Reader:
         first = _first(sample)
         return losses[first:], hits[first:], None
 
-    def _continued(self, texts: Sequence[_Text], new_tokens: int, next_prompts: Sequence[list[int]]) -> list[_Scores]:
+    def _continued(self, texts: Sequence[_Text], new_tokens: int) -> list[_Scores]:
         steady = steady_length(self.model) == inf
-        rows = self._read([prompt for prompt, _ in texts], steady, next_prompts)
+        rows = self._read([prompt for prompt, _ in texts], steady)
         start, longest = rows.length, max(len(scored) for _, scored in texts)
         scored = torch.zeros(len(texts), longest, dtype=torch.long, device=rows.device)
         is_scored = torch.zeros_like(scored, dtype=torch.bool)
@@ -151,7 +151,7 @@ class Reader:
             for row, (_, tokens) in enumerate(texts)
         ]
 
-    def _read(self, prompts: Sequence[list[int]], steady: bool, next_prompts: Sequence[list[int]] = ()) -> CachedBatch:
+    def _read(self, prompts: Sequence[list[int]], steady: bool) -> CachedBatch:
         """The prompts in a cache. The common beginning of the last prompt and a single new one is reused. steady: whether
         cached keys stay valid as a text grows."""
         if len(prompts) > 1 or not steady:
@@ -159,33 +159,16 @@ class Reader:
             return CachedBatch(self.model, prompts, chunk=chunk)
         (prompt,) = prompts
         before, rows = self._previous or ([], None)
+        self._previous = None  # frees its cache before the next one
         shared = _common(before, prompt[:-1])  # the last token is always read, for its logits
-        if rows is not None and shared and rows.rewinds:
+        if rows is not None and shared:
             rows.rewind(shared)
-        elif rows is not None and shared and shared == len(before):
-            rows = rows.fork()
-        else:
-            self._previous = None  # frees its cache before the next one
-            shared = self._stem(prompt, next_prompts)
-            rows = CachedBatch(self.model, [prompt[: shared or None]], chunk=self.chunk)
-            if shared and not rows.rewinds:
-                self._previous = prompt[:shared], rows
-                rows = rows.fork()
-        if rows.length < len(prompt):
             rows.read(torch.tensor([prompt[shared:]]))
+        else:
+            rows = CachedBatch(self.model, [prompt], chunk=self.chunk)
         if rows.rewinds:
             self._previous = prompt, rows
         return rows
-
-    def _stem(self, prompt: list[int], next_prompts: Sequence[list[int]]) -> int:
-        """How many tokens of a prompt those that follow begin with too: all that have nearly as much in common with it as the
-        first has. 0: too few to keep a copy of the cache."""
-        shared = [_common(prompt[:-1], other) for other in next_prompts[:1]]
-        for other in next_prompts[1:]:
-            if (common := _common(prompt[:-1], other)) + self.chunk <= shared[0]:
-                break
-            shared.append(common)
-        return min(shared, default=0) if max(shared, default=0) >= self.chunk else 0
 
     def _forced(self, rows: CachedBatch, scored: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each scored token (rows, n), and the most likely token at its position."""

@@ -21,6 +21,8 @@ from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import Task
 
+__all__ = ["Measured", "mean", "numbers"]
+
 BETTER, WORSE, UNDECIDED, BASE = "better", "worse", "undecided", "baseline"
 """Verdicts on a method. A difference that is not significant makes nothing equal."""
 FEWEST = 16
@@ -132,7 +134,7 @@ def _method(
                 {"length": length, "depth": depth, "position": fmean(needles) if needles else None, **_pooled(at)}
             )
         against = None if none is None else _differences(here, none, fewer.get((task.text, length)))
-        by_length.append({"length": length, **_pooled(here), "against_none": against, "middle": _middle(task, here)})
+        by_length.append({"length": length, **_pooled(here), "against_none": against})
         points = _by_position(here, length)
         by_position += [{"length": length, "points": points}] if points else []
     return {"cells": cells, "by_length": by_length, "by_position": by_position}
@@ -171,23 +173,6 @@ def _differences(outcomes: Outcomes, none: Outcomes, apart: int | None) -> dict[
         "score": asdict(change(paired("score"))) | count if scored else None,
         "loss": asdict(mean(paired("loss"))) | count,
     }
-
-
-def _middle(task: Task, outcomes: Outcomes) -> dict[str, Any] | None:
-    """The mean over the inner depths less the mean of the two outermost, over the prompts that were evaluated at every depth;
-    None: there are no inner depths, or the task has no right answers."""
-    depths = sorted({depth for _, depth, _, _ in outcomes if depth is not None})
-    by = _measure(task, outcomes)
-    if len(depths) < 3 or by == "loss":
-        return None
-    by_text: dict[tuple[int, int], dict[float | None, float]] = {}
-    for (_, depth, seed, index), outcome in outcomes.items():
-        by_text.setdefault((seed, index), {})[depth] = float(getattr(outcome, by))
-    gaps = []
-    for values in (values for values in by_text.values() if len(values) == len(depths)):
-        ends = values.pop(depths[0]) + values.pop(depths[-1])
-        gaps.append([fmean(values.values()) - ends / 2])
-    return {"measure": by, **asdict(change(gaps)), "n": len(gaps)} if gaps else None
 
 
 def _by_position(outcomes: Outcomes, length: int) -> list[dict[str, float]]:
@@ -315,12 +300,6 @@ def limits(results: Results) -> list[str]:
         f"{spelled(row['task'])} at {row['length']} tokens: {row['apart']} of the {count} documents do not overlap, so the "
         "intervals are too narrow."
         for row in results["overlapping"]
-    ]
-    notes += [
-        f"{spelled(task['task'])}: prompts of {last['length']} tokens have {last['tokens']:.0f} on average."
-        for task in results["tasks"]
-        for last in task["methods"][0]["cells"][-1:]
-        if last["tokens"] < last["length"] / 2
     ]
     return notes
 

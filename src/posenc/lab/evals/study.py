@@ -18,13 +18,12 @@ from torch import nn
 
 from posenc.errors import InputError
 from posenc.lab.engines import Tick
-from posenc.lab.evals.comparison import comparison, question_in_front
+from posenc.lab.evals.comparison import comparison
 from posenc.lab.evals.config import (
     NONE,
     TRUNCATION,
     Cell,
     EvaluationSettings,
-    digests,
     material,
     planned,
     settings_of,
@@ -32,7 +31,7 @@ from posenc.lab.evals.config import (
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers
 from posenc.lab.machine import describe, free_bytes, measurable, peak
-from posenc.lab.study import Pages, Progress, Results, Study, code, run, versions
+from posenc.lab.study import Pages, Progress, Study, code, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating
@@ -170,18 +169,14 @@ class Evaluation(Study[Cell, Measured]):
         fewer = {key: count for key, count in apart.items() if count is not None and count < s.samples * s.seeds}
         results = numbers(s, self.tasks, done, self.trained_length, fewer)
         results["longer"] = comparison(self.tasks, done, self.trained_length)
-        results["question_in_front"] = question_in_front(self.tasks, done)
         for row in results["cost"]:
             row["cache_bytes_per_token"], row["cache_bytes_of_windows"] = self.cache_bytes
-        return {
+        results |= {
             "model": self.model_facts | {"precision": str(self.model.dtype).removeprefix("torch.")},
             "settings": {**asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
             "machine": describe(self.device) | versions() | {"transformers": version("transformers")},
-            **results,
         }
-
-    def sentences(self, results: Results) -> dict[str, Any]:
-        return {"answer": answer(results), "limits": limits(results)}
+        return results | {"answer": answer(results), "limits": limits(results)}
 
     # ---------------------------------------------------------------- measuring
 
@@ -260,7 +255,6 @@ class Evaluation(Study[Cell, Measured]):
             "model": self.model_name,
             "weights": fingerprint(self.model),
             "tokenizer": [len(self.tokenizer), self.tokenizer("The code of apple is 4821.").input_ids],
-            "files": digests(self.tasks),
             "material": {text: material(task) for text, task in self.tasks.items()},
             "device": self.device.type,
             "code": code(),

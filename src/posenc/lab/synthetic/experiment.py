@@ -88,7 +88,6 @@ class TaskSizes:
                 standard.changed(steps=max(1, standard.steps // 4)), ("none", "sinusoidal", "rope", "alibi"), 2
             ),
             "standard": Preset(standard, CORE, 4),
-            "thorough": Preset(standard.changed(steps=4 * standard.steps, sequences=4 * standard.sequences), CORE, 5),
             "leaderboard": Preset(standard, LEADERBOARD, 4),
         }
 
@@ -135,6 +134,11 @@ class Synthetic(Experiment):
         if self.length < self.shortest or (self.length - self.shortest) % self.stride:
             steps = f" in steps of {self.stride}" if self.stride > 1 else ""
             raise InputError(f"the lengths of task {self.name} start at {self.shortest}{steps}", length=self.length)
+        if self.symbols < (least := self.different(self.size_at(self.conditions[-1]))):
+            raise InputError(
+                f"task {self.name} has {least} different symbols in its longest test", "give as many, or a smaller length or factors",
+                symbols=self.symbols,
+            )  # fmt: skip
 
     # ---------------------------------------------------------------- what a task defines
 
@@ -146,6 +150,10 @@ class Synthetic(Experiment):
     @abstractmethod
     def tokens_in(self, length: int) -> int:
         """Tokens in a sequence of a length."""
+
+    def different(self, length: int) -> int:
+        """Symbols of a sequence that must differ from each other."""
+        return 0
 
     @abstractmethod
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
@@ -224,11 +232,12 @@ class Synthetic(Experiment):
         variant: Variant,
         part: Mapping[int, SequenceBatch],
         on_batch: Callable[[int], None] = lambda tokens: None,
+        conditions: Sequence[int] | None = None,
     ) -> Scores:
         """Of each sequence the mean loss of its answer's tokens, the share of them that the model predicts from those before
         (the right ones), and whether it predicts all: then it also generates the answer."""
         losses, accuracy, exact = {}, {}, {}
-        for condition in self.conditions:
+        for condition in conditions or self.conditions:
             asked = (part[condition].targets[: self.sequences] != IGNORED).sum(1)
             of_tokens, hits = score(model, variant, condition, self, part[condition].rows, on_batch)
             losses[condition], right = of_tokens.sum(1) / asked, hits.sum(1)

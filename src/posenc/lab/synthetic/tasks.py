@@ -134,15 +134,8 @@ class Recall(OfSymbols):
     stride = 2
     POWER = 0.01
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most = self.pairs(self.size_at(self.factors[-1]))
-        if self.symbols < most:
-            raise InputError(
-                f"task recall has {most} different keys at length {self.size_at(self.factors[-1])}",
-                f"give at least {most}, or a smaller length or factors",
-                symbols=self.symbols,
-            )
+    def different(self, length: int) -> int:
+        return self.pairs(length)
 
     def pairs(self, length: int) -> int:
         """Pairs in a sequence."""
@@ -395,14 +388,8 @@ class IndirectIndexing(OfSymbols):
     signs = 2 * FARTHEST
     shortest = FARTHEST + 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.symbols < self.size_at(self.factors[-1]):
-            raise InputError(
-                f"task {self.name} has {self.size_at(self.factors[-1])} different symbols in its longest test",
-                "give as many, or a smaller length or factors",
-                symbols=self.symbols,
-            )
+    def different(self, length: int) -> int:
+        return length
 
     def tokens_in(self, length: int) -> int:
         return length + 2

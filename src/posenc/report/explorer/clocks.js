@@ -114,7 +114,7 @@ posenc.clocks = (() => {
       root.hidden = !found;
       if (!found) return;
       keys(state);
-      const which = chosen(found.pairs.length, found.plain || state.step ? FEW : FACES), adds = model.rotates && state.encoding !== "xpos" && !found.hidden;
+      const which = chosen(found.pairs.length, found.plain || state.step || state.view === "line" ? FEW : FACES), adds = model.rotates && state.encoding !== "xpos" && !found.hidden;
       root.classList.toggle("two", Boolean(found.plain));
       root.classList.toggle("few", which.length <= FEW);
       [found.plain, found.pairs].forEach((pairs, at) => {

@@ -106,7 +106,8 @@ posenc.explorer = (() => {
   // What the state shows: one view alone, those of a step of the path, or all; of an encoding that views do not draw, a sentence.
   function show(model) {
     const { view: id, step } = state, all = parts.map(part => part.dataset.view);
-    const shown = id !== "all" ? [id] : step ? posenc.state.PATH[step - 1].views : all;
+    const alone = id === "line" ? [id, "rotation"] : [id];  // the hands turn where the tokens are dragged
+    const shown = id !== "all" ? alone : step ? posenc.state.PATH[step - 1].views : all;
     const aside = posenc.views.elsewhere(model), absent = part => aside && part !== line && posenc.views[part.dataset.view].absent(model);
     for (const part of parts) part.hidden = !shown.includes(part.dataset.view) || Boolean(absent(part));
     find(".aside").hidden = !aside;

@@ -72,7 +72,6 @@ posenc.formula = (() => {
     tapered: { n: { says: t`the slowest pairs, which fade`, fields: ["pairs"], views: ["waves"] } },
     abf: { b_1: { says: t`the new base`, fields: ["new_base"], views: ["waves"] } },
     dynamic: { "\\ell": { says: t`the length of the text`, fields: ["length"], views: ["waves"] } },
-    evq_cosh: { "\\tau": { says: t`how dense the fast pairs are`, fields: ["tau"], views: ["waves"] } },
     string: { "S": { says: t`the distance from which the shift begins`, fields: ["shift"], views: ["relative"] } },
   };
 

@@ -168,24 +168,6 @@ posenc.frequencies = (() => {
   const dynamic = (headDim, base, o) =>
     ntk(headDim, base, { factor: dynamicFactor(o.length, o.original_max_positions, o.factor) });
 
-  // ------------------------------------------------------------------ for models trained with them from the start
-
-  // misaya-yang/hybrid-rope: base^(-phi), phi = 1 - arcsinh((1 - u) sinh tau) / tau, u = (2c + 1) / d.
-  function evqCosh(headDim, base, o) {
-    const trained = plain(headDim, base);
-    const length = o.original_max_positions;
-    if (o.tau === null && length === null) fail("evq_cosh: pass tau, or original_max_positions");
-    const tau = o.tau === null ? headDim / Math.sqrt(aLength(length)) : o.tau;
-    check("tau", tau, tau >= 0 && tau <= 700, "from 0 to 700");
-    const rest = c => 1 - (2 * c + 1) / headDim;
-    const warped = c => (tau ? Math.asinh(rest(c) * Math.sinh(tau)) / tau : rest(c));
-    return frequencies(trained.map((_, c) => base ** (warped(c) - 1)));
-  }
-
-  // Bae 2026, Moebius RoPE: an odd number of half turns over the context length.
-  const antiPeriodic = (headDim, base, o) =>
-    frequencies(plain(headDim, base).map((_, c) => (Math.PI * (2 * c + 1)) / aLength(o.original_max_positions)));
-
   // ------------------------------------------------------------------ applied to another
 
   // Only the first floor(fraction * pairs) frequencies are not zero (p-RoPE, Barbero et al. 2024, section 6).
@@ -275,13 +257,6 @@ posenc.frequencies = (() => {
       original_max_positions: required(trained),
       factor: number(1, 1, 64, "1 is length over context length; more than the text needs for others"),
     }, dynamic],
-    evq_cosh: ["pairs denser among the fast frequencies", {
-      tau: number(null, 0, 700, "0 is geometric; unless given, head_dim / sqrt(context length)"),
-      original_max_positions: { ...trained, default: null },
-    }, evqCosh],
-    anti_periodic: ["an odd number of half turns over the context length: Moebius RoPE", {
-      original_max_positions: required(trained),
-    }, antiPeriodic],
     proportional: ["the fastest fraction of the pairs, the others do not turn: p-RoPE", {
       fraction: number(0.75, 0, 1, "of the pairs that turn"), factor: number(1, 1, 64, "they are divided by it"),
     }, proportional],

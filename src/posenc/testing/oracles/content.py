@@ -132,6 +132,15 @@ def grape_a(k: Tensor, direction: Tensor, strength: Tensor, slopes: Tensor, dist
     return -distance.abs() * (gates * (softplus(strength) * slopes)[:, None])[:, :, None]
 
 
+def tapa(q: Tensor, k: Tensor, distance: Tensor, amplitude: int, alpha: float) -> Tensor:
+    """q_A . k_A / sqrt(A) cos(2 pi |d|^alpha q_P . k_P / sqrt(P)) (Wang et al. 2025, TAPA, eq. 12), A the first channels."""
+    products = [
+        x @ y.mT * x.shape[-1] ** -0.5
+        for x, y in ((q[..., part], k[..., part]) for part in (slice(amplitude), slice(amplitude, None)))
+    ]
+    return products[0] * (2 * torch.pi * distance.abs() ** alpha * products[1]).cos()
+
+
 def dape(
     scores: Tensor, bias: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor
 ) -> Tensor:

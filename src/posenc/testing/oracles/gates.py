@@ -75,6 +75,26 @@ def carope(x: Tensor, weight: Tensor, bias: Tensor, pairs: int) -> Tensor:
     return (base.double() ** torch.arange(1, pairs + 1, device=x.device)).cumsum(2)
 
 
+def repo(x: Tensor, gate: Tensor, content: Tensor, last: Tensor, frequencies: Tensor) -> Tensor:
+    """The angles of RePo, (batch, heads, n, pairs): frequencies times W3 (SiLU(W1 x) * W2 x) (Li et al. 2025, RePo, section 3)."""
+    return linear(silu(linear(x, gate)) * linear(x, content), last).mT[..., None].double() * frequencies
+
+
+def grape_ap(p: Tensor, slopes: Tensor, rows: Tensor, angles: Tensor) -> Tensor:
+    """GRAPE-AP's bias, (batch, heads, rows, n), any after the query: slopes times the sum over t = j + 1 .. i of log sigmoid(p_i . R(-t) p_t sqrt(width) / |p_t|
+    / width) (llama-mha-grape-a-pi.py). p: (batch, heads, n, width); angles: t of each token, (n,)."""
+    first, second = p.chunk(2, -1)
+    c, s = angles.cos()[:, None], angles.sin()[:, None]
+    turned = torch.cat((first * c + second * s, second * c - first * s), -1)
+    unit = turned / turned.square().mean(-1, keepdim=True).sqrt()
+    logs = logsigmoid(p[:, :, rows] @ unit.mT / p.shape[-1])
+    out = torch.zeros_like(logs)
+    for j in range(p.shape[2]):
+        between = (torch.arange(p.shape[2]) > j) & (torch.arange(p.shape[2]) <= rows[:, None])
+        out[..., j] = (logs * between).sum(-1)
+    return out * slopes[:, None, None]
+
+
 # -------------------------------------------------------------------- decays and reflections
 
 

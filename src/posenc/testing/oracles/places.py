@@ -2,7 +2,7 @@
 """Positions of rows with text, images and videos."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 
@@ -57,11 +57,6 @@ Row = Sequence[int | tuple[int, int, int]]
 """Its parts: a number of text tokens, or (frames, height, width) of an image or a video in tokens."""
 
 
-def cells_of(part: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
-    """(frame, row, column) of each token, in order."""
-    return (cell(n, *part) for n in range(math.prod(part)))
-
-
 def qwen2_vl(row: Row, steps: Sequence[float] = ()) -> list[tuple[int, ...]]:
     """`m_rope_ids` of a row: (time, height, width) of each token. steps: positions per frame of each image or video (Qwen2.5-VL); of
     Qwen3-VL, each frame is a part."""
@@ -76,66 +71,3 @@ def qwen2_vl(row: Row, steps: Sequence[float] = ()) -> list[tuple[int, ...]]:
             grids[kind].append(part)
     ids = m_rope_ids([types], grids[1], grids[2], [[1] * len(types)], 1, steps, spaced=(1, 2))
     return list(zip(*(axis[0] for axis in ids), strict=True))
-
-
-def videorope(row: Row, spacing: float = 2.0) -> list[tuple[float, ...]]:
-    """Wiselnn570/VideoRoPE 7712ca3, videorope-transformer/modeling_videorope.py:1507: rows and columns are counted from
-    the middle one, rounded down, and from the frame's time; after it, text goes on after the last frame's time."""
-    places: list[tuple[float, ...]] = []
-    for part in row:
-        start = places[-1][0] + 1 if places else 0
-        if isinstance(part, int):
-            places += [(start + n,) * 3 for n in range(part)]
-            continue
-        _, height, width = part
-        for t, y, x in cells_of(part):
-            time = start + spacing * t
-            places.append((time, time + y - (height - 1) // 2, time + x - (width - 1) // 2))
-    return places
-
-
-def v2pe(row: Row, delta: float) -> list[tuple[float, ...]]:
-    """OpenGVLab/V2PE f96f189, internvl/model/internvl_chat/modeling_internvl_chat.py:637: a visual token is delta after
-    the token before it; after an image, the position is rounded up; a text token is 1 after the token before it."""
-    places: list[tuple[float, ...]] = []
-    last = -1.0
-    for part in row:
-        for _ in range(part if isinstance(part, int) else math.prod(part)):
-            last += 1 if isinstance(part, int) else delta
-            places.append((last,))
-        last = math.ceil(last)
-    return places
-
-
-def circle_rope(row: Row, radius: float | None = 10.0, alpha: float = 0.5) -> list[tuple[float, ...]]:
-    """lose4578/CircleRoPE 063fb2c, code/circle_rope.py, with move_to_origin: the plane is spanned by u and v = n x u, where
-    n = (1, 1, 1) / sqrt(3) in (x, y, t)."""
-    places: list[tuple[float, ...]] = []
-    start = 0.0
-    for part in row:
-        if isinstance(part, int):
-            places += [(start + n,) * 3 for n in range(part)]
-            start += part
-            continue
-        _, height, width = part
-        centred = [(x - (width - 1) / 2, y - (height - 1) / 2) for _, y, x in cells_of(part)]
-        directions = [math.atan2(y, x) for x, y in centred]
-        least, most = min(directions), max(directions)
-        r = max(max(place) for place in centred) if radius is None else radius
-        u = [-1 / math.sqrt(2), 1 / math.sqrt(2), 0]
-        v = [-1 / math.sqrt(6), -1 / math.sqrt(6), 2 / math.sqrt(6)]
-        image = []
-        for index, direction in enumerate(directions):
-            spread = (direction - least) / (most - least) * 2 * math.pi if most > least else direction
-            angle = alpha * spread + (1 - alpha) * index / (height * width) * 2 * math.pi
-            x, y, t = (start + r * math.cos(angle) * u[a] + r * math.sin(angle) * v[a] for a in range(3))
-            image.append((t, y, x))
-        places += image
-        start = max(max(place) for place in image) + 1
-    return places
-
-
-def low_frequency_time(sections: tuple[int, int, int]) -> str:
-    """The axis that each pair of channels reads under VideoRoPE, the fastest first (modeling_videorope.py:258)."""
-    times, *sides = sections
-    return "".join("hw"[pair % 2] for pair in range(sum(sides))) + "t" * times
