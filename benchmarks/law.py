@@ -555,30 +555,34 @@ def status() -> None:
 
 
 def check() -> int:
-    """Of each cell: the registration that it names is that of its commit, this was made before the cell began, and it is unchanged."""
-    wrong = 0
+    """Of each cell: the registration that it names is in this history, of before the cell began, and it is unchanged.
+
+    What a cell ran from may be missing here (a session's commits that did not land): those are counted."""
+    wrong, missing = 0, 0
     now = _sha256(REGISTRATION.read_bytes())
+    commits = [line.split() for line in _git("log", "--format=%H %ct", "--", REGISTRATION.name).splitlines()]
+    made = {
+        _sha256(_git_bytes("show", f"{name}:benchmarks/law/registration.json") or b""): int(at) for name, at in commits
+    }
     second = [int(line) for line in _git("log", "--format=%ct", "--", STAGE2.name).splitlines()]
     same = not _git("status", "--porcelain", "--", STAGE2.name)
     for each in finished():
-        name, commit = Cell(**each["cell"]).path.name, each["commit"]
-        then = _git_bytes("show", f"{commit}:benchmarks/law/registration.json")
-        why = []
-        if then is None:
-            why.append(f"commit {commit[:8]} is not here, or has no registration")
-        else:
-            if _sha256(then) != each["registration"] or each["registration"] != now:
-                why.append("the registration is not that of its commit, or was changed since")
-            if int(_git("log", "-1", "--format=%ct", commit)) >= each["start"]:
-                why.append("began before its commit")
-            if subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=HERE, check=False).returncode:
-                why.append("its commit is not in this history")
+        name, why = Cell(**each["cell"]).path.name, []
+        if each["registration"] not in made:
+            why.append("no commit of this history has its registration")
+        elif made[each["registration"]] >= each["start"]:
+            why.append("began before its registration was committed")
+        if each["registration"] != now:
+            why.append("its registration was changed since")
+        ancestor = ["git", "merge-base", "--is-ancestor", each["commit"], "HEAD"]
+        missing += bool(subprocess.run(ancestor, cwd=HERE, check=False, capture_output=True).returncode)
         if each["cell"]["budget"] >= 8 and not (len(second) == 1 and same and second[0] < each["start"]):
             why.append("stage 2 was registered later than it began, or was changed since")
         wrong += bool(why)
         if why:
             print(f"{name}: {'; '.join(why)}")
     print(f"{len(finished()) - wrong} of {len(finished())} cells began after their registration was committed")
+    print(f"{missing} ran from a commit that is not in this history")
     return int(wrong > 0)
 
 

@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported
     # torch's own keeps the caller's traceback, for each kind of device that may be there later
     torch.manual_seed = torch.default_generator.manual_seed
+torch.set_warn_always(True)  # what torch says once a process would fail whichever test is first
 torch.set_num_threads(1)  # the suite runs in several processes
 for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}.items():  # of those that it starts
     os.environ.setdefault(name, value)  # a thread that waits for another would take the core of the other

@@ -336,7 +336,7 @@ class XPos(Rotary):
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         if positions.k.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted()):
             reach = max(
-                float((ids.to(self.log_zeta) - self._middle(positions)).abs().max())
+                float((ids.detach().to(self.log_zeta) - self._middle(positions).detach()).abs().max())
                 for ids in (positions.q, positions.k)
             )
             most = self.scale_base * math.log(torch.finfo(x.dtype).max) / math.log(1 + 1 / self.gamma)
