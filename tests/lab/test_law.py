@@ -105,9 +105,8 @@ def git(folder, *arguments):
     ("change", "wrong"),
     [
         ({}, None),
-        ({"start": 1}, "began before its commit"),
-        ({"registration": "0" * 64}, "the registration is not that of its commit"),
-        ({"commit": "0" * 40}, "is not here"),
+        ({"start": 1}, "began before its registration was committed"),
+        ({"registration": "0" * 64}, "no commit of this history has its registration"),
     ],
 )
 def test_a_cell_that_began_before_its_registration_is_found(change, wrong, monkeypatch, tmp_path, capsys):
@@ -130,6 +129,10 @@ def test_a_cell_that_began_before_its_registration_is_found(change, wrong, monke
     out = capsys.readouterr().out
     assert wrong is None or wrong in out
     assert re.search(rf"{int(wrong is None)} of 1 cells", out)
+    assert "0 ran from a commit that is not in this history" in out
+    cell.path.write_text(json.dumps(good | {"commit": "0" * 40}))
+    assert law.check() == 0
+    assert "1 ran from a commit that is not in this history" in capsys.readouterr().out
 
 
 def test_the_cells_that_are_committed_began_after_their_registration(capsys):
