@@ -56,6 +56,7 @@ DERIVED = {
     "gated": (lambda p: p.with_gates((torch.zeros(1, 1, N, 1),)), EVERY, EVERY),
     "some keys": (lambda p: p.keys(1, 6), EVERY, EVERY[1:6]),
     "taken": (lambda p: p.take(TAKEN), TAKEN, TAKEN),
+    "last queries": (lambda p: p.select(slice(5, None), None), EVERY[5:], EVERY),
     "first shard": (lambda p: p.shard(0, 2), EVERY[:4], EVERY),
     "zigzag shard": (lambda p: p.shard(1, 2, layout="zigzag"), EVERY[2:6], EVERY),
     "zigzag shard of two runs": (lambda p: p.shard(0, 2, layout="zigzag"), [0, 1, 6, 7], EVERY),
@@ -75,7 +76,10 @@ def test_what_restricts_goes_along_and_comes_after(text, restriction, derivation
     before = derive(restrict(make(N)))
     counts_tokens = {"prefix", "table"} & limits.keys()  # of those that are left
     after = before if derivation == "taken" and counts_tokens else restrict(derive(make(N)))
+    lengths = brute(N, **facts)[:, rows][:, :, TAKEN if derivation == "taken" else EVERY].sum(-1)
     for positions in (before, after):
+        found = positions.lengths() * (1 if positions.q_valid is None else positions.q_valid)
+        assert torch.equal(found.expand(len(want), -1), lengths)
         assert torch.equal(positions.mask()[:, 0], want[:, :, columns].expand(positions.batch, -1, -1))
         counted = want if derivation != "taken" else want[:, :, columns]
         assert torch.equal(positions.visible_counts().expand(len(want), -1), counted.sum(-1))

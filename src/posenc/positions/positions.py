@@ -692,9 +692,12 @@ class Positions(Visibility):
         self.require_counted()
         if self.sharding is not None:
             return self.local(self.sharding.full.lengths())
+        if self.of_keys is not None:
+            return self.of_keys.full.lengths()
         if self.q_document is None and self.valid is None:
             return torch.full_like(self.q_order, self.num_keys)
-        return document_lengths(self.q_document, self.valid, self.q_order)
+        of_keys = document_lengths(self.k_document, self.valid, self.k_order)
+        return self.as_keys(of_keys, lambda: document_lengths(self.q_document, self.q_valid, self.q_order))
 
     def require_one_axis(self, user: str) -> None:
         """Check that positions are one-dimensional, for an encoding that needs this."""
