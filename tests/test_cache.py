@@ -161,7 +161,7 @@ def test_bad_input_is_refused_before_anything_is_stored():
         ),
         (lambda: cache.crop(6), "length=6: the cache has 5"),
         (lambda: cache.layer(3), "layer=3"),
-        (lambda: cache.reorder(torch.tensor([True])), "rows="),
+        (lambda: cache.reorder(torch.tensor([True])), "rows of torch.bool"),
         (lambda: KVCache(capacity=0), "capacity=0"),
         (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "cannot rotate queries and keys apart"),
     ):

@@ -125,9 +125,9 @@ def test_a_cache_goes_on_under_what_it_was_filled_with_or_refuses(text, restrict
         return
     for at in (N - 2, N - 1):
         new = (x[:, :, at : at + 1] for x in (q, k, v))
-        out = attention(*new, encoding, cache=cache)
+        out, last = attention(*new, encoding, cache=cache), cache._layers[0].at
         want = brute(N, **facts, **{**limits, "causal": True})[:, at : at + 1]
-        assert torch.equal(cache._last.mask()[:, 0], want[:, :, : at + 1].expand(cache._last.batch, -1, -1))
+        assert torch.equal(last.mask()[:, 0], want[:, :, : at + 1].expand(last.batch, -1, -1))
         whole = attention(q, k, v, encoding, restrict(make(N)).with_causal(True), backend="reference")
         assert_close(out, whole[:, :, at : at + 1], atol=1e-5, rtol=0)
 

@@ -81,7 +81,9 @@ def attention(
         gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
             first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
         cache: a `posenc.KVCache`, which has the keys, values and gates of the tokens before; k, v and gates are then of the
-            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones.
+            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones of
+            the layer. A model of several layers passes layer= in each. A call that raises leaves the cache as it was, but for
+            tokens that positions roll back.
         backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
             kernels, for GPUs), or "reference".
 
@@ -93,9 +95,13 @@ def attention(
         check_names("attention", others)
     call = _given(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
     with exactly(q):
-        call, plans = (call, None) if cache is None else (_cached(call, cache), cache.plans)
+        if cache is not None:
+            call, extended = _cached(call, cache)
+            out = _attended(call, backend, cache.plans)
+            cache.store(layer, extended)  # a call that fails has stored nothing
+            return out
         if call.positions is None or call.positions.sharding is None:
-            return _attended(call, backend, plans)
+            return _attended(call, backend)
         return torch.cat([_attended(part, backend) for part in _of_shard(call, gather=True)], 2)
 
 
@@ -117,21 +123,23 @@ def _given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions 
     return call
 
 
-def _cached(call: Call, cache: object, stores: bool = True) -> Call:
-    """The call with the keys, values and gates of all tokens. stores: the new ones stay in the cache."""
+def _cached(call: Call, cache: object, stores: bool = True) -> tuple[Call, Any]:
+    """The call with the keys, values and gates of all tokens, and its layer with them. stores: the new ones will be stored."""
     positions = call.positions
     if not isinstance(cache, KVCache):
         raise InputError("pass a posenc.KVCache()", cache=cache)
     if call.keys_rotated:
         raise InputError("a cache rotates the new keys by itself", "pass them unrotated", keys_rotated=True)
     if positions is None:
-        positions = cache.positions(call.q.shape[2])
+        check_dims(q=call.q)
+        positions = cache.positions(call.q.shape[2], device=call.q.device, layer=call.layer)
     elif positions.sharding is not None:
         raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
     elif call.q.dim() != 4 or call.q.shape[2] != positions.num_queries:
         require_fit(positions, q=call.q)
-    k, v, gates, rotated = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates, stores)
-    return call.changed(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=rotated)
+    layer = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates, stores)
+    k, v, *gates = layer.filled(layer.tokens)
+    return call.changed(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=layer.rotated), layer
 
 
 # -------------------------------------------------------------------- what the layers of a pass share
@@ -272,7 +280,7 @@ def explain(
     check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
     call = _given(q, k, v, encoding, positions, *Call(q, k, v, **options)[5:13])
     if cache is not None:
-        call = _cached(call, cache, stores=False)
+        call, _ = _cached(call, cache, stores=False)
     calls, gathered = [call], ""
     if call.positions is not None and call.positions.sharding is not None:
         calls, gathered = _of_shard(call, gather=False), "keys and values gathered from all processes; "
