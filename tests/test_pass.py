@@ -22,6 +22,7 @@ from posenc import ALiBi, Encoding, InputError, KVCache, NoPE, Pass, Positions, 
 from posenc.bias import Relative, dense_sum
 from posenc.conformance.fixtures import DECODER, attention_inputs, named
 from posenc.encoding import gates_of
+from posenc.positions.visibility import Branch, Region
 
 N = 11
 SUMS = (
@@ -173,7 +174,32 @@ class Sometimes(Encoding):
         return [None, Relative(lambda head, distance: distance.abs() * 0.5, 2, positions), dense][layer]
 
 
-@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes])
+class Nearer(Rotary):
+    """The other hooks but `restrict`, without which layers share more."""
+
+    def branches(self, layer=0):
+        return [Branch(Region(None, 2 + 2 * layer))]
+
+    def rotate_queries(self, q, positions, layer=0):
+        return (1 + layer) * super().rotate_queries(q, positions, layer)
+
+    def shared_rotation(self, positions, q, k):
+        return None
+
+    def modify(self, positions, layer=0):
+        return posenc.bias.SoftCap(1.0 + layer)
+
+    def sink(self, layer=0):
+        return 1.0 + layer
+
+    def prefix_kv(self, layer=0):
+        return torch.ones(2, 1, 8) * layer, torch.ones(2, 1, 8) * layer
+
+    def rotate_values(self, v, positions, layer=0):
+        return v * (1 + layer)
+
+
+@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8)])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_an_encoding_may_differ_from_layer_to_layer(cls, order):
     encoding, positions, given = cls(), Positions.arange(N, causal=True), inputs()

@@ -258,7 +258,7 @@ def _in_branches(call: Call, effects: Effects, reads_all: bool) -> list[Rotated]
     if call.keys_rotated:
         why = "a position map rotates a key differently for near and for far queries"
         raise InputError(why, "keep keys unrotated in the cache", keys_rotated=True)
-    key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
+    key = "branches", effects.acting.part, effects.acting.number, q.shape, k.shape, q.dtype, reads_all
     made = positions.once(key, partial(_branch_rotations, q, k, effects, reads_all))
     parts = []
     for region, first, end, at, rotation in made:

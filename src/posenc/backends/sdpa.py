@@ -184,7 +184,7 @@ def _takes_formulas(problem: Problem) -> bool:
 
 
 def _fused(problem: Problem) -> Plan:
-    lowered = for_all_layers(problem.constant and problem.values is None, lower)
+    lowered = for_all_layers(problem.constant and problem.values is None and not problem.modifiers, lower)
 
     def compute(problem: Problem) -> Tensor:
         out, lse = run(problem, lowered(problem))
