@@ -123,13 +123,20 @@ def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch)
         assert_close(here.attention(q, k, v, layer=layer), out)
 
 
-@pytest.mark.parametrize("change", ["step", "freeze"])
+CHANGES = {
+    "step": lambda encoding, optimizer: optimizer.step(),
+    "freeze": lambda encoding, optimizer: encoding.requires_grad_(False),
+    "load": lambda encoding, optimizer: encoding.load_state_dict(posenc.T5(2).state_dict(), assign=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_pass_is_of_the_parameters_that_it_was_made_from(change):
     encoding, positions = posenc.T5(2), Positions.arange(N, causal=True)
     optimizer, given = torch.optim.SGD(encoding.parameters(), lr=10.0), inputs()
     here = encoding.at(positions)
     here.attention(*given).square().sum().backward()
-    optimizer.step() if change == "step" else encoding.requires_grad_(False)
+    CHANGES[change](encoding, optimizer)
     for use in (here.attention, here.embed):
         with pytest.raises(InputError, match=r"have changed since this pass was made: .* encoding.at\(positions\)"):
             use(*given) if use == here.attention else use(torch.randn(1, N, 8))
