@@ -15,7 +15,9 @@ from posenc.errors import (
     check_tokens,
     holds_integers,
     refuse_in_program,
+    shown,
 )
+from posenc.functional import intercepted, transformed
 
 Ids = Tensor | Sequence[Any]
 
@@ -56,6 +58,15 @@ def as_mask(name: str, mask: Ids) -> Tensor:
     if mask.dim() != 2 or mask.is_meta or 0 in mask.shape or not (binary or bool(((mask == 0) | (mask == 1)).all())):
         raise InputError(f"{name} of shape {tuple(mask.shape)}: pass (batch, num_keys) of ones and zeros")
     return mask.to(torch.bool, copy=True)  # the caller may change theirs later
+
+
+def moved_to(at: object, before: Tensor) -> Tensor:
+    """Where `Positions.moved` puts tokens at (batch or 1, n[, axes]), in a dtype that is exact."""
+    if isinstance(at, Tensor) and at.dim() in (2, 3) and at.shape[1] == before.shape[1] and not at.is_complex():
+        looks = at.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted())
+        if not looks or bool(at.isfinite().all()):
+            return exact(at) if at.is_floating_point() else at.long()
+    raise InputError(f"move returned {shown(at)}: return finite numbers (batch or 1, {before.shape[1]}[, axes])")
 
 
 def settled(at: Tensor, placed: Tensor | None) -> Tensor:

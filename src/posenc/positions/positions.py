@@ -34,6 +34,7 @@ from posenc.positions.ids import (
     document_lengths,
     documents_of,
     index_in_document,
+    moved_to,
     patch_coordinates,
     prefix_mask,
     select,
@@ -561,12 +562,15 @@ class Positions(Visibility):
     def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
         (batch or 1, n); the result is copied. Visibility is unchanged. Tokens without a place stay without one; moved to
-        one axis, as text has, every token is at its number."""
+        one axis, as text has, every token is at its number.
+
+        Raises:
+            InputError: move returns what is no tensor of finite numbers for as many tokens."""
         if made := self._everywhere(lambda all: all.moved(move)):
             return made
-        q = settled(move(self.q, self.q_order), self.q_placed)
+        q = settled(moved_to(move(self.q, self.q_order), self.q), self.q_placed)
         same = self.q is self.k and self.q_order is self.k_order
-        k = q if same else settled(move(self.k, self.k_order), self.k_placed)
+        k = q if same else settled(moved_to(move(self.k, self.k_order), self.k), self.k_placed)
         of_q, of_k = (None, None) if q.dim() == 2 else (self.q_placed, self.k_placed)
         return self.derived(q=q, k=k, q_placed=of_q, k_placed=of_k, images=None)
 
