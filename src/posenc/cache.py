@@ -135,7 +135,8 @@ class KVCache:
         line = rows.dim() == 1 and rows.numel() > 0
         if not line or (rows.device.type == "cpu" and not 0 <= int(rows.min()) <= int(rows.max()) < batch):
             raise InputError(f"pass a 1-D tensor of row numbers below {batch}", rows=rows)
-        rows, moved = rows.long(), {}
+        rows = rows.long()
+        moved: dict[Positions, Positions] = {}
 
         def pick(x: Tensor) -> Tensor:
             return x if x.shape[0] == 1 < batch else x.index_select(0, rows.to(x.device))
@@ -256,9 +257,9 @@ class _Step(NamedTuple):
     def of(cls, positions: Positions) -> "_Step":
         count, before = positions.num_queries, positions.num_keys - positions.num_queries
         _, keys = positions.hidden()
-        of_q, of_k = positions.extents["q_order"], positions.extents["k_order"]
-        in_line = of_q is not None and of_k is not None and of_q.consecutive and of_k.consecutive
-        in_line = in_line and of_q.low - of_k.low == before  # also with a prefix, where `diagonal` is None
+        orders = positions.extents["q_order"], positions.extents["k_order"]
+        lows = [extent.low for extent in orders if extent is not None and extent.consecutive]
+        in_line = len(lows) == 2 and lows[0] - lows[1] == before  # also with a prefix, where `diagonal` is None
         if keys is not None:  # tokens in slots of their own, as behind each row's last one, are all visible
             keys = Hidden.of(keys.mask[:, -count:]) if in_line else None
         new = positions.of_side("q")._remembering(positions)
@@ -312,17 +313,19 @@ def _next(ends: Sequence[Positions], count: int, num_queries: int) -> Positions:
         pairs = (last.prefix, other.prefix), (last.valid, other.valid)
         if other is not last and not (last.window == other.window and all(_same(*pair, count) for pair in pairs)):
             remedy = "pass the positions of each layer, such as Positions.arange(1, offset, causal=True).with_window(w)"
-            raise InputError(f"cache.positions(): layers have tokens under unlike windows, prefixes or padding: {remedy}")
+            raise InputError(
+                f"cache.positions(): layers have tokens under unlike windows, prefixes or padding: {remedy}"
+            )
     mask, new = last.valid, last.k_order.new_ones(1, num_queries, dtype=torch.bool)
     if mask is None:
         counts = last.start == (last.num_keys - last.num_queries, 0)
         made = Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
     else:
-        counted = Positions.from_mask(mask, last.num_queries)
+        counted = Positions.of_mask(mask, last.num_queries)
         at = [p.q if p.q_valid is None else p.q * p.q_valid for p in (last, counted)]
         counts = at[0].shape == at[1].shape and torch.equal(*at)
         mask = torch.cat((mask[:, :count], new.expand(mask.shape[0], -1)), 1)
-        made = Positions.from_mask(mask, num_queries, causal=True)
+        made = Positions.of_mask(mask, num_queries, causal=True)
     if not counts or any(at.k_document is not None or at.blocks for at in ends):
         remedy = "pass Positions of all, such as Positions.from_ids(ids, key_ids, causal=True)"
         raise InputError(f"cache.positions(): the cached tokens are not one text a row, counted from 0: {remedy}")

@@ -207,7 +207,10 @@ def test_moving_and_sharing():
         (lambda: Positions.from_ids([0, 1, 2], [0, 1]).with_causal(True), "2 keys for 3 causal queries"),
         (lambda: Positions.packed(document_ids=torch.zeros(2, 2)), "document_ids"),
         (lambda: Positions.grid(0, 3), "height=0"),
-        (lambda: Positions.arange(4).moved(lambda at, order: at / 0), r"move returned a tensor .* return finite numbers"),
+        (
+            lambda: Positions.arange(4).moved(lambda at, order: at / 0),
+            r"move returned a tensor .* return finite numbers",
+        ),
         (lambda: Positions.arange(4).moved(lambda at, order: at[:, :2]), "move returned a tensor of shape"),
         (lambda: Positions.arange(4).moved(lambda at, order: 3), "move returned 3"),
     ],

@@ -14,11 +14,10 @@ from posenc.attention.call import (
     Call,
     assembled,
     check_dims,
-    check_given,
     check_names,
-    check_numbers,
     checked,
     effects_of,
+    given,
     prepare,
     visible_part,
 )
@@ -93,7 +92,7 @@ def attention(
     """
     if others:
         check_names("attention", others)
-    call = _given(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    call = given(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
     with exactly(q):
         if cache is not None:
             call, extended = _cached(call, cache)
@@ -106,21 +105,6 @@ def attention(
 
 
 Pass.compute = staticmethod(attention)
-
-
-def _given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any) -> Call:
-    """A call, of the encoding and the positions of a pass if it is given one as its encoding, once its arguments are of their types."""
-    if isinstance(encoding, Pass):
-        if positions is not None:
-            raise InputError("a pass has its positions: leave them out", positions=positions)
-        if encoding.versions:
-            encoding.require_current()
-        encoding, positions = encoding.encoding, encoding.positions
-    check_given(encoding, positions, q=q, k=k, v=v)
-    call = Call(q, k, v, encoding, positions, *options)
-    if not torch.compiler.is_compiling():
-        check_numbers(call)
-    return call
 
 
 def _cached(call: Call, cache: object, stores: bool = True) -> tuple[Call, Any]:
@@ -211,7 +195,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
         if plans is not None and alike is not None and call.q.shape[2] == 1 and at.all_visible:
             of_k, of_v = call.k.shape, call.v.shape
             order = of_k[2].bit_length()  # of the length, of which thresholds are
-            of_token = alike, memory.world, of_k[:2], of_k[3:], of_v[:2], of_v[3:], order
+            of_token = alike, memory.modes, of_k[:2], of_k[3:], of_v[:2], of_v[3:], order
     kinds, plan = (None, None) if of_token is None or plans is None else plans.get(of_token, (None, None))
     call = checked(call) if plan is None else visible_part(call)
     effects = effects_of(call)
@@ -278,7 +262,7 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
     check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
-    call = _given(q, k, v, encoding, positions, *Call(q, k, v, **options)[5:13])
+    call = given(q, k, v, encoding, positions, *Call(q, k, v, **options)[5:13])
     if cache is not None:
         call, _ = _cached(call, cache, stores=False)
     calls, gathered = [call], ""

@@ -19,6 +19,7 @@ from posenc.encoding import (
     NOTHING,
     Effects,
     Encoding,
+    Pass,
     Rotation,
     checked_gates,
     require_fit,
@@ -59,6 +60,21 @@ class Call(NamedTuple):
         if not torch.compiler.is_compiling():
             return self._replace(**changes)
         return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
+
+
+def given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any) -> Call:
+    """A call, of the encoding and the positions of a pass if it is given one as its encoding, once its arguments are of their types."""
+    if isinstance(encoding, Pass):
+        if positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=positions)
+        if encoding.versions:
+            encoding.require_current()
+        encoding, positions = encoding.encoding, encoding.positions
+    check_given(encoding, positions, q=q, k=k, v=v)
+    call = Call(q, k, v, encoding, positions, *options)
+    if not torch.compiler.is_compiling():
+        check_numbers(call)
+    return call
 
 
 def prepare(call: Call) -> Problem:
@@ -142,7 +158,7 @@ def assembled(
     )  # fmt: skip
     if problem.weighs:
         if prefix is not None or sink is not None:
-            raise InputError(f"{call.encoding} has no softmax for a sink or a prefix of keys: leave it out")
+            raise InputError(f"{call.acting.part.known_as} has no softmax for a sink or a prefix of keys: leave it out")
     elif prefix is not None:
         problem = _with_prefix(problem, factor, projected, *prefix, call.softcap)
     return _with_values_rotated_back(problem, effects) if "rotate_values" in sites else problem
@@ -165,7 +181,9 @@ def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[li
     if not products:
         return [], q, k, factor
     if effects.acting.maps:
-        raise InputError(f"{effects.acting.part} has other scores than q . k, in which a position map has no part")
+        raise InputError(
+            f"{effects.acting.part.known_as} has other scores than q . k, in which a position map has no part"
+        )
     pair = products[0].factors()
     if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
         return [], pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
@@ -296,7 +314,7 @@ def resolve_positions(
     if causal is not None:
         check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
-    _check_order(q, encoding)
+    _check_axes(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             remedy = "pass positions=Positions.arange(n, offset=cached), or others"
@@ -331,7 +349,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
 
 
-def _check_order(q: Tensor, encoding: Encoding | None) -> None:
+def _check_axes(q: Tensor, encoding: Encoding | None) -> None:
     """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
     if encoding is None or torch.compiler.is_compiling():  # a graph is for any length
         return
@@ -379,7 +397,7 @@ def check_numbers(call: Call) -> None:
         check_value("scale", scale, float)
         if 0 < abs(scale) < LEAST_DIVISOR:
             raise InputError("too near 0 for float32", f"pass 0, or at least {LEAST_DIVISOR} either way", scale=scale)
-    if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
+    if sink is not None and not isinstance(sink, Tensor) and not (isinstance(sink, float) and sink == -torch.inf):
         check_value("sink", sink, float)
     if type(dropout_p) is not float:
         check_value("dropout_p", dropout_p, float)

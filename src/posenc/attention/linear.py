@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, pad
 
-from posenc.attention.call import check_given, check_names, resolve_positions
+from posenc.attention.call import Call, check_names, checked, effects_of, given
 from posenc.distributed import exchange
-from posenc.encoding import Encoding, checked_gates
+from posenc.encoding import Encoding, Pass, checked_gates
 from posenc.errors import InputError, check_integers
+from posenc.functional import exactly
 from posenc.positions import Positions
-from posenc.positions.visibility import left_out
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding | None = None,
+    encoding: Encoding | Pass | None = None,
     positions: Positions | None = None,
     *,
     feature: Callable[[Tensor], Tensor] = elu_plus_one,
@@ -55,35 +55,41 @@ def linear_attention(
     """
     if others:
         check_names("linear_attention", others)
-    check_given(encoding, positions, q=q, k=k, v=v)
+    check_integers(1, chunk_size=chunk_size)
+    call = given(q, k, v, encoding, positions, causal, *Call(q, k, v, layer=layer, gates=gates)[6:13])
+    with exactly(q):
+        return _summed(call, feature, chunk_size)
+
+
+def _summed(call: Call, feature: Callable[[Tensor], Tensor], chunk_size: int) -> Tensor:
+    """`linear_attention` of a call."""
+    encoding, positions = call.encoding, call.positions
+    if encoding is not None:
+        call = call.changed(acting=encoding.acting_in(call.layer))
+        norms = [leaf.encoding.known_as for leaf in call.acting.leaves if not leaf.encoding.isometric]
+        if norms:
+            remedy = "use one that only turns them, such as rope"
+            raise InputError(f"{norms[0]} changes the norms, which the denominator would not follow: {remedy}")
+        refused = [
+            site for site in call.acting.sites if site not in ("augment", "embed", "gates", "rotate", "rotate_values")
+        ]
+        if refused:
+            who = f"{call.acting.part.known_as} ({', '.join(refused)})"
+            raise InputError(f"linear attention has no scores for {who}: use an encoding that only rotates")
     if positions is not None and positions.sharding is not None:
-        gates = tuple(exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer))
-        k, v = exchange.gather_keys(k, v, positions)
-    positions = resolve_positions(q, k, v, encoding, positions, causal)
-    of_queries, of_keys = positions.hidden()
-    q, k, v = left_out(of_queries, q), left_out(of_keys, k), left_out(of_keys, v)
-    given = checked_gates(encoding, gates, k, layer, of_keys)
+        of_call = checked_gates(encoding, call.gates, call.k, call.layer)
+        gates = tuple(exchange.gather(gate, positions, 2) for gate in of_call)
+        k, v = exchange.gather_keys(call.k, call.v, positions)
+        call = call.changed(k=k, v=v, gates=gates or None)
+    call = checked(call)
+    positions, q, k, v = call.at, call.q, call.k, call.v
+    assert positions is not None
     if positions.window is not None or positions.blocks:
         raise InputError("linear attention has no windows and blocks: use posenc.attention")
-    check_integers(1, chunk_size=chunk_size)
-    check_integers(0, layer=layer)
     precise = torch.promote_types(q.dtype, torch.float32)
     fq, fk = feature(q.to(precise)), feature(k.to(precise))
-    rq, rk = fq, fk
-    effects = None if encoding is None else encoding.effects(positions.with_gates(given), layer)
-    if encoding is not None and effects is not None:
-        if not encoding.isometric:
-            remedy = "use one that only turns them, such as rope"
-            raise InputError(f"{encoding} changes the norms, which the denominator would not follow: {remedy}")
-        acting = ("restrict", "scores", "bias", "modify", "values", "scale", "sink", "prefix_kv")
-        refused = [site for site in acting if site in encoding.sites()]
-        if refused:
-            sites = ", ".join(refused)
-            raise InputError(
-                f"linear attention has no scores for {encoding} ({sites}): use an encoding that only rotates"
-            )
-        rq, rk = effects.rotated(fq, fk)
-        v = effects.values_rotated(v)
+    effects = effects_of(call)
+    (rq, rk), v = effects.rotated(fq, fk), effects.values_rotated(v)
     if positions.valid is not None:
         fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))
     summed = _RunningSums(positions, k.shape[1], chunk_size)
@@ -92,8 +98,7 @@ def linear_attention(
     out = total / weight.masked_fill(weight == 0, torch.inf)
     if positions.q_valid is not None:
         out = out.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
-    out = out.to(q.dtype)
-    return out if effects is None else effects.rotated_back(out)
+    return effects.rotated_back(out.to(q.dtype))
 
 
 class _RunningSums:

@@ -132,7 +132,7 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
 def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
-    x: (batch, seq, dim), the input of the layer's projections. A token whose x is not finite, or so large that its squares
+    encoding: or the `Pass` of one. x: (batch, seq, dim), the input of the layer's projections. A token whose x is not finite, or so large that its squares
     cannot be summed (about 1e18 in float32), has gates of NaN: `attention` refuses them where the token is visible. Where
     it is hidden, it reaches no output and no gradient.
 
@@ -142,7 +142,8 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
         raise InputError("pass the input of the layer's projections, (batch, seq, dim) of a floating dtype", x=x)
     parts = [leaf for leaf in encoding.acting_in(layer).leaves if leaf.gates]
-    require_values(encoding, x)
+    for part in parts:
+        require_values(part.encoding, x)
     if not parts:
         return ()
     # nothing of such a token may be in a product: a gradient of 0 times infinity is NaN, in the weights that all tokens share
@@ -190,7 +191,7 @@ def checked_gates(
         gate = left_out(hidden, gate)
         looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
         if looks and not intercepted() and not bool(gate.isfinite().all()):
-            raise InputError("not finite", f"check the layer's input and the weights of {encoding}", gates=gate)
+            raise InputError("not finite", "check the layer's input and the weights that make them", gates=gate)
         checked.append(gate.expand(k.shape[0], -1, -1, -1))
     return tuple(checked)
 

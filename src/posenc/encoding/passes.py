@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding.effects import Hooked, require_positions
+from posenc.encoding.effects import NOTHING, Acting, Hooked, require_positions
 from posenc.encoding.heads import Sliced
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -41,7 +41,9 @@ class Pass:
         modules = () if encoding is None or torch.compiler.is_compiling() else encoding.modules()
         those = [(module._parameters, *named) for module in modules for named in module._parameters.items()]
         self.versions = [
-            (owner, name, x, x._version, x.requires_grad) for owner, name, x in those if x is not None and not x.is_inference()
+            (owner, name, x, x._version, x.requires_grad)
+            for owner, name, x in those
+            if x is not None and not x.is_inference()
         ]
 
     def require_current(self) -> None:
@@ -53,6 +55,10 @@ class Pass:
             if owner.get(name) is not x or x._version != version or x.requires_grad is not learns:
                 remedy = "make one in each forward pass, encoding.at(positions)"
                 raise InputError(f"the encoding's parameters have changed since this pass was made: {remedy}")
+
+    def acting_in(self, layer: int) -> Acting:
+        """What acts in a layer."""
+        return NOTHING if self.encoding is None else self.encoding.acting_in(layer)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`posenc.attention` here; options: its keyword arguments, such as layer."""

@@ -184,11 +184,11 @@ def documents_of(
         name, given = ("lengths", lengths) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
         check_tokens(sum(sizes.tolist()), **{name: given})
         document_ids = torch.repeat_interleave(torch.arange(sizes.shape[0], device=sizes.device), sizes)
-    documents = as_numbers("document_ids", document_ids)
+    documents = as_numbers("document_ids", document_ids, device)
     documents = documents[None] if documents.dim() == 1 else documents
     if documents.dim() != 2 or not holds_integers(documents) or 0 in documents.shape:
         raise InputError(f"document_ids of shape {tuple(documents.shape)}: pass integers (n,) or (batch, n)")
-    return documents.clone()  # the caller may change theirs later
+    return documents.long().clone()  # the caller may change theirs later
 
 
 def begins(ids: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -208,13 +208,18 @@ class Positions(Visibility):
         """
         valid = as_mask("attention_mask", attention_mask)
         check_flags(causal=causal)
-        ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
         if not torch.compiler.is_compiling() and not bool(valid.any(1).all()):
             warnings.warn(
                 f"posenc: row {int((~valid.any(1)).nonzero()[0])} of the mask has no token, and its outputs are zeros: "
                 "Positions.from_mask takes ones for tokens, Positions.from_padding True for padding (PyTorch's key_padding_mask)",
                 stacklevel=2,
             )
+        return cls.of_mask(valid, num_queries, causal)
+
+    @classmethod
+    def of_mask(cls, valid: Tensor, num_queries: int | None = None, causal: bool = False) -> "Positions":
+        """`from_mask`, of bool (batch, num_keys) that nobody changes later, and whose rows may be empty."""
+        ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
         return cls.of_tokens(ids, num_queries, causal, valid, extent=Extent(0, last))
 
     @classmethod

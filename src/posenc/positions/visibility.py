@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -266,7 +267,13 @@ class Visibility(Shared):
 
     def _rows(self) -> int:
         every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
-        return max([x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None])
+        rows = [x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None]
+        most = max(rows)
+        if not torch.compiler.is_compiling() and any(count not in (1, most) for count in rows):
+            raise InputError(
+                f"tokens of {' and '.join(map(str, sorted({*rows} - {1})))} rows: give one row, or as many"
+            )
+        return most
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
@@ -427,7 +434,9 @@ class Visibility(Shared):
         among = slots == index
         if self.q_document is not None and self.k_document is not None:
             among = among & (select(self.k_document, index) == self.q_document)
-        return torch.where(among.all(), select(of_keys, index), alone())  # without reading, for which a device would wait
+        return torch.where(
+            among.all(), select(of_keys, index), alone()
+        )  # without reading, for which a device would wait
 
     def require_among_keys(self) -> None:
         """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone."""
@@ -438,9 +447,7 @@ class Visibility(Shared):
         elif torch.compiler.is_compiling() or self.q_order.device.type != "cpu":
             return  # reading them would wait for the device
         else:
-            fits = self.shared(
-                "among keys", lambda: bool(((self.slots() >= 0) & (self.slots() < self.num_keys)).all())
-            )
+            fits = self.shared("among keys", lambda: bool(((self.slots() >= 0) & (self.slots() < self.num_keys)).all()))
         if not fits:
             what = (
                 f"the {self.num_queries} queries are not among the {self.num_keys} keys, whose tokens the gates are of"
@@ -468,8 +475,8 @@ class Visibility(Shared):
     def from_first(self) -> tuple[Tensor, Tensor]:
         """How far each query and each key is, by order, from the first token of its row or document, (batch or 1, n)."""
         if self.q_document is not None and self.k_document is not None:
-            of_keys = index_in_document(self.k_document)
-            return self.as_keys(of_keys, lambda: index_in_document(self.q_document)), of_keys
+            alone, of_keys = partial(index_in_document, self.q_document), index_in_document(self.k_document)
+            return self.as_keys(of_keys, alone), of_keys
         order = self.k_order
         if self.valid is not None:
             order = order.masked_fill(~self.valid, torch.iinfo(torch.long).max)
