@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.encoding import Encoding, Pass, checked_gates, require_fit
+from posenc.encoding import Encoding, Gates, Pass, checked_gates, require_fit
 from posenc.errors import LARGEST_SIZE, InputError, check_flags, check_integers, check_sizes, check_tensor
 from posenc.positions import Positions
+from posenc.positions.ids import Device
 from posenc.positions.memory import in_backward
 from posenc.positions.visibility import Hidden
 
@@ -81,9 +82,7 @@ class KVCache:
             raise InputError(f"the cache has {sorted(self._layers) or 'no layers yet'}", layer=layer)
         return tuple(self._layers[layer].filled(len(self)))
 
-    def positions(
-        self, num_queries: int = 1, *, device: torch.device | str | None = None, layer: int | None = None
-    ) -> Positions:
+    def positions(self, num_queries: int = 1, *, device: Device = None, layer: int | None = None) -> Positions:
         """Causal positions of the next tokens of each row: those after the cache, where a row's padding does not count, under the
         window and after the prefix of the tokens that it was filled with.
 
@@ -101,7 +100,7 @@ class KVCache:
             return Positions.arange(num_queries, causal=True, device=device)
         return _next([x.at for x in layers], count, num_queries)
 
-    def at(self, encoding: Encoding | None, num_queries: int = 1, *, device: torch.device | str | None = None) -> Pass:
+    def at(self, encoding: Encoding | None, num_queries: int = 1, *, device: Device = None) -> Pass:
         """The next forward pass of a generation: the encoding at `positions(num_queries, device=device)`.
 
         Raises:
@@ -150,8 +149,8 @@ class KVCache:
     # ---------------------------------------------------------------- as `attention` uses it
 
     def extended(
-        self, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
-        gates: Tensor | Sequence[Tensor] | None, stores: bool = True,
+        self, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int, gates: Gates,
+        stores: bool = True,
     ) -> _Layer:  # fmt: skip
         """A layer with the keys, values and gates of the new tokens, which `store` makes the cache's once a call has succeeded.
         stores: it will; and what the positions say is overwritten may be so already."""

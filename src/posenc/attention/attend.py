@@ -2,7 +2,6 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Never
@@ -17,6 +16,7 @@ from posenc.attention.call import (
     check_names,
     checked,
     effects_of,
+    gathered,
     given,
     prepare,
     visible_part,
@@ -24,7 +24,7 @@ from posenc.attention.call import (
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
-from posenc.encoding import NOTHING, Effects, Encoding, Pass, Rotation, checked_gates, require_fit
+from posenc.encoding import NOTHING, Effects, Encoding, Gates, Pass, Rotation, checked_gates, require_fit
 from posenc.errors import InputError, check_word
 from posenc.functional import exactly
 from posenc.positions import Positions
@@ -48,7 +48,7 @@ def attention(
     dropout_p: float = 0.0,
     layer: int = 0,
     keys_rotated: bool = False,
-    gates: Tensor | Sequence[Tensor] | None = None,
+    gates: Gates = None,
     cache: KVCache | None = None,
     backend: str = "auto",
     **others: Never,
@@ -290,13 +290,12 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
     if call.keys_rotated:
         raise InputError("a cache and the shards of a sequence exclude one another", keys_rotated=True)
     causal = positions.causal if call.causal is None else positions.with_causal(call.causal).causal
-    gates = checked_gates(call.encoding, call.gates, k, call.layer)
     if gather:
-        gates = tuple(exchange.gather(gate, positions, 2) for gate in gates)
-        k, v = exchange.gather_keys(k, v, positions)
+        call = gathered(call, positions)
+        k, v, gates = call.k, call.v, call.gates or ()
     else:
-        k, v, *more = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
-        gates = tuple(more)
+        given = k, v, *checked_gates(call.encoding, call.gates, k, call.layer)
+        k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in given)
     calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     parts = []
     for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):

@@ -2,7 +2,7 @@
 """One call of attention: its arguments, and what an encoding makes of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,12 @@ from torch.nn.functional import dropout
 from posenc.backends import Problem
 from posenc.backends.problem import Rotated
 from posenc.bias import Added, Score, SoftCap, Values
+from posenc.distributed import exchange
 from posenc.encoding import (
     NOTHING,
     Effects,
     Encoding,
+    Gates,
     Pass,
     Rotation,
     checked_gates,
@@ -49,7 +51,7 @@ class Call(NamedTuple):
     dropout_p: float = 0.0
     layer: int = 0
     keys_rotated: bool = False
-    gates: Tensor | Sequence[Tensor] | None = None
+    gates: Gates = None
     acting: Any = NOTHING
     """What of the encoding acts in the layer"""
     at: Positions | None = None
@@ -62,7 +64,9 @@ class Call(NamedTuple):
         return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
 
 
-def given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any) -> Call:
+def given(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any, **named: Any
+) -> Call:
     """A call, of the encoding and the positions of a pass if it is given one as its encoding, once its arguments are of their types."""
     if isinstance(encoding, Pass):
         if positions is not None:
@@ -71,10 +75,18 @@ def given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions |
             encoding.require_current()
         encoding, positions = encoding.encoding, encoding.positions
     check_given(encoding, positions, q=q, k=k, v=v)
-    call = Call(q, k, v, encoding, positions, *options)
+    call = Call(q, k, v, encoding, positions, *options, **named)
     if not torch.compiler.is_compiling():
         check_numbers(call)
     return call
+
+
+def gathered(call: Call, positions: Positions) -> Call:
+    """The call at a shard's positions, with the gates, keys and values that all processes have."""
+    given = checked_gates(call.encoding, call.gates, call.k, call.layer)
+    gates = tuple(exchange.gather(gate, positions, 2) for gate in given)
+    k, v = exchange.gather_keys(call.k, call.v, positions)
+    return call.changed(k=k, v=v, gates=gates or None)
 
 
 def prepare(call: Call) -> Problem:

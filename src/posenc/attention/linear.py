@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear attention under a rotary encoding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Never
 
 import torch
 from torch import Tensor
 from torch.nn.functional import elu, pad
 
-from posenc.attention.call import Call, check_names, checked, effects_of, given
-from posenc.distributed import exchange
-from posenc.encoding import Encoding, Pass, checked_gates
+from posenc.attention.call import Call, check_names, checked, effects_of, gathered, given
+from posenc.encoding import Encoding, Gates, Pass
 from posenc.errors import InputError, check_integers
 from posenc.functional import exactly
 from posenc.positions import Positions
@@ -32,7 +31,7 @@ def linear_attention(
     causal: bool | None = None,
     layer: int = 0,
     chunk_size: int = 64,
-    gates: Tensor | Sequence[Tensor] | None = None,
+    gates: Gates = None,
     **others: Never,
 ) -> Tensor:
     """Linear attention under a rotary encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
@@ -56,33 +55,32 @@ def linear_attention(
     if others:
         check_names("linear_attention", others)
     check_integers(1, chunk_size=chunk_size)
-    call = given(q, k, v, encoding, positions, causal, *Call(q, k, v, layer=layer, gates=gates)[6:13])
+    call = given(q, k, v, encoding, positions, causal, layer=layer, gates=gates)
     with exactly(q):
         return _summed(call, feature, chunk_size)
 
 
+ALLOWED = {"augment", "embed", "gates", "rotate", "rotate_values"}
+"""Where an encoding may act"""
+
+
 def _summed(call: Call, feature: Callable[[Tensor], Tensor], chunk_size: int) -> Tensor:
     """`linear_attention` of a call."""
-    encoding, positions = call.encoding, call.positions
-    if encoding is not None:
-        call = call.changed(acting=encoding.acting_in(call.layer))
-        norms = [leaf.encoding.known_as for leaf in call.acting.leaves if not leaf.encoding.isometric]
-        if norms:
-            remedy = "use one that only turns them, such as rope"
-            raise InputError(f"{norms[0]} changes the norms, which the denominator would not follow: {remedy}")
-        refused = [
-            site for site in call.acting.sites if site not in ("augment", "embed", "gates", "rotate", "rotate_values")
-        ]
-        if refused:
-            who = f"{call.acting.part.known_as} ({', '.join(refused)})"
-            raise InputError(f"linear attention has no scores for {who}: use an encoding that only rotates")
-    if positions is not None and positions.sharding is not None:
-        of_call = checked_gates(encoding, call.gates, call.k, call.layer)
-        gates = tuple(exchange.gather(gate, positions, 2) for gate in of_call)
-        k, v = exchange.gather_keys(call.k, call.v, positions)
-        call = call.changed(k=k, v=v, gates=gates or None)
+    if call.encoding is not None:
+        call = call.changed(acting=call.encoding.acting_in(call.layer))
+    if call.positions is not None and call.positions.sharding is not None:
+        call = gathered(call, call.positions)
     call = checked(call)
-    positions, q, k, v = call.at, call.q, call.k, call.v
+    acting, positions, q, k, v = call.acting, call.at, call.q, call.k, call.v
+    for leaf in acting.leaves:
+        name, refused = leaf.encoding.known_as, ", ".join(site for site in leaf.sites if site not in ALLOWED)
+        if not leaf.encoding.isometric:
+            remedy = "use one that only turns them, such as rope"
+            raise InputError(f"{name} changes the norms, which the denominator would not follow: {remedy}")
+        if refused:
+            raise InputError(
+                f"linear attention has no scores for {name} ({refused}): use an encoding that only rotates"
+            )
     assert positions is not None
     if positions.window is not None or positions.blocks:
         raise InputError("linear attention has no windows and blocks: use posenc.attention")

@@ -19,6 +19,8 @@ from posenc.positions.visibility import Branch, Hidden, left_out
 
 Hooked = Any
 """An `Encoding`, which is made of what is here"""
+Gates = Tensor | Sequence[Tensor] | None
+"""What an encoding makes of a layer's input, see `gates_of`"""
 Rotation = Callable[[Tensor | None, Tensor | None], tuple[Any, Any]]
 """(queries, keys) -> the same, rotated; either may be None and stays so."""
 
@@ -164,11 +166,7 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
 
 
 def checked_gates(
-    encoding: Hooked | None,
-    gates: Tensor | Sequence[Tensor] | None,
-    k: Tensor,
-    layer: int,
-    hidden: Hidden | None = None,
+    encoding: Hooked | None, gates: Gates, k: Tensor, layer: int, hidden: Hidden | None = None
 ) -> tuple[Tensor, ...]:
     """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
     `Positions.hidden`."""

@@ -20,6 +20,7 @@ from posenc.errors import (
 from posenc.functional import intercepted, transformed
 
 Ids = Tensor | Sequence[Any]
+Device = torch.device | str | None
 
 ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 2**24, torch.float64: 2**53}
 """The integers up to which a dtype has every one."""
@@ -160,12 +161,7 @@ def exact(ids: Tensor) -> Tensor:
 # ---------------------------------------------------------------- documents in one sequence
 
 
-def documents_of(
-    lengths: Sequence[int] | Tensor | None,
-    cu_seqlens: Sequence[int] | Tensor | None,
-    document_ids: Tensor | None,
-    device: torch.device | str | None,
-) -> Tensor:
+def documents_of(lengths: Ids | None, cu_seqlens: Ids | None, document_ids: Tensor | None, device: Device) -> Tensor:
     """The document of each token, (batch or 1, n), from one of the three, see `Positions.packed`."""
     if sum(x is not None for x in (lengths, cu_seqlens, document_ids)) != 1:
         raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
@@ -255,7 +251,7 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
     return prefix
 
 
-def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
+def _token_counts(name: str, counts: Any, device: Device) -> Tensor:
     numbers = as_numbers(name, counts, device)
     if not holds_integers(numbers) or numbers.dim() != 1 or numbers.shape[0] == 0:
         raise InputError("pass a list of integers, numbers of tokens", argument=name, value=counts)
@@ -283,7 +279,7 @@ def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
     return images
 
 
-def patch_coordinates(size: Sequence[int], prefix: int, device: torch.device | str | None) -> Tensor:
+def patch_coordinates(size: Sequence[int], prefix: int, device: Device) -> Tensor:
     """The coordinates of an image's tokens: (prefix + patches, axes), zeros for those before the patches."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
     patches = torch.stack(axes, -1).flatten(0, -2)

@@ -21,6 +21,7 @@ from posenc.errors import (
     refuse_in_program,
 )
 from posenc.positions.ids import (
+    Device,
     Ids,
     as_indices,
     as_mask,
@@ -117,9 +118,7 @@ class Positions(Visibility):
     # ---------------------------------------------------------------- construct
 
     @classmethod
-    def arange(
-        cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: torch.device | str | None = None
-    ) -> "Positions":
+    def arange(cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: Device = None) -> "Positions":
         """n new tokens that follow `offset` tokens of a KV cache: queries offset..offset+n-1, keys 0..offset+n-1.
 
         offset may be an int or a (batch,) tensor; rows of a ragged cache keep the key of position p in slot p, and
@@ -149,14 +148,9 @@ class Positions(Visibility):
 
     @classmethod
     def from_ids(
-        cls,
-        position_ids: Ids,
-        key_ids: Ids | None = None,
-        *,
-        causal: bool = False,
-        packed: bool | None = None,
+        cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False, packed: bool | None = None,
         placed: Ids | None = None,
-    ) -> "Positions":
+    ) -> "Positions":  # fmt: skip
         """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, of any sign.
 
         key_ids, when given, are the positions of all keys (cached ones first), so the queries are the last tokens; for keys in
@@ -268,15 +262,9 @@ class Positions(Visibility):
 
     @classmethod
     def packed(
-        cls,
-        lengths: Sequence[int] | Tensor | None = None,
-        *,
-        cu_seqlens: Sequence[int] | Tensor | None = None,
-        document_ids: Tensor | None = None,
-        slots: int | None = None,
-        causal: bool = False,
-        device: torch.device | str | None = None,
-    ) -> "Positions":
+        cls, lengths: Sequence[int] | Tensor | None = None, *, cu_seqlens: Sequence[int] | Tensor | None = None,
+        document_ids: Tensor | None = None, slots: int | None = None, causal: bool = False, device: Device = None,
+    ) -> "Positions":  # fmt: skip
         """Several documents in one sequence; each starts at position 0 and sees only itself.
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
@@ -300,12 +288,7 @@ class Positions(Visibility):
 
     @classmethod
     def prefix_lm(
-        cls,
-        prefix_lengths: int | Sequence[int] | Tensor,
-        n: int,
-        offset: int | Tensor = 0,
-        *,
-        device: torch.device | str | None = None,
+        cls, prefix_lengths: int | Sequence[int] | Tensor, n: int, offset: int | Tensor = 0, *, device: Device = None
     ) -> "Positions":
         """A prefix that sees itself in both directions, and causal tokens after it (Raffel et al. 2020, section 3.2.1).
 
@@ -319,13 +302,7 @@ class Positions(Visibility):
 
     @classmethod
     def grid(
-        cls,
-        height: int,
-        width: int,
-        frames: int | None = None,
-        *,
-        prefix: int = 0,
-        device: torch.device | str | None = None,
+        cls, height: int, width: int, frames: int | None = None, *, prefix: int = 0, device: Device = None
     ) -> "Positions":
         """Patches of an image, row by row, at (y, x); of a video, frame by frame, at (t, y, x).
 
@@ -339,12 +316,7 @@ class Positions(Visibility):
 
     @classmethod
     def grids(
-        cls,
-        sizes: Sequence[Sequence[int]],
-        *,
-        prefix: int = 0,
-        padded: bool = False,
-        device: torch.device | str | None = None,
+        cls, sizes: Sequence[Sequence[int]], *, prefix: int = 0, padded: bool = False, device: Device = None
     ) -> "Positions":
         """Several images or videos, (height, width) or (height, width, frames) in patches each, as in `grid`.
 
@@ -373,16 +345,10 @@ class Positions(Visibility):
 
     @classmethod
     def of_tokens(
-        cls,
-        ids: Tensor,
-        num_queries: int | None = None,
-        causal: bool = False,
-        valid: Tensor | None = None,
-        documents: Tensor | None = None,
-        placed: Tensor | None = None,
-        images: tuple[tuple[int, ...], ...] | None = None,
-        extent: Extent | None = None,
-    ) -> "Positions":
+        cls, ids: Tensor, num_queries: int | None = None, causal: bool = False, valid: Tensor | None = None,
+        documents: Tensor | None = None, placed: Tensor | None = None,
+        images: tuple[tuple[int, ...], ...] | None = None, extent: Extent | None = None,
+    ) -> "Positions":  # fmt: skip
         """Tokens in their order, at (batch or 1, n) or (batch or 1, n, axes) ids that nobody changes later, of which those that are
         `valid` are no padding; the queries are the last of them. num_queries None: all."""
         check_integers(1, ids.shape[1], num_queries=num_queries)
