@@ -3,6 +3,7 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -282,20 +283,13 @@ def _rotated(
 ) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
     part, _, _, sites, *_ = encoding.acting_in(layer)
-    if "rotate" not in sites and "rotate_values" not in sites:
+    if not {"rotate", "rotate_values"} & {*sites}:
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
-    memory, key = new.memory, ("rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled())
-    rotation = None if memory is None else memory.get(key)
+    effects, key = encoding.effects(new, layer), ("rotation", part, k.shape, k.dtype, k.device)
     try:
-        if rotation is not None and "rotate_values" not in sites:
-            return rotation(None, k)[1], v, True
-        effects = encoding.effects(new, layer)
-        if rotation is None and "rotate" in sites:
-            rotation = effects.rotation(None, k)
-            if memory is not None and rotation is not None:  # for the other layers of the pass
-                memory[key] = rotation
+        rotation = new.once(key, partial(effects.rotation, None, k))
         keys = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
         return keys, effects.values_rotated(v), True
     except InputError:
@@ -312,9 +306,7 @@ def _next(ends: Sequence[Positions], count: int, num_queries: int) -> Positions:
         pairs = (last.prefix, other.prefix), (last.valid, other.valid)
         if other is not last and not (last.window == other.window and all(_same(*pair, count) for pair in pairs)):
             remedy = "pass the positions of each layer, such as Positions.arange(1, offset, causal=True).with_window(w)"
-            raise InputError(
-                f"cache.positions(): layers have tokens under unlike windows, prefixes or padding: {remedy}"
-            )
+            raise InputError(f"cache.positions(): layers differ in their windows, prefixes or padding: {remedy}")
     mask, new = last.valid, last.k_order.new_ones(1, num_queries, dtype=torch.bool)
     if mask is None:
         counts = last.start == (last.num_keys - last.num_queries, 0)
@@ -331,11 +323,7 @@ def _next(ends: Sequence[Positions], count: int, num_queries: int) -> Positions:
     prefix = last.prefix
     if prefix is not None:
         prefix = torch.cat((prefix[:, :count], torch.zeros_like(new).expand(prefix.shape[0], -1)), 1)
-    where = ("q", "k", "q_order", "k_order", "valid", "q_valid")
-    return last.derived(
-        **{name: getattr(made, name) for name in where}, known=made.extents, causal=True, prefix=prefix, of_keys=None,
-        images=None, q_placed=None, k_placed=None,
-    )  # fmt: skip
+    return made.derived(prefix=prefix, window=last.window, counted=last.counted)
 
 
 def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:

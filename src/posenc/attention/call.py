@@ -178,13 +178,10 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
-    if torch.is_grad_enabled():
-        for leaf in effects.acting.leaves:
-            if "bias" in leaf.sites:
-                for parameter in leaf.encoding.parameters():
-                    if parameter.requires_grad:
-                        return True
-    return False
+    biases = (
+        [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites] if torch.is_grad_enabled() else []
+    )
+    return any(parameter.requires_grad for encoding in biases for parameter in encoding.parameters())
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -193,9 +190,8 @@ def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[li
     if not products:
         return [], q, k, factor
     if effects.acting.maps:
-        raise InputError(
-            f"{effects.acting.part.known_as} has other scores than q . k, in which a position map has no part"
-        )
+        who = effects.acting.part.known_as
+        raise InputError(f"{who} has other scores than q . k, in which a position map has no part")
     pair = products[0].factors()
     if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
         return [], pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0

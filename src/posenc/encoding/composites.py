@@ -133,9 +133,8 @@ class Composite(Encoding):
             part.reset_parameters()
 
     def _head_counts(self) -> tuple[set[int], set[int], set[int]]:
-        heads, sharing, together = (
-            {n for part in of_parts for n in part} for of_parts in zip(*(p._head_counts() for p in self), strict=True)
-        )
+        counts = zip(*(part._head_counts() for part in self), strict=True)
+        heads, sharing, together = ({n for part in of_parts for n in part} for of_parts in counts)
         return heads, sharing, together
 
     def _check_part(self, q: Tensor, k: Tensor) -> None:

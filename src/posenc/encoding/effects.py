@@ -51,18 +51,16 @@ def require_fit(
             if tensor.dim() == 4 and tensor.shape[1] == count:
                 raise swapped(name, tensor, f"positions are for {count} {what}")
             hint = "; of some pass their positions: Positions.from_ids(ids)" if q is None or k is None else ""
-            raise InputError(
-                f"positions are for {count} {what}, {name} has {tensor.shape[-2]}: give one for each token{hint}"
-            )
+            given = f"positions are for {count} {what}, {name} has {tensor.shape[-2]}"
+            raise InputError(f"{given}: give one for each token{hint}")
         if batch not in (1, tensor.shape[0]):
             raise InputError(f"positions have {batch} rows, {name} has {tensor.shape[0]}: give one row or as many")
 
 
 def swapped(name: str, x: Tensor, why: str) -> InputError:
     """The error for (batch, seq, heads, head_dim) in the place of (batch, heads, seq, head_dim)."""
-    return InputError(
-        f"{name} of shape {tuple(x.shape)}, and {why}: pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
-    )
+    remedy = f"pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
+    return InputError(f"{name} of shape {tuple(x.shape)}, and {why}: {remedy}")
 
 
 class Leaf(NamedTuple):

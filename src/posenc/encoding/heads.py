@@ -59,9 +59,8 @@ class Sliced(Declared):
             raise InputError(f"{self.known_as} {what}: leave it out")
         made = deepcopy(self) if _count(self, "num_heads") is None else self._cut(of)
         before = self._part or HeadRange(self._given(), 0, of.end, of.heads, of.sharing)
-        vars(made)["_part"] = before._replace(
-            first=before.first + of.first, end=before.first + of.end, sharing=of.sharing
-        )
+        first, end = before.first + of.first, before.first + of.end
+        vars(made)["_part"] = before._replace(first=first, end=end, sharing=of.sharing)
         return made
 
     def _cut(self, of: HeadRange) -> Self:

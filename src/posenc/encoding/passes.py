@@ -39,16 +39,12 @@ class Pass:
         self._memory = Memory.of_pass()
         self.positions = (positions.origin or positions).in_pass(self._memory)
         modules = () if encoding is None or torch.compiler.is_compiling() else encoding.modules()
-        those = [(module._parameters, *named) for module in modules for named in module._parameters.items()]
-        self.versions = [
-            (owner, name, x, x._version, x.requires_grad)
-            for owner, name, x in those
-            if x is not None and not x.is_inference()
-        ]
+        owners = [module._parameters for module in modules]
+        owned = [(owner, name, x) for owner in owners for name, x in owner.items() if x is not None]
+        self.versions = [(*of, of[2]._version, of[2].requires_grad) for of in owned if not of[2].is_inference()]
 
     def require_current(self) -> None:
-        """Refuse to go on once a parameter has been replaced or written to, or frozen or no more: what is shared has its gradient or
-        has not."""
+        """Refuse to go on once a parameter has been replaced, written to, or frozen or no more."""
         if torch.compiler.is_compiling():
             return
         for owner, name, x, version, learns in self.versions:

@@ -143,8 +143,7 @@ def pattern_rows() -> list[dict[str, Any]]:
 
 def short(entry: str) -> str:
     """First author, year and arXiv number of a BibTeX entry; a source that is not on arXiv goes by its address."""
-    fields = {
-        key.strip(): value.strip().strip("{},") for key, _, value in (x.partition("=") for x in entry.splitlines())
-    }
+    lines = (line.partition("=") for line in entry.splitlines())
+    fields = {key.strip(): value.strip().strip("{},") for key, _, value in lines}
     where = f"arXiv {fields['eprint']}" if "eprint" in fields else fields["url"].removeprefix("https://")
     return f"{fields['author'].split(',')[0].strip('{')} {fields['year']}, {where}"

@@ -214,8 +214,6 @@ def index_in_document(documents: Tensor) -> Tensor:
 
 def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tensor) -> Tensor:
     """Valid tokens in each token's document (or row), (batch or 1, n)."""
-    if documents is None and valid is None:
-        return torch.full_like(order, order.shape[1])
     documents = torch.zeros_like(order) if documents is None else documents
     valid = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
     rows = max(documents.shape[0], valid.shape[0])

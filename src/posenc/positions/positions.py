@@ -536,7 +536,8 @@ class Positions(Visibility):
         one axis, as text has, every token is at its number.
 
         Raises:
-            InputError: move returns what is no tensor of finite numbers for as many tokens."""
+            InputError: move returns what is no tensor of finite numbers for as many tokens.
+        """
         if made := self._everywhere(lambda all: all.moved(move)):
             return made
         q = settled(moved_to(move(self.q, self.q_order), self.q), self.q_placed)
@@ -566,9 +567,8 @@ class Positions(Visibility):
         if self.q_placed is not None and made.q_placed is not None and not torch.compiler.is_compiling():
             before = select(unplaced_index(self.q_placed, self.q_document), index)
             if not torch.equal(before, unplaced_index(made.q_placed, made.q_document)):
-                raise InputError(
-                    "index takes tokens without a place, such as [CLS], out of their order, or not the first"
-                )
+                what = "tokens without a place, such as [CLS], out of their order, or not the first"
+                raise InputError(f"index takes {what}")
             if bool(made.q_placed.all()):
                 return made.derived(q_placed=None, k_placed=None)
         return made

@@ -270,9 +270,8 @@ class Visibility(Shared):
         rows = [x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None]
         most = max(rows)
         if not torch.compiler.is_compiling() and any(count not in (1, most) for count in rows):
-            raise InputError(
-                f"tokens of {' and '.join(map(str, sorted({*rows} - {1})))} rows: give one row, or as many"
-            )
+            counts = " and ".join(map(str, sorted({*rows} - {1})))
+            raise InputError(f"tokens of {counts} rows: give one row, or as many")
         return most
 
     def mask_mod(self) -> MaskMod:
@@ -449,10 +448,8 @@ class Visibility(Shared):
         else:
             fits = self.shared("among keys", lambda: bool(((self.slots() >= 0) & (self.slots() < self.num_keys)).all()))
         if not fits:
-            what = (
-                f"the {self.num_queries} queries are not among the {self.num_keys} keys, whose tokens the gates are of"
-            )
-            raise InputError(f"{what}: pass positions of self-attention")
+            what = f"the {self.num_queries} queries are not among the {self.num_keys} keys"
+            raise InputError(f"{what}, whose tokens the gates are of: pass positions of self-attention")
 
     def require_full_sequence(self, why: str, remedy: str = "pass the full sequence") -> None:
         """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them."""
