@@ -182,28 +182,13 @@ class Sometimes(Encoding):
 
 
 class Nearer(Rotary):
-    """The other hooks but `restrict`, without which layers share more."""
+    """Another branch of a map, and another function of the scores."""
 
     def branches(self, layer=0):
         return [Branch(Region(None, 2 + 2 * layer))]
 
-    def rotate_queries(self, q, positions, layer=0):
-        return (1 + layer) * super().rotate_queries(q, positions, layer)
-
-    def shared_rotation(self, positions, q, k):
-        return None
-
     def modify(self, positions, layer=0):
         return posenc.bias.SoftCap(1.0 + layer)
-
-    def sink(self, layer=0):
-        return 1.0 + layer
-
-    def prefix_kv(self, layer=0):
-        return torch.ones(2, 1, 8) * layer, torch.ones(2, 1, 8) * layer
-
-    def rotate_values(self, v, positions, layer=0):
-        return v * (1 + layer)
 
 
 @pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8)])

@@ -12,6 +12,8 @@ from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.shards import Shard, chunks_of
 
+_PLAIN = torch._C._nn.scaled_dot_product_attention  # whatever torch.nn.functional has when this is imported
+
 
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     """This process's part of a tensor over the full sequence, such as tokens or labels.
@@ -110,7 +112,7 @@ def refuse_ring() -> None:
     InputError: inside `torch.distributed.tensor.experimental.context_parallel`, which replaces PyTorch's attention by one that takes
     queries and keys for a complete text."""
     current = torch.nn.functional.scaled_dot_product_attention
-    if (current.__module__ or "").startswith("torch.distributed.tensor.experimental"):
+    if current is not _PLAIN and (current.__module__ or "").startswith("torch.distributed.tensor.experimental"):
         remedy = "leave it, and pass positions.shard(rank, world_size, layout='zigzag') of all"
         raise InputError(f"torch's context_parallel knows of no positions: {remedy}")
 
