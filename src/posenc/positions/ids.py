@@ -100,10 +100,14 @@ def as_padding(name: str, mask: Ids) -> Tensor:
     return as_mask(name, mask)
 
 
-def check_order(q: Tensor, k: Tensor, checks: tuple[str, ...]) -> None:
+def check_order(q: Tensor, k: Tensor, *checks: str) -> None:
     """Raises:
-    InputError: "last": causal queries whose positions are not those of the last keys; "falls": positions that fall."""
-    if q.is_meta or k.is_meta:
+    InputError: "cross": always, of causal queries; "last": those whose positions are not those of the last keys; "falls":
+        positions that fall."""
+    if "cross" in checks:
+        remedy = "pass Positions.arange(n, offset=cached, causal=True) for one"
+        raise InputError("queries and keys of Positions.cross are two sequences", remedy, causal=True)
+    if q.is_meta or k.is_meta or torch.compiler.is_compiling():
         return
     if "last" in checks and not torch.equal(*torch.broadcast_tensors(q, k[:, k.shape[1] - q.shape[1] :])):
         raise InputError(

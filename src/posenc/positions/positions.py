@@ -85,8 +85,9 @@ class Positions(Visibility):
     images: tuple[tuple[int, ...], ...] | None = None
     """(height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the images of
     all documents or rows, by number. None: not known, as of tokens that were moved."""
-    unchecked: tuple[str, ...] = ()
-    """What `with_causal` has to check of ids that somebody gave, see `posenc.positions.ids.check_order`"""
+    unchecked: tuple[Any, ...] = ()
+    """Ids that somebody gave, wherever tokens are now, and what `with_causal` has to check of them, see
+    `posenc.positions.ids.check_order`"""
     known: InitVar[Mapping[str, Extent | None] | None] = None
     """What the maker knows of q, k and their orders; of others it is read, where that makes no device wait"""
     extents: dict[str, Extent | None] = field(init=False)
@@ -184,7 +185,7 @@ class Positions(Visibility):
         q_order = order if k is q else torch.arange(first, last + 1, device=q.device)[None]
         made = cls(
             q=q, k=k, q_order=q_order, k_order=order, q_document=documents[:, first:] if packed else None,
-            k_document=documents if packed else None, q_placed=q_placed, k_placed=k_placed, unchecked=tuple(checks),
+            k_document=documents if packed else None, q_placed=q_placed, k_placed=k_placed, unchecked=(q, k, *checks),
             known={"q_order": Extent(first, last, True), "k_order": Extent(0, last, True)},
         )  # fmt: skip
         return made.with_causal(causal)
@@ -388,7 +389,7 @@ class Positions(Visibility):
             q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
             q_placed=queries.q_placed, k_placed=keys.k_placed, counted=queries.counted and keys.counted,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
-            known=known, unchecked=("cross",) if apart else (),
+            known=known, unchecked=(q, k, "cross") if apart else (),
         )  # fmt: skip
 
     # ---------------------------------------------------------------- derive
@@ -443,13 +444,8 @@ class Positions(Visibility):
             raise InputError(f"{self.num_keys} keys for {self.num_queries} causal queries, whose own are among them")
         if causal == self.causal:
             return self
-        if causal and "cross" in self.unchecked:
-            remedy = "pass Positions.arange(n, offset=cached, causal=True) for one"
-            raise InputError("queries and keys of Positions.cross are two sequences", remedy, causal=True)
-        of_k = self.extents["k"]
-        unknown = "last" in self.unchecked or of_k is None or not of_k.consecutive
-        if causal and self.unchecked and unknown and not torch.compiler.is_compiling():
-            self.shared("checked", lambda: check_order(self.q, self.k, self.unchecked))
+        if causal and self.unchecked:
+            self.shared("checked", lambda: check_order(*self.unchecked))
         return self.shared(
             ("causal", causal),
             lambda: self._everywhere(lambda all: all.with_causal(causal)) or self.derived(causal=causal, unchecked=()),
@@ -592,7 +588,8 @@ class Positions(Visibility):
         blocks = tuple(x if x.table is None else x._replace(table=x.table.to(device)) for x in made.blocks)
         of_keys = self.of_keys and self.of_keys._replace(full=self.of_keys.full.to(device))
         sharding = self.sharding and self.sharding._replace(full=self.sharding.full.to(device))
-        return made.derived(blocks=blocks, of_keys=of_keys, sharding=sharding)
+        unchecked = tuple(move(x) if isinstance(x, Tensor) else x for x in self.unchecked)
+        return made.derived(blocks=blocks, of_keys=of_keys, sharding=sharding, unchecked=unchecked)
 
     def shard(
         self, rank: int, world_size: int, *, layout: str = "contiguous", group: "ProcessGroup | None" = None
