@@ -92,7 +92,8 @@ def attention(
     """
     if others:
         check_names("attention", others)
-    call = given(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    call = given(call)
     with exactly(q):
         if cache is not None:
             call, extended = _cached(call, cache)
@@ -262,7 +263,7 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
     check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
-    call = given(q, k, v, encoding, positions, *Call(q, k, v, **options)[5:13])
+    call = given(Call(q, k, v, encoding, positions, **options))
     if cache is not None:
         call, _ = _cached(call, cache, stores=False)
     calls, gathered = [call], ""

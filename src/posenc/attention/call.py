@@ -42,7 +42,8 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    encoding: Encoding | None = None
+    encoding: Any = None
+    """An `Encoding`, or None; as it is given also a `Pass`"""
     positions: Positions | None = None
     causal: bool | None = None
     scale: float | None = None
@@ -64,18 +65,15 @@ class Call(NamedTuple):
         return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
 
 
-def given(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any, **named: Any
-) -> Call:
-    """A call, of the encoding and the positions of a pass if it is given one as its encoding, once its arguments are of their types."""
-    if isinstance(encoding, Pass):
-        if positions is not None:
-            raise InputError("a pass has its positions: leave them out", positions=positions)
-        if encoding.versions:
-            encoding.require_current()
-        encoding, positions = encoding.encoding, encoding.positions
-    check_given(encoding, positions, q=q, k=k, v=v)
-    call = Call(q, k, v, encoding, positions, *options, **named)
+def given(call: Call) -> Call:
+    """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding."""
+    if isinstance(call.encoding, Pass):
+        if call.positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=call.positions)
+        if call.encoding.versions:
+            call.encoding.require_current()
+        call = call.changed(encoding=call.encoding.encoding, positions=call.encoding.positions)
+    check_given(call.encoding, call.positions, q=call.q, k=call.k, v=call.v)
     if not torch.compiler.is_compiling():
         check_numbers(call)
     return call

@@ -55,7 +55,7 @@ def linear_attention(
     if others:
         check_names("linear_attention", others)
     check_integers(1, chunk_size=chunk_size)
-    call = given(q, k, v, encoding, positions, causal, layer=layer, gates=gates)
+    call = given(Call(q, k, v, encoding, positions, causal, layer=layer, gates=gates))
     with exactly(q):
         return _summed(call, feature, chunk_size)
 

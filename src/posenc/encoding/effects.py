@@ -141,9 +141,10 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
         raise InputError("pass the input of the layer's projections, (batch, seq, dim) of a floating dtype", x=x)
-    parts = [leaf for leaf in encoding.acting_in(layer).leaves if leaf.gates]
-    for part in parts:
-        require_values(part.encoding, x)
+    leaves = encoding.acting_in(layer).leaves
+    for leaf in leaves:
+        require_values(leaf.encoding, x)
+    parts = [leaf for leaf in leaves if leaf.gates]
     if not parts:
         return ()
     # nothing of such a token may be in a product: a gradient of 0 times infinity is NaN, in the weights that all tokens share
