@@ -84,11 +84,10 @@ def test_what_restricts_goes_along_and_comes_after(text, restriction, derivation
         counted = want if derivation != "taken" else want[:, :, columns]
         assert torch.equal(positions.visible_counts().expand(len(want), -1), counted.sum(-1))
         if positions.sharding is not None and positions.of_keys is None:
-            calls = [call.mask()[:, 0] for call in calls_of(positions, positions.causal)]
-            width = [call.shape[2] for call in calls]
-            parts = [w[:, :, :n] for w, n in zip(want.split([c.shape[1] for c in calls], 1), width, strict=True)]
-            for call, part in zip(calls, parts, strict=True):
-                assert torch.equal(call, part.expand(len(call), -1, -1))
+            calls = calls_of(positions, positions.causal)
+            for call, part in zip(calls, want.split([call.num_queries for call in calls], 1), strict=True):
+                assert torch.equal(call.mask()[:, 0], part[:, :, : call.num_keys].expand(call.batch, -1, -1))
+                assert torch.equal(call.visible_counts().expand(len(part), -1), part.sum(-1))
 
 
 @pytest.mark.parametrize("derivation", DERIVED)

@@ -7,7 +7,6 @@ import torch
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.backends import fused
-from posenc.distributed.exchange import calls_of
 from posenc.positions.segments import segments
 
 SIZE = 4
@@ -112,17 +111,6 @@ def test_hidden_blocks_are_not_visited(text, monkeypatch):
     q = torch.randn(1, 2, n, D)
     attention(q, q, q, posenc.create(text, num_heads=2), positions)
     assert 0 < sum(visited) <= n * size * (1 if text == "none" else 2)  # those of a term are by head
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-def test_a_shard_counts_what_it_sees_in_the_full_sequence(layout):
-    full = Positions.arange(24, causal=True)
-    for narrow in (lambda p: p.with_window(3), lambda p: p.with_blocks(SIZE, big_bird(6))):
-        counts = narrow(full).visible_counts()
-        for rank in range(2):
-            shard = full.shard(rank, 2, layout=layout)
-            parts = [narrow(call).visible_counts() for call in calls_of(shard, True)]
-            torch.testing.assert_close(torch.cat(parts, 1), shard.sharding.take(counts))
 
 
 def test_dropout_and_half_precision():

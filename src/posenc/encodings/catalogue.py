@@ -77,10 +77,8 @@ def cite(encoding: Encoding | type[Encoding] | str) -> str:
     """
     if isinstance(encoding, str):
         terms = read(encoding).terms
-        cited = [
-            each for t in terms for each in (lookup(t.name, may_import=True), *((create_map(t.map),) if t.map else ()))
-        ]
-        cited = [*patterns_of(encoding), *cited]
+        of_terms = ((lookup(t.name, may_import=True), *((create_map(t.map),) if t.map else ())) for t in terms)
+        cited = [*patterns_of(encoding), *(each for of_term in of_terms for each in of_term)]
         keys = tuple(dict.fromkeys(key for each in cited for key in each.papers))
     else:
         keys = encoding.papers
