@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.encoding import Encoding, Gates, Pass, checked_gates, require_fit
+from posenc.encoding import Acting, Effects, Encoding, Gates, Pass, checked_gates, require_fit
 from posenc.errors import LARGEST_SIZE, InputError, check_flags, check_integers, check_sizes, check_tensor
 from posenc.positions import Positions
 from posenc.positions.ids import Device
@@ -150,7 +150,7 @@ class KVCache:
     # ---------------------------------------------------------------- as `attention` uses it
 
     def extended(
-        self, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int, gates: Gates,
+        self, k: Tensor, v: Tensor, encoding: Encoding | None, acting: Acting, positions: Positions, layer: int, gates: Gates,
         stores: bool = True,
     ) -> _Layer:  # fmt: skip
         """A layer with the keys, values and gates of the new tokens, which `store` makes the cache's once a call has succeeded.
@@ -159,13 +159,13 @@ class KVCache:
         if k.dim() != 4 or k.shape[2] != step.tokens or step.new.batch not in (1, k.shape[0]):
             require_fit(step.new, k=k)
         given: tuple[Tensor, ...] = ()
-        if gates is not None or (encoding is not None and encoding.acting_in(layer).gates):
+        if gates is not None or acting.gates:
             given = checked_gates(encoding, gates, k, layer, step.hidden)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
         by = self._check_layer(encoding, positions, layer, rotated and step.before > 0, stores)
         if rotated and encoding is not None:
-            k, v, rotated = _rotated(k, v, encoding, step.new, layer, before is not None or self.rotated is True)
+            k, v, rotated = _rotated(k, v, Effects(acting, step.new), before is not None or self.rotated is True)
         tensors = self._filled(layer, (k, v, *given), positions, step, stores)
         return _Layer(tensors, step.before + step.tokens, rotated, positions.origin or positions, *by)
 
@@ -278,18 +278,16 @@ def _rotation(encoding: Encoding | None, layer: int) -> str:
     return f"{spec.pop('name')}({', '.join(f'{name}={value!r}' for name, value in spec.items())})"
 
 
-def _rotated(
-    k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
-) -> tuple[Tensor, Tensor, bool]:
+def _rotated(k: Tensor, v: Tensor, effects: Effects, must: bool) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
-    part, _, _, sites, *_ = encoding.acting_in(layer)
-    if not {"rotate", "rotate_values"} & {*sites}:
+    part, sites = effects.acting.part, effects.sites
+    if "rotate" not in sites and "rotate_values" not in sites:
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
-    effects, key = encoding.effects(new, layer), ("rotation", part, k.shape, k.dtype, k.device)
+    key = "rotation", part, k.shape, k.dtype, k.device
     try:
-        rotation = new.once(key, partial(effects.rotation, None, k))
+        rotation = effects.positions.once(key, partial(effects.rotation, None, k))
         keys = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
         return keys, effects.values_rotated(v), True
     except InputError:

@@ -24,7 +24,7 @@ from posenc.attention.call import (
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
-from posenc.encoding import NOTHING, Effects, Encoding, Gates, Pass, Rotation, checked_gates, require_fit
+from posenc.encoding import Effects, Encoding, Gates, Pass, Rotation, checked_gates, require_fit
 from posenc.errors import InputError, check_word
 from posenc.functional import exactly
 from posenc.positions import Positions
@@ -122,7 +122,7 @@ def _cached(call: Call, cache: object, stores: bool = True) -> tuple[Call, Any]:
         raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
     elif call.q.dim() != 4 or call.q.shape[2] != positions.num_queries:
         require_fit(positions, q=call.q)
-    layer = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates, stores)
+    layer = cache.extended(call.k, call.v, call.encoding, call.acting, positions, call.layer, call.gates, stores)
     k, v, *gates = layer.filled(layer.tokens)
     return call.changed(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=layer.rotated), layer
 
@@ -174,8 +174,7 @@ class _Kept:
 def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
     """The output of a call among keys that are all here. plans: those of the tokens before, in a generation."""
     exchange.refuse_ring()
-    acting: Any = NOTHING if call.encoding is None else call.encoding.acting_in(call.layer)
-    positions, memory = call.positions, None
+    positions, memory, acting = call.positions, None, call.acting
     at: Any = positions
     here = of_token = None
     if positions is not None:
@@ -186,7 +185,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
             memory = Memory.of_pass(lasts=False)  # for this call
             positions = positions.in_pass(memory)
         at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
-    call = call.changed(acting=acting, positions=positions, at=at, causal=call.causal if positions is None else None)
+    call = call.changed(positions=positions, at=at, causal=call.causal if positions is None else None)
     if memory is not None and memory.lasts:
         alike = _key(call, backend)
         here = None if alike is None else (alike, call.k.shape, call.v.shape, at)

@@ -66,17 +66,20 @@ class Call(NamedTuple):
 
 
 def given(call: Call) -> Call:
-    """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding."""
-    if isinstance(call.encoding, Pass):
-        if call.positions is not None:
-            raise InputError("a pass has its positions: leave them out", positions=call.positions)
-        if call.encoding.versions:
-            call.encoding.require_current()
-        call = call.changed(encoding=call.encoding.encoding, positions=call.encoding.positions)
-    check_given(call.encoding, call.positions, q=call.q, k=call.k, v=call.v)
+    """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
+    acts in its layer."""
+    encoding, positions = call.encoding, call.positions
+    if isinstance(encoding, Pass):
+        if positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=positions)
+        if encoding.versions:
+            encoding.require_current()
+        encoding, positions = encoding.encoding, encoding.positions
+    check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
     if not torch.compiler.is_compiling():
         check_numbers(call)
-    return call
+    acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
+    return call.changed(encoding=encoding, positions=positions, acting=acting)
 
 
 def gathered(call: Call, positions: Positions) -> Call:

@@ -66,8 +66,6 @@ ALLOWED = {"augment", "embed", "gates", "rotate", "rotate_values"}
 
 def _summed(call: Call, feature: Callable[[Tensor], Tensor], chunk_size: int) -> Tensor:
     """`linear_attention` of a call."""
-    if call.encoding is not None:
-        call = call.changed(acting=call.encoding.acting_in(call.layer))
     if call.positions is not None and call.positions.sharding is not None:
         call = gathered(call, call.positions)
     call = checked(call)
