@@ -64,8 +64,9 @@ class PaTH(Encoding):
         self.filter: nn.Parameter | None = None
         if self.conv_size:
             bound = self.conv_size**-0.5
-            steps = torch.empty(layers, heads, self.conv_size, self.head_dim)
-            self.filter = nn.Parameter(steps.uniform_(-bound, bound))
+            self.filter = nn.Parameter(
+                torch.empty(layers, heads, self.conv_size, self.head_dim).uniform_(-bound, bound)
+            )
         self.beta_weight: nn.Parameter = _normal(layers, heads, self.dim)
         self.beta_bias: nn.Parameter = nn.Parameter(torch.zeros(layers, heads))
 

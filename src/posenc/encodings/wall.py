@@ -55,8 +55,9 @@ class Wall(Encoding):
 
     def setup(self) -> None:
         width = self.num_heads * self.head_dim
-        weight = torch.empty(self.num_layers, width, self.dim)
-        self.weight: nn.Parameter = nn.Parameter(weight.normal_(std=self.dim**-0.5))
+        self.weight: nn.Parameter = nn.Parameter(
+            torch.empty(self.num_layers, width, self.dim).normal_(std=self.dim**-0.5)
+        )
         self.bias_in: nn.Parameter = nn.Parameter(torch.full((self.num_layers, width), float(self.init_bias)))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
