@@ -464,7 +464,7 @@ class Positions(Visibility):
 
         Raises:
             InputError: causal with fewer keys than queries, with positions of `from_ids` that fall, which may be those of
-                packed documents, or whose queries are not the last keys, or with positions of `cross` of two texts.
+                packed documents, or whose queries are not the last keys, or with positions of `cross` of two sequences.
         """
         check_flags(causal=causal)
         if causal and self.num_keys < self.num_queries and self.of_keys is None:
