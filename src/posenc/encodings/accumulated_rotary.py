@@ -14,7 +14,7 @@ from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
 from posenc.errors import InputError, Positive, Share, check_numbers
-from posenc.functional import Layout, check_even, rotary
+from posenc.functional import Layout, check_even, inverse_softplus, rotary
 from posenc.positions import Positions
 from posenc.positions.order import convolved, running_sums
 
@@ -186,7 +186,7 @@ class Mamba3Rotary(AccumulatedRotary):
         self.angle: nn.Parameter = uniform(self.num_layers, self.pairs, self.dim, fan_in=self.dim)
         self.weight: nn.Parameter = uniform(*shape, self.dim, fan_in=self.dim)
         dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.bias_of_dt: nn.Parameter = nn.Parameter(dt + (-(-dt).expm1()).log())
+        self.bias_of_dt: nn.Parameter = nn.Parameter(inverse_softplus(dt))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         x, number = check_input(self, x, self.dim), self.own_layer(layer)
@@ -224,8 +224,8 @@ class CARoPE(AccumulatedRotary):
         check_numbers(1.0001, 1e12, rope_theta=self.rope_theta)
         shape = self.num_layers, self.kv_heads
         self.weight: nn.Parameter = normal_parameter(*shape, self.dim, init_std=self.init_std)
-        start = math.expm1(2 / self.head_dim * math.log(self.rope_theta))  # of softplus
-        self.logit: nn.Parameter = nn.Parameter(torch.full(shape, math.log(math.expm1(min(start, 30.0)))))
+        start = torch.full(shape, math.expm1(2 / self.head_dim * math.log(self.rope_theta)))
+        self.logit: nn.Parameter = nn.Parameter(inverse_softplus(start))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         x, number = check_input(self, x, self.dim), self.own_layer(layer)

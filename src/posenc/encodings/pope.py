@@ -74,6 +74,7 @@ class PoPE(Encoding):
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
+        check_head_dim(self, k, self.head_dim)
         positions.require_one_axis("PoPE")
         return polar(k, self.remember(positions, "k", lambda: self.angles(positions.k)))
 

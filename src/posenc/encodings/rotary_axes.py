@@ -84,14 +84,14 @@ class AxesRotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        dtype = self._check(q)
+        dtype = self._check_queries(q)
         of_q = self.table("q", positions, layer, dtype)
         of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)
         return self.rope(q, *of_q), self.rope(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        return self.rope(q, *self.table("q", positions, layer, self._check(q)))
+        return self.rope(q, *self.table("q", positions, layer, self._check_queries(q)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
@@ -103,6 +103,11 @@ class AxesRotary(Encoding):
             return rotary(x, cos, sin, layout=self.layout)
         grouped = by_key_head(self, x, cos.shape[1])  # heads of a group turn alike
         return rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout).flatten(1, 2)
+
+    def _check_queries(self, q: Tensor) -> torch.dtype:
+        """`_check`, and of the number of heads where the encoding has one."""
+        check_heads(self, q, getattr(self, "num_heads", q.shape[1]))
+        return self._check(q)
 
     def _check(self, x: Tensor) -> torch.dtype:
         """Refuse another width; the dtype of the tables."""
@@ -162,6 +167,8 @@ class AxialRotary(AxesRotary):
     def setup(self) -> None:
         super().setup()
         self._check_sections()
+        if self.centred and self.start:
+            raise InputError("patches are counted from the centre: pass one of them", centred=True, start=self.start)
         if self.channels == "turns" and len(set(self.pairs)) > 1:
             raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
         if isinstance(self.rope_theta, Sequence):
@@ -388,10 +395,6 @@ class MixedRotary(AxesRotary):
 
     def vectors(self, layer: int) -> Tensor:
         return self.frequency[self.own_layer(layer)]
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        check_heads(self, q, self.num_heads)
-        return super().rotate(q, k, positions, layer)
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:

@@ -25,8 +25,9 @@ def remade(encoding: EncodingT, learned: Mapping[str, Tensor] | None = None, **c
     for buffer in encoding.buffers():
         other = other.to(buffer.device)
     for name, parameter in encoding.named_parameters():
+        owner, _, last = name.rpartition(".")
         value = (learned or {}).get(name, parameter).detach().clone()
-        setattr(other, name, nn.Parameter(value, parameter.requires_grad))
+        setattr(other.get_submodule(owner), last, nn.Parameter(value, parameter.requires_grad))
     if part is not None:
         vars(other)["_part"] = part._replace(arguments=part.arguments | changes)
     return other.train(encoding.training)
