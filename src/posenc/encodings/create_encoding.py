@@ -16,7 +16,7 @@ from posenc.encodings.registry import ENCODINGS
 from posenc.errors import InputError, check_arguments, check_integers, check_sizes, check_value, is_integer, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options
+from posenc.spec import EncodingSpec, Spec, check_complete, check_options
 
 __all__ = ["ENCODINGS", "create", "from_spec"]
 
@@ -119,9 +119,7 @@ def _single(
     if unknown_width and dim is not None and heads is not None:
         raise InputError("must divide evenly; or pass head_dim", dim=dim, num_heads=heads)
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
-    if missing:
-        raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
+    check_complete(name, given | options, parameters)
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     vars(encoding)["heads_of_model"] = heads  # by which a call tells heads from tokens
@@ -167,9 +165,7 @@ def _of_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]]) -> 
         inner = value.get("name") if isinstance(value, Mapping) else None
         if isinstance(inner, str) and inner in known and (takes is Parameter.empty or "Encoding" in str(takes)):
             arguments[argument] = from_spec(value, classes)
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
-    if missing:
-        raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
+    check_complete(f"spec of {name!r}", arguments, parameters)
     check_affordable(str(name), cls, {}, arguments)
     made = cls(**arguments)
     return _part_of(made, **ranges) if ranges else made

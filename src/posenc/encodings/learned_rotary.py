@@ -14,7 +14,7 @@ from posenc.encoding import HeadRange, Size, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, NotNegative, Positive, check_devices
+from posenc.errors import InputError, NotNegative, Positive, check_devices, check_integers
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
 
@@ -154,8 +154,7 @@ class LearnedRotary(AxesRotary):
         Raises:
             InputError: a group that there is not.
         """
-        if not 0 <= group < self.groups:
-            raise InputError(f"must lie between 0 and {self.groups - 1}", group=group)
+        check_integers(0, self.groups - 1, group=group)
         ladder = frequencies.Frequencies(self.vectors(0)[group, :, 0].detach().cpu())
         stretch = frequencies.stretch(ladder, self.head_dim, base=self.rope_theta).tolist()
         schedule = {"name": "explicit", "stretch": stretch, "attention_factor": self.attention_factor}

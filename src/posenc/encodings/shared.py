@@ -116,8 +116,7 @@ class ContentBias(Encoding):
         """Refuse positions that have no row in a table: on a grid, or fractional."""
         name = type(self).__name__
         positions.require_one_axis(name)
-        if positions.fractional:
-            raise InputError(f"{name} has rows for integer positions only: round them, or use Rotary or ALiBi")
+        positions.require_integers(name, "round the positions, or use Rotary or ALiBi")
 
 
 def projected_by(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
