@@ -131,22 +131,15 @@ class LearnedRotary(AxesRotary):
     def vectors(self, layer: int) -> Tensor:
         return self.frequency * self.log_scale.double().exp()[..., None]
 
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        self._check_groups(k)
-        return super().rotate_keys(k, positions, layer)
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        self._check_groups(k)
-        return super().rotate(q, k, positions, layer)
-
     def _of_process(self, of: HeadRange) -> Self:
         if self.groups > 1:
             raise InputError("does not know the number of heads: make one for each process", groups=self.groups)
         return super()._of_process(of)
 
-    def _check_groups(self, k: Tensor) -> None:
-        if k.shape[1] % self.groups:
-            raise InputError(f"must divide the key heads, and k has {k.shape[1]}", groups=self.groups)
+    def _check(self, x: Tensor) -> torch.dtype:
+        if x.shape[1] % self.groups:
+            raise InputError(f"must divide the heads, here {x.shape[1]}", groups=self.groups)
+        return super()._check(x)
 
     def plain(self, group: int = 0) -> Rotary:
         """One group's current ladder, in a `Rotary` with an "explicit" schedule.

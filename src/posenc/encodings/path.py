@@ -60,9 +60,8 @@ class PaTH(Encoding):
         layers, heads = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads)
         middle = self.dim if self.rank is None else self.rank
         std = self.dim**-0.5
-        self.down: nn.Parameter | None = None
-        if self.rank is not None:
-            self.down = normal_parameter(layers, self.rank, self.dim, init_std=std)
+        down = None if self.rank is None else normal_parameter(layers, self.rank, self.dim, init_std=std)
+        self.down: nn.Parameter | None = down
         self.up: nn.Parameter = normal_parameter(layers, heads * self.head_dim, middle, init_std=middle**-0.5)
         self.filter: nn.Parameter | None = None
         if self.conv_size:

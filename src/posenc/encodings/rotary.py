@@ -50,8 +50,9 @@ class PairwiseRotary(Encoding):
             check_numbers(0, 1, rotary_dim=self.rotary_dim)
             channels = int(self.head_dim * self.rotary_dim)
             if channels < 2 or channels % 2:
-                what = f"is {channels} of {self.head_dim} channels, which rotate in pairs: pass a share that is an even number"
-                raise InputError(what, rotary_dim=self.rotary_dim)
+                raise InputError(
+                    f"is {channels} of {self.head_dim} channels; they go in pairs", rotary_dim=self.rotary_dim
+                )
             self.rotary_dim = channels
         if self.rotary_dim is not None:
             check_even("rotary_dim", self.rotary_dim)

@@ -84,6 +84,7 @@ class AxesRotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        self._check(k)
         dtype = self._check_queries(q)
         of_q = self.table("q", positions, layer, dtype)
         of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)

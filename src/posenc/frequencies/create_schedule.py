@@ -72,7 +72,6 @@ def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencie
     options = dict(schedule)
     name = options.pop("name", None)
     if name is None:
-        like = options.get("rope_type", options.get("type", "ntk"))
-        raise InputError(f"name the schedule, as in {{'name': {like!r}, ..}}", schedule=schedule)
+        raise InputError("name the schedule, as in {'name': 'ntk', 'factor': 4}", schedule=schedule)
     check_word("schedule", name, SCHEDULES)
     return name, SCHEDULES[name], options
