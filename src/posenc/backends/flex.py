@@ -117,7 +117,7 @@ def _at_key(modifier: Modifier, first: int) -> ScoreMod:
     return lambda score, b, h, i, j: modifier(score, b, h, i, j + first)
 
 
-def _numbered(term: Score) -> tuple[Cells, Tensor] | tuple[None, None]:
+def _numbered(term: Score) -> tuple[Cells | None, Tensor | None]:
     """Pairs of tokens numbered by a term's distance, and the distance of each number, where distances are integers, known,
     and fewer than the pairs. (None, None): the term has to be dense."""
     positions = getattr(term, "positions", None)
@@ -126,9 +126,7 @@ def _numbered(term: Score) -> tuple[Cells, Tensor] | tuple[None, None]:
     queries, device = positions.num_queries, positions.q.device
     if positions.start is not None:
         of_query = (queries - 1 - torch.arange(queries, device=device, dtype=torch.int32))[None]
-        distances = distances_of(positions)
-        assert distances is not None
-        return Cells(of_query, None), distances
+        return Cells(of_query, None), distances_of(positions)
     if positions.axes > 1 or positions.fractional or torch.compiler.is_compiling():
         return None, None  # the range of the distances is not known while tracing
     ends = positions.shared("flex range", lambda: _range(positions))

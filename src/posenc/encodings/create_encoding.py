@@ -13,16 +13,7 @@ from posenc.encoding import Composite, Encoding, PerLayer, Size, Sum
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.patterns import PATTERNS, read
 from posenc.encodings.registry import ENCODINGS
-from posenc.errors import (
-    Count,
-    InputError,
-    check_arguments,
-    check_integers,
-    check_sizes,
-    check_value,
-    is_integer,
-    unknown,
-)
+from posenc.errors import InputError, check_arguments, check_integers, check_sizes, check_value, is_integer, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_complete, check_options
@@ -44,7 +35,7 @@ def create(
     max_positions: Size | None = None,
     causal: bool | None = None,
     grid: Sequence[int] | None = None,
-    prefix: Count | None = None,
+    prefix: int | None = None,
     classes: Mapping[str, type[Encoding]] = {},
     may_import: bool = True,
     **options: Any,
@@ -87,6 +78,7 @@ def create(
         for n in grid:
             check_sizes(grid=n)
         max_positions = math.prod(grid) if max_positions is None else max_positions
+    check_integers(0, prefix=prefix)
     height, width = (None, None) if grid is None else grid[-2:]
     shape = {
         "prefix": prefix,

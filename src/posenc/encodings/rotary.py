@@ -50,9 +50,7 @@ class PairwiseRotary(Encoding):
             check_numbers(0, 1, rotary_dim=self.rotary_dim)
             channels = int(self.head_dim * self.rotary_dim)
             if channels < 2 or channels % 2:
-                raise InputError(
-                    f"is {channels} of {self.head_dim} channels; they go in pairs", rotary_dim=self.rotary_dim
-                )
+                raise InputError(f"{channels} of {self.head_dim} channels are no pairs", rotary_dim=self.rotary_dim)
             self.rotary_dim = channels
         if self.rotary_dim is not None:
             check_even("rotary_dim", self.rotary_dim)
