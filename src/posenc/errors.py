@@ -232,7 +232,7 @@ Positive = Annotated[float, check_positive]
 """The declared type of an argument above 0: what `check_arguments` calls besides."""
 NotNegative = Annotated[float, partial(check_numbers, 0)]
 Share = Annotated[float, partial(check_numbers, 0, 1)]
-Count = Annotated[int, partial(check_integers, 0)]
+Count = Annotated[int, partial(check_integers, 0, LARGEST_SIZE)]
 Size = Annotated[int, check_sizes]
 """Of one that counts something, of which there is at least one."""
 

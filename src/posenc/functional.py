@@ -208,7 +208,7 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
     distance = distance if distance.is_floating_point() else distance.long()
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
-        needs = f"needs an even number of at least 4 buckets and max_distance above {exact + 1}"
+        needs = f"needs an even number of at least 4 buckets, and a largest distance above {exact + 1}"
         raise InputError(needs, num_buckets=num_buckets, max_distance=max_distance)
     # float32 on purpose, as in t5_bucket
     far = distance.abs().clamp(min=exact).float() / exact

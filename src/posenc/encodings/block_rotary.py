@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
+from posenc.encodings.shared import by_key_head, check_head_dim, check_queries, kv_heads_of, normal_parameter
 from posenc.errors import InputError, refuse_in_onnx
 from posenc.functional import Layout, check_even
 from posenc.positions import Positions
@@ -121,6 +121,7 @@ class LieRE(Encoding):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
+        check_queries(self, q)
         return self.rope(q, "q", positions, layer)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:

@@ -13,7 +13,7 @@ from posenc import frequencies
 from posenc.encoding import HeadRange, Size, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
-from posenc.encodings.shared import kv_heads_of
+from posenc.encodings.shared import check_head_dim, kv_heads_of
 from posenc.errors import InputError, NotNegative, Positive, check_devices, check_integers
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
@@ -269,6 +269,7 @@ class RoPEPlusPlus(Rotary):
 
     def quarter_turn(self, q: Tensor) -> Tensor:
         """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""
+        check_head_dim(self, q, self.head_dim)
         zero = q.new_zeros(1, 1, 1, self.rotated // 2)
         q = q.clone()
         q[:, 1::2] = self.rope(q[:, 1::2], zero, zero - 1)

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, silu
 
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding, Size
-from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of, normal_parameter, uniform
+from posenc.encodings.shared import check_input, check_queries, kv_heads_of, normal_parameter, uniform
 from posenc.errors import Count, refuse_in_onnx
 from posenc.positions import Positions
 from posenc.positions.order import convolved
@@ -78,8 +78,7 @@ class PaTH(Encoding):
         return torch.cat((w, logit[..., None]), -1).transpose(1, 2)
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> "Reflected":
-        check_heads(self, q, self.num_heads)
-        check_head_dim(self, q, self.head_dim)
+        check_queries(self, q)
         order = stream(positions)
         heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         gate = positions.gate(self.known_as, heads, self.head_dim + 1)

@@ -160,6 +160,7 @@ class Rotary(PairwiseRotary):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        check_head_dim(self, k, self.head_dim)
         dtype = self._check(q, positions)
         of_q, of_k = self._tables_of(positions, dtype, queries=True, keys=True)
         if of_q[0] is of_k[0] and fits_kernel(q, k, of_k[0]):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import by_key_head, check_head_dim, check_heads, kv_heads_of, remade
+from posenc.encodings.shared import by_key_head, check_head_dim, check_queries, kv_heads_of, remade
 from posenc.errors import InputError, Positive, check_positive, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
@@ -84,15 +84,16 @@ class AxesRotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        self._check(k)
-        dtype = self._check_queries(q)
+        check_queries(self, q)
+        dtype, _ = self._check(q), self._check(k)
         of_q = self.table("q", positions, layer, dtype)
         of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)
         return self.rope(q, *of_q), self.rope(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        return self.rope(q, *self.table("q", positions, layer, self._check_queries(q)))
+        check_queries(self, q)
+        return self.rope(q, *self.table("q", positions, layer, self._check(q)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
@@ -104,11 +105,6 @@ class AxesRotary(Encoding):
             return rotary(x, cos, sin, layout=self.layout)
         grouped = by_key_head(self, x, cos.shape[1])  # heads of a group turn alike
         return rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout).flatten(1, 2)
-
-    def _check_queries(self, q: Tensor) -> torch.dtype:
-        """`_check`, and of the number of heads where the encoding has one."""
-        check_heads(self, q, getattr(self, "num_heads", q.shape[1]))
-        return self._check(q)
 
     def _check(self, x: Tensor) -> torch.dtype:
         """Refuse another width; the dtype of the tables."""

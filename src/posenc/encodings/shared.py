@@ -81,6 +81,12 @@ def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
         raise InputError(f"head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}")
 
 
+def check_queries(encoding: Any, q: Tensor) -> None:
+    """Refuse queries of another width than the encoding was made for, or another number of heads, where it has one."""
+    check_heads(encoding, q, getattr(encoding, "num_heads", q.shape[1]))
+    check_head_dim(encoding, q, encoding.head_dim)
+
+
 def check_width(encoding: Encoding, x: Tensor, dim: int) -> None:
     """Refuse an input of another width than the encoding was made for."""
     if x.shape[-1] != dim:
@@ -107,10 +113,7 @@ class ContentBias(Encoding):
     head_dim: Size
     bias_reads_keys = False
 
-    def check_heads(self, q: Tensor) -> None:
-        """Refuse queries of another number of heads, or of another width."""
-        check_heads(self, q, self.num_heads)
-        check_head_dim(self, q, self.head_dim)
+    check_heads = check_queries
 
     def check_integers(self, positions: Positions) -> None:
         """Refuse positions that have no row in a table: on a grid, or fractional."""

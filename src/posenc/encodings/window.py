@@ -318,6 +318,7 @@ class LogWindow(_PatchBias):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        check_heads(self, q, self.num_heads)
         if not self.cosine:
             return q, k
         dtype = torch.promote_types(q.dtype, torch.float32)
