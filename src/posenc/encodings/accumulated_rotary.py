@@ -12,7 +12,7 @@ from torch.nn.functional import linear, silu, softplus
 
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
+from posenc.encodings.shared import by_key_head, check_input, check_queries, kv_heads_of, normal_parameter, uniform
 from posenc.errors import InputError, Positive, Share, check_numbers
 from posenc.functional import Layout, check_even, inverse_softplus, rotary
 from posenc.positions import Positions
@@ -58,13 +58,13 @@ class AccumulatedRotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        check_queries(self, q)
         of_q, of_k = self.angles(positions, layer)
         turns = _cos_sin(of_k, k.dtype)
         return self.rope(q, turns if of_q is of_k else _cos_sin(of_q, q.dtype)), self.rope(k, turns)
 
     def rope(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), by the cos and sin (batch, kv_heads, 1, n, pairs) of their angles."""
-        check_head_dim(self, x, self.head_dim)
         return rotary(by_key_head(self, x, self.kv_heads), *turns, layout=self.layout).flatten(1, 2)
 
 

@@ -58,9 +58,10 @@ def kv_heads_of(num_heads: int, num_kv_heads: int | None) -> int:
     return num_kv_heads
 
 
-def by_key_head(encoding: Encoding, x: Tensor, key_heads: int) -> Tensor:
+def by_key_head(encoding: Any, x: Tensor, key_heads: int) -> Tensor:
     """Queries or keys (batch, heads, n, width) -> (batch, key_heads, heads / key_heads, n, width), the heads that share a
     key head together."""
+    check_head_dim(encoding, x, encoding.head_dim)
     if x.shape[1] % key_heads:
         raise InputError(f"q or k with {x.shape[1]} heads: this {type(encoding).__name__} has {key_heads} key heads")
     return x.unflatten(1, (key_heads, -1))
