@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc.errors import InputError, check_word
 from posenc.frequencies.schedules import SCHEDULES, Frequencies
-from posenc.spec import Spec, check_options, parse_sum
+from posenc.spec import Spec, check_complete, check_options, parse_sum
 
 __all__ = ["as_text", "complete", "create", "options_of", "parse"]
 
@@ -21,9 +21,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Freque
     if isinstance(options.get("of"), Mapping) and "of" in parameters:
         options["of"] = create(options["of"], head_dim, base=base)
     check_options(f"schedule {name!r}", options, parameters, function)
-    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
-    if missing:
-        raise InputError(f"schedule {name!r} needs {' and '.join(missing)}")
+    check_complete(f"schedule {name!r}", options, parameters)
     return function(head_dim, base=base, **options)
 
 
@@ -73,5 +71,7 @@ def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencie
         raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
     options = dict(schedule)
     name = options.pop("name", None)
+    if name is None:
+        raise InputError("name the schedule, as in {'name': 'ntk', 'factor': 4}", schedule=schedule)
     check_word("schedule", name, SCHEDULES)
     return name, SCHEDULES[name], options

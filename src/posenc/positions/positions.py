@@ -701,6 +701,11 @@ class Positions(Visibility):
         if self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
 
+    def require_integers(self, user: str, remedy: str = "round the positions") -> None:
+        """Check that positions are integers, for an encoding that counts by them."""
+        if self.fractional:
+            raise InputError(f"{user} takes integer positions only: {remedy}")
+
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries).
 
