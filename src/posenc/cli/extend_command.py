@@ -296,7 +296,8 @@ class Extend(WithModel, WithOutput):
         self._answers = Answers()
         wanted = report.new_length or 2 * report.trained_length
         name = self.text or "the language reference in Python's standard library"
-        reader = verification(model, tokenizer, name, pydoc() if text is None else text, wanted, self.verify_tokens)
+        lengths = report.trained_length, wanted, self.verify_tokens
+        reader = verification(model, tokenizer, name, pydoc() if text is None else text, *lengths)
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
         states = [reader.truncated, EXTENDED] if reader.past_training else [EXTENDED]

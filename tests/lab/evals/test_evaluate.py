@@ -14,6 +14,7 @@ from posenc.lab.evals.config import NONE, PRESETS, TRUNCATION, EvaluationSetting
 from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
 from posenc.lab.study import Progress
 from posenc.pretrained import loss_by_position
+from posenc.pretrained.models import model_structure
 from posenc.tasks import TASKS
 from posenc.tasks.copying import Copying
 from references.small_models import small_model
@@ -367,3 +368,17 @@ def test_presets_name_what_there_is(name):
     for method in settings.methods:
         llama = small_model("llama", max_position_embeddings=2048)
         posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2_vl_text", "qwen3_vl_text", "scaled"])
+def test_the_context_length_is_that_which_methods_count_from(tokenizer, kind):
+    scaled = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}}  # fmt: skip
+    settings = {"vocab_size": VOCABULARY, "max_position_embeddings": TRAINED} | (scaled if kind == "scaled" else {})
+    subject = small_model("llama" if kind == "scaled" else kind, **settings)
+    assert (
+        Evaluation(subject, tokenizer, EvaluationSettings("perplexity"), "").trained_length
+        == model_structure(subject).loaded_length
+    )
+    length = 2 * model_structure(subject).loaded_length
+    posenc.extend(subject, "ntk", target_length=length)
+    assert Evaluation(subject, tokenizer, EvaluationSettings("perplexity"), "").trained_length == length
