@@ -173,8 +173,6 @@ class Compare(StudyCommand):
 
     def read(self) -> "list[tuple[Comparison, Dataset]]":
         """The comparison of every task, and its data."""
-        if len(set(self.tasks)) < len(self.tasks):
-            raise InputError("names a task twice", "name each once", task=self.tasks)
         return [self._read(task) for task in self.tasks]
 
     def _read(self, task: str) -> "tuple[Comparison, Dataset]":

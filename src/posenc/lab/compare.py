@@ -191,14 +191,16 @@ class ComparisonStudy(Study[Run, RunRecord]):
             return {run: measure(run, self.corpora[run.settings, run.data], partial(tick, what=self.describe(job)))}
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        return self.of_comparison(*self.comparisons[0], done)
+        return self.of_comparison(*self.comparisons[0], done)[0]
 
-    def of_comparison(self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        """The results of one of the comparisons, from its runs."""
+    def of_comparison(
+        self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]
+    ) -> tuple[dict[str, Any], Ranking]:
+        """The results of one of the comparisons, from its runs, and what ranks them."""
         settings, done = plan.settings, plan.at_best_rate(done) if plan.rates else done
         ranking = Ranking(collect(done), settings, corpus, swept=bool(plan.rates))
         best = {run.encoding: plan.at_rates[run.settings] for run in done} if plan.rates else {}
-        return {
+        results = {
             **({"rates": {"tried": sorted(plan.rates), "best": best}} if best else {}),
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
@@ -210,6 +212,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
+        return results, ranking
 
 
 def _of_rates(tried: Sequence[float], best: Mapping[str, float]) -> list[str]:
