@@ -46,7 +46,7 @@ QUESTIONS: dict[str, AnalysisQuestion] = {
     ),
     "base": AnalysisQuestion(
         "How long a context does the base serve?",
-        lambda t: base_bound(t.rotary.rope_theta, t.rotary.rotated, t.trained),
+        lambda t: base_bound(t.rotary.rope_theta, t.rotary.rotated, t.trained, inv_freq=t.rotary.inv_freq),
     ),
     "bias": AnalysisQuestion(
         "What is added to the scores?",
