@@ -250,6 +250,8 @@ def compare(
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
+    if engine is not None and workers is not None:
+        raise InputError("is of the default engine", "give engine=ProcessPool(workers) alone", workers=workers)
     study = ComparisonStudy([(comparison, corpus)])
     engine = engine or (ProcessPool() if workers is None else ProcessPool(workers))
     return run(

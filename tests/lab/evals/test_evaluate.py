@@ -272,6 +272,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks='passkey', lengths=20: passkey needs about"),
         ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
+        ({"depths": "0.5"}, r"depths='0.5': pass a number"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (
             {"lengths": (2**24,), "tasks": ("copying",)},
@@ -355,8 +356,9 @@ def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_p
 def test_a_preset_of_times_takes_lengths_instead_but_not_both():
     assert settings_of("longer", lengths=(300, 600)).times == ()
     assert settings_of("longer", samples=2).on(100).lengths == (200, 400, 800)
-    with pytest.raises(InputError, match=r"times=2, lengths=512: give one of the two"):
-        settings_of("longer", lengths=512, times=2)
+    for preset, more in (("longer", {}), (None, {"tasks": "passkey"})):
+        with pytest.raises(InputError, match=r"times=2, lengths=512: give one of the two"):
+            settings_of(preset, lengths=512, times=2, **more)
     with pytest.raises(InputError, match=r"times=0: must be above 0"):
         settings_of("longer", times=(2, 0))
 
