@@ -120,14 +120,7 @@ class Compare(StudyCommand):
                 return compare(*comparisons[0], self.out, pages=report.files, **more)
             return compare_tasks(comparisons, self.out, pages=leaderboard.files, **more)
 
-        code, _ = run_study(
-            self,
-            Display(),
-            work,
-            report.show if one else leaderboard.show_tasks,
-            "runs",
-        )
-        return code
+        return run_study(self, Display(), work, report.show if one else leaderboard.show_tasks, "runs")
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Study(ABC, Generic[C, M]):
     name: ClassVar[str]
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
-    """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name."""
+    """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name, which no command shows."""
 
     @abstractmethod
     def cells(self) -> list[C]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+from posenc.analysis.finding import PALETTE
 from posenc.lab.budgets import verdicts
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
@@ -16,7 +17,7 @@ from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.report.drawn import about, beside, first_of
-from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
+from posenc.report.figures import DASHES, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
