@@ -318,7 +318,7 @@ def test_completed_by_what_it_needs():
         (lambda: longrope(factor=None), "longrope needs a temperature"),
         (lambda: longrope(original_max_positions=1), "original_max_positions=1: its logarithm is 0"),
         (lambda: create({"name": "yran"}, 64, base=1e4), "unknown schedule 'yran': did you mean 'yarn'"),
-        (lambda: create({}, 64, base=1e4), "unknown schedule None"),
+        (lambda: create({}, 64, base=1e4), "name the schedule"),
         (lambda: create({"name": "yarn", "factor": 2}, 64, base=1e4), "schedule 'yarn' needs original_max_positions"),
         (lambda: create({"name": "yarn"}, 64, base=1e4), "schedule 'yarn' needs factor and original_max_positions"),
         (lambda: create({"name": "ntk", "factor": "4x"}, 64, base=1e4), "option factor='4x' of schedule 'ntk': pass a number"),

@@ -113,10 +113,10 @@ def test_controls_can_start(ask):
 
 CURVES = [
     {"dim": dim, "base": base, "curve": curve, "exponent": exponent, "endpoint": endpoint}
-    for dim, base, (curve, exponent), endpoint in product(
+    for dim, (curve, base, exponent), endpoint in product(
         (2, 8, 64, 128),
-        (500.0, 10000.0, 500000.0),
-        (("geometric", 1.0), ("power", 1.0), ("power", 0.5), ("power", 2.0)),
+        [("geometric", base, 1.0) for base in (500.0, 10000.0, 500000.0)]
+        + [("power", 10000.0, exponent) for exponent in (0.5, 1.0, 2.0)],
         (False, True),
     )
 ]
