@@ -271,7 +271,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks='passkey', lengths=20: passkey needs about"),
-        ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
+        ({"depths": (0.5, 5)}, r"depths=5: must be at most 1"),
         ({"depths": "0.5"}, r"depths='0.5': pass a number"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (
