@@ -219,7 +219,7 @@ MUTANTS = [
     ("rotary_trailing", lambda x, p, b, r: turn(x, p, b, layout="interleaved"), "the complete head is rotated: rotary_dim is ignored"),
     ("rotary_trailing", lambda x, p, b, r: trailing(x, p, b ** (r / x.shape[-1]), r), "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)"),
     ("rotary_trailing", lambda x, p, b, r: trailing(x, -p, b, r), "rotates backwards"),
-    ("rotary_proportional", lambda x, p, b, f: turn(x, p, b), "fraction is ignored: all pairs turn"),
+    ("rotary_proportional", lambda x, p, b, f: turn(x, p, b), "fraction is ignored: all pairs rotate"),
     ("rotary_ragged", lambda x, o, b: ragged(x, 0 * o, b), "offsets are ignored: every row begins at 0"),
     ("rotary_ragged", lambda x, o, b: ragged(x, o[:1].expand(o.shape), b), "the offset of the first row is used for all"),
     ("rotary_packed", lambda x, ends, b: turn(x, torch.arange(x.shape[2]), b), "positions run on through the documents, expected 0 at each of cu_seqlens"),
