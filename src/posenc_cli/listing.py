@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc_cli.answers import DONE
 from posenc_cli.arguments import INDENT, Mistake, filled, laid_out, room
 from posenc_cli.left import instead
 from posenc_cli.names import nearest, unknown_name
@@ -51,19 +50,19 @@ UNLIMITED = 10**6
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def answered(values: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
-    """Print what a command line asks for; None: it names what is not in the table."""
+def answered(values: Mapping[str, Any], table: Mapping[str, Any]) -> bool:
+    """Print what a command line asks for; False: it names what is not in the table."""
     if "cite" in values:
         text = cited(values["cite"], table)
         if text is None:
-            return None
+            return False
         data: Any = {"name": values["cite"], "bibtex": text}
         text = text or f"{values['cite']} has no paper"
     else:
         options = {key: value for key, value in values.items() if key != "json"}
         data, text = listed(table, **options)
     print(json.dumps(data, indent=1) if values.get("json") else text)
-    return DONE
+    return True
 
 
 def cited(encodings: str, table: Mapping[str, Any]) -> str | None:

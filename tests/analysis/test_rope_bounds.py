@@ -62,15 +62,10 @@ def test_a_base_beside_the_smallest(base, longest, verdict):
     assert f"first negative at {longest}, {verdict} the length of training, 128." in found.summary()
 
 
-@pytest.mark.parametrize("name", ["rope", "xpos", "p_rope"])
-@pytest.mark.parametrize("schedule", ["default", "linear", "ntk"])
-def test_a_report_is_of_the_frequencies_that_rotate(name, schedule):
-    rotary = posenc.create(name, head_dim=64)
-    if schedule != "default":
-        rotary = rotary.with_schedule(schedule, factor=4)
-    found = analyze(rotary, length=64)["base"].finding
-    assert found.longest == first_negative(rotary.inv_freq)
-    assert (found.longest == 725) == (schedule == "default" and name != "p_rope")
+@pytest.mark.parametrize("schedule", ["default", "linear:factor=4", "ntk:factor=4"])
+def test_a_report_is_of_the_frequencies_that_rotate(schedule):
+    rotary = posenc.Rotary(64, schedule=posenc.frequencies.parse(schedule))
+    assert analyze(rotary, length=64)["base"].finding.longest == first_negative(rotary.inv_freq)
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,6 @@ class BenchStudy(Study[Trial, Times]):
         for length in lengths:
             if not 2 <= length <= LONGEST:
                 raise InputError(f"must lie between 2 and {LONGEST} tokens", lengths=length)
-        for mode in modes:
-            check_word("mode", mode, ("forward", "train"))
         self.settings = settings
         self.trials = list(dict.fromkeys(Trial(e, m, n) for e in encodings for m in modes for n in sorted(lengths)))
         for trial in self.trials:
@@ -101,6 +99,7 @@ class BenchStudy(Study[Trial, Times]):
 
     def made(self, trial: Trial) -> Encoding:
         """The encoding in the shape of the trial, with the weights that it starts with."""
+        check_word("mode", trial.mode, ("forward", "train"))
         torch.manual_seed(0)
         encoding = create(
             trial.encoding, dim=HEADS * HEAD_DIM, num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM, num_layers=1,

@@ -207,8 +207,7 @@ def run(
         with store.lock(command or f"posenc.{study.name}, from Python"):
             facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}
             ids = _identities(facts)
-            here = dict(list(ids.items())[part - 1 :: parts])
-            if not here:
+            if not (here := dict(list(ids.items())[part - 1 :: parts])):
                 raise InputError(f"has no {study.unit}", f"make at most {len(ids)} shares", share=f"{part}/{parts}")
             cells = {id: cell for cell, id in ids.items()}
             planned = set(cells)

@@ -271,7 +271,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks='passkey', lengths=20: passkey needs about"),
-        ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
+        ({"depths": (0.5, 5)}, r"depths=5: must be at most 1"),
         ({"depths": "0.5"}, r"depths='0.5': pass a number"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (
@@ -374,13 +374,10 @@ def test_presets_name_what_there_is(name):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2_vl_text", "qwen3_vl_text", "scaled"])
 def test_the_context_length_is_that_which_methods_count_from(tokenizer, kind):
-    scaled = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}}  # fmt: skip
-    settings = {"vocab_size": VOCABULARY, "max_position_embeddings": TRAINED} | (scaled if kind == "scaled" else {})
-    subject = small_model("llama" if kind == "scaled" else kind, **settings)
-    assert (
-        Evaluation(subject, tokenizer, EvaluationSettings("perplexity"), "").trained_length
-        == model_structure(subject).loaded_length
-    )
-    length = 2 * model_structure(subject).loaded_length
-    posenc.extend(subject, "ntk", target_length=length)
-    assert Evaluation(subject, tokenizer, EvaluationSettings("perplexity"), "").trained_length == length
+    scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    settings = {"rope_parameters": scaled} if kind == "scaled" else {}
+    subject = small_model(kind.replace("scaled", "llama"), vocab_size=VOCABULARY, **settings)
+    length = model_structure(subject).loaded_length
+    for expected in (length, 2 * length):
+        assert Evaluation(subject, tokenizer, EvaluationSettings("perplexity"), "").trained_length == expected
+        posenc.extend(subject, "ntk", target_length=2 * length)

@@ -40,9 +40,9 @@ def documents(source: str, text_column: str | None = None, most: int = -1) -> tu
 
 def has_rows(source: str) -> bool:
     """Whether some of a text comes in rows, which have columns."""
-    if source == "pydoc" or source.startswith(HUB):
-        return source != "pydoc"
-    return any(path.suffix.lower() in ROWS for path in files(source))
+    if source.startswith(HUB):
+        return True
+    return source != "pydoc" and any(path.suffix.lower() in ROWS for path in files(source))
 
 
 def files(source: str) -> list[Path]:

@@ -69,9 +69,7 @@ class EvaluationSettings:
             if not 0 < times <= LONGEST:
                 raise InputError(f"must be above 0 and at most {LONGEST}", "give 2 for twice the length", times=times)
         for depth in self.depths:
-            check_numbers(depths=depth)
-            if not 0 <= depth <= 1:
-                raise InputError("must be from 0 (start of the text) to 1 (end)", depths=depth)
+            check_numbers(0, 1, depths=depth)
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
         for name in ("times", "depths"):
             object.__setattr__(self, name, tuple(sorted(map(float, getattr(self, name)))))

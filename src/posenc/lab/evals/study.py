@@ -224,11 +224,8 @@ class Evaluation(Study[Cell, Measured]):
 
     def work(self, job: Sequence[Cell]) -> float:
         """The size of some cells, in tokens."""
-        size = 0
-        for cell in job:
-            new = self.tasks[cell.task].new_tokens * self.settings.generate
-            size += self.settings.samples * (cell.length + STEP_COST * new)
-        return size
+        step = STEP_COST * self.settings.generate
+        return self.settings.samples * sum(cell.length + step * self.tasks[cell.task].new_tokens for cell in job)
 
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:
@@ -334,8 +331,7 @@ def evaluate(
     The model is restored afterwards.
     """
     name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
-    chosen = settings_of(preset, **settings)
-    study = Evaluation(model, tokenizer, chosen, name)
+    study = Evaluation(model, tokenizer, settings_of(preset, **settings), name)
     return run(study, directory, progress=progress, command=command, pages=pages, begin=begin)
 
 
