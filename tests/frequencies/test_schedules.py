@@ -1,7 +1,7 @@
 """Every schedule: known values, what holds for all of them, and what each one's definition promises."""
 
 import math
-from inspect import Parameter
+from inspect import Parameter, signature
 
 import pytest
 import torch
@@ -318,7 +318,10 @@ def test_completed_by_what_it_needs():
         (lambda: longrope(factor=None), "longrope needs a temperature"),
         (lambda: longrope(original_max_positions=1), "original_max_positions=1: its logarithm is 0"),
         (lambda: create({"name": "yran"}, 64, base=1e4), "unknown schedule 'yran': did you mean 'yarn'"),
-        (lambda: create({}, 64, base=1e4), "unknown schedule None"),
+        (lambda: create({}, 64, base=1e4), "schedule={}: has no name"),
+        (lambda: create({"rope_type": "yarn", "factor": 4.0}, 64, base=1e4), "rope_type.*is called name here"),
+        (lambda: parse(None), "text=None: pass a text"),
+        (lambda: frequencies.ntk(4, factor=1e20), "factor=1e"),
         (lambda: create({"name": "yarn", "factor": 2}, 64, base=1e4), "schedule 'yarn' needs original_max_positions"),
         (lambda: create({"name": "yarn"}, 64, base=1e4), "schedule 'yarn' needs factor and original_max_positions"),
         (lambda: create({"name": "ntk", "factor": "4x"}, 64, base=1e4), "option factor='4x' of schedule 'ntk': pass a number"),
@@ -337,6 +340,23 @@ def test_completed_by_what_it_needs():
 def test_bad_input_is_named(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+GIVEN = {
+    "factor": 4.0, "original_max_positions": 64, "length": 128, "new_base": 1e5, "mscale_all_dim": 0.5,
+    **dict.fromkeys(("short_factor", "long_factor", "stretch"), [2.0] * 32), "head_dim": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES.values(), frequencies.softmax_factor, frequencies.dynamic_factor])
+def test_every_option_refuses_none_where_it_must_be_given_and_a_text(schedule):
+    parameters = signature(schedule).parameters
+    given = {name: GIVEN.get(name, parameter.default) for name, parameter in parameters.items()}
+    schedule(**given)
+    for name in parameters.keys() - {"head_dim", "base", "of"}:
+        for value in ("no", *[None] * (parameters[name].default is not None)):
+            with pytest.raises(InputError, match=f"{name}={value!r}"):
+                schedule(**given | {name: value})
 
 
 def longrope(**options):
