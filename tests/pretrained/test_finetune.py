@@ -14,6 +14,17 @@ from references.small_models import TRAINED, small_model, tokens
 TEXT = torch.arange(3, 83).repeat(4)
 """A text of which the next token follows from the last."""
 
+STATED = (
+    "max_steps",
+    "per_device_train_batch_size",
+    "learning_rate",
+    "logging_steps",
+    "output_dir",
+    "seed",
+    "warmup_steps",
+)
+"""Arguments of the Trainer from which the report and the checkpoint would be false."""
+
 
 def run(model, **settings):
     chosen = {"steps": 30, "learning_rate": 3e-3, "length": 32, "batch_size": 2} | settings
@@ -115,7 +126,7 @@ def test_ctrl_c_lets_the_step_finish():
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run(small_model("llama"), steps=2, checkpoint=tmp_path)
-    for weights, change in ((0.3, {"seed": 1}), (0.3, {"learning_rate": 1e-4}), (0.1, {})):
+    for weights, change in ((0.3, {"seed": 1}), (0.3, {"arguments": {"weight_decay": 0.1}}), (0.1, {})):
         model = small_model("llama", initializer_range=weights)
         with pytest.raises(InputError, match=r"is of another model, text or settings; give those again, name another"):
             run(model, steps=2, checkpoint=tmp_path, **change)
@@ -182,6 +193,11 @@ def test_the_parts_of_a_window_see_each_other(method):
         ({"learning_rate": 0.0}, r"learning_rate=0.0: must be a positive number"),
         ({"learning_rate": float("inf")}, r"learning_rate=inf: pass a number that is finite"),
         ({"warmup": -1}, r"warmup=-1"),  # below 0 it would climb the loss
+        ({"pose": "no"}, r"pose='no': pass True or False"),
+        *(
+            ({"arguments": {name: 3}}, rf"arguments=.*: {name} is what finetune states itself; leave it out")
+            for name in STATED
+        ),
         ({"target_length": 64}, r"target_length=64: needs pose=True"),
         ({"learning_rate": 1e30}, r"model: the loss is nan at step 2; load it again; lower learning_rate"),
     ],

@@ -17,7 +17,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import get_last_checkpoint
 
 from posenc.encodings.augment import skipped_positions
-from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
+from posenc.errors import InputError, Positive, Size, as_numbers, check_arguments, check_integers, holds_integers, needs
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
@@ -75,7 +75,7 @@ class Windows(Dataset[dict[str, Tensor]]):
 
 def finetune(
     model: Any, text: str | Tensor | Sequence[Any], tokenizer: Any = None, *,
-    steps: int = 1000, learning_rate: float = 2e-5, length: int | None = None, batch_size: int = 1, lora: int | None = None,
+    steps: Size = 1000, learning_rate: Positive = 2e-5, length: int | None = None, batch_size: Size = 1, lora: Size | None = None,
     pose: bool = False, target_length: int | None = None, warmup: int = 20, seed: int = 0, checkpoint: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None, arguments: Mapping[str, Any] | None = None,
 ) -> Finetuning:  # fmt: skip
@@ -91,26 +91,33 @@ def finetune(
         pose: windows of `length` see every distance up to target_length (None: max_position_embeddings) (Zhu et al. 2023,
             arXiv 2309.10400). checkpoint: a folder for the Trainer's checkpoints, written every twentieth of the steps and at
             the end; the same call resumes there, also with more steps. progress: called with a step's number and its loss.
-        arguments: of `TrainingArguments`, such as bf16, gradient_accumulation_steps, deepspeed or report_to.
+        arguments: of `TrainingArguments`, such as bf16, gradient_accumulation_steps, deepspeed or report_to;
+            none that the others state.
 
     Raises:
         InputError: a text shorter than a window or with tokens beyond the vocabulary, sizes below 1, half precision without
-            LoRA, a loss that is not finite, a checkpoint of another training; peft is missing.
+            LoRA, a loss that is not finite, arguments stated twice, a checkpoint of another training; peft is missing.
     """
     settings, texts = prepared(
-        model, text, tokenizer, checkpoint, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
-        lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
+        model, text, tokenizer, checkpoint, arguments, steps=steps, learning_rate=learning_rate, length=length,
+        batch_size=batch_size, lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
     use_cache = getattr(model.config, "use_cache", None)
     with scratch() as unused, modes_restored(model), fork_rng(), stoppable() as stopped:
-        made = TrainingArguments(**{
+        stated: dict[str, Any] = {
             "output_dir": str(checkpoint or unused), "max_steps": steps, "learning_rate": learning_rate, "seed": seed,
-            "per_device_train_batch_size": batch_size, "warmup_steps": warmup, "adam_beta2": 0.95, "logging_steps": 1,
+            "per_device_train_batch_size": batch_size, "auto_find_batch_size": False, "warmup_steps": warmup,
+            "logging_strategy": "steps", "logging_steps": 1, "logging_nan_inf_filter": False,
+            "save_strategy": "steps" if checkpoint else "no", "train_sampling_strategy": "sequential",
+        }  # fmt: skip
+        if twice := sorted(stated.keys() & dict(arguments or {}).keys()):
+            remedy = "leave it out; what it may be is an argument of finetune, as steps and batch_size are"
+            raise InputError(f"{twice[0]} is what finetune states itself", remedy, arguments=arguments)
+        made = TrainingArguments(**{
             "lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 0, "min_lr_ratio": 0.1},
-            "logging_nan_inf_filter": False, "train_sampling_strategy": "sequential", "save_steps": max(steps // 20, 1),
-            "save_strategy": "steps" if checkpoint else "no", "save_total_limit": 1, "report_to": [], "disable_tqdm": True,
+            "adam_beta2": 0.95, "save_steps": max(steps // 20, 1), "save_total_limit": 1, "report_to": [], "disable_tqdm": True,
             "use_cpu": model.device.type == "cpu", "dataloader_pin_memory": model.device.type == "cuda",
-        } | dict(arguments or {}))  # fmt: skip
+        } | dict(arguments or {}) | stated)  # fmt: skip
         torch.manual_seed(seed)  # adapters start from random numbers
         tuned = model.requires_grad_(True) if lora is None else _with_adapters(model, lora)
         trained = sum(p.numel() for p in tuned.parameters() if p.requires_grad)
@@ -157,17 +164,17 @@ class _Watch(TrainerCallback):
 
 
 def prepared(
-    model: Any, text: Any, tokenizer: Any = None, checkpoint: str | Path | None = None, **given: Any
-) -> tuple[dict[str, Any], list[Tensor]]:
+    model: Any, text: Any, tokenizer: Any = None, checkpoint: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None, **given: Any,
+) -> tuple[dict[str, Any], list[Tensor]]:  # fmt: skip
     """All settings of `finetune`, and the tokens of each text, checked: for callers that do long work before training."""
     known = signature(finetune).parameters
     s = {name: known[name].default for name in SETTINGS} | given
+    check_arguments(finetune, s)
     limit = int(model_structure(model).config.max_position_embeddings)
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}
-    check_sizes(steps=s["steps"], batch_size=s["batch_size"], lora=s["lora"])
     check_integers(0, warmup=s["warmup"])
     check_integers(2, length=s["length"])  # one token to predict the other from
-    check_positive(learning_rate=s["learning_rate"])
     if s["target_length"] is not None and not s["pose"]:
         raise InputError("needs pose=True, which skips positions up to there", target_length=s["target_length"])
     check_integers(s["length"], target_length=s["target_length"])
@@ -180,7 +187,7 @@ def prepared(
         why = f"the weights are {half.pop()}, which loses small steps"
         raise InputError(why, "pass lora=8, or load it with dtype=float32", argument="model")
     if checkpoint is not None:
-        _check_same(Path(checkpoint) / "finetuning.sha256", model, texts, s)
+        _check_same(Path(checkpoint) / "finetuning.sha256", model, texts, s | dict(sorted((arguments or {}).items())))
     return s, texts
 
 
