@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -98,7 +99,7 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
 def test_extending_again_starts_from_the_models_own_table():
     model, other = small("roberta"), small("roberta")
     posenc.extend(model, "interpolate", factor=2)
-    posenc.extend(model, "hierarchical", factor=3.5, alpha=0.3)
+    posenc.extend(model, "hierarchical:alpha=0.3", factor=3.49)
     posenc.extend(other, "hierarchical", target_length=42, alpha=0.3)
     assert torch.equal(table(model), table(other))
     before = copy.deepcopy(other).half()
@@ -120,14 +121,16 @@ def test_padding_rows_stay_and_padding_changes_nothing():
 @pytest.mark.parametrize(
     ("method", "options", "match"),
     [
-        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: must be at most 144"),
+        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: must make at most 144"),
         ("hierarchical", {"target_length": L}, r"target_length=12: the table has 12 positions already"),
         ("hierarchical", {"target_length": 20, "alpha": 0.5}, r"alpha=0.5"),
-        ("hierarchical", {}, r"factor=None, target_length=None: give one"),
+        ("hierarchical", {}, r"target_length=None: .*; give factor"),
         ("interpolate", {"factor": float("nan")}, r"factor=nan"),
-        ("interpolate", {"factor": 1.0}, r"factor=1.0: .* above 1"),
+        ("interpolate", {"factor": 1.0}, r"factor=1.0: the table has 12"),
         ("interpolate", {"factor": 2, "alpha": 0.5}, r"unknown option of interpolate 'alpha'"),
         ("hierarchical", {"factor": 2, "alpha": 0.5, "beta": 1}, r"unknown option of hierarchical 'beta'"),
+        *(("hierarchical", {"factor": 2, "alpha": alpha}, f"alpha={alpha!r}") for alpha in (True, "x", None)),
+        ("hierarchical:alpha=0.2", {"factor": 2, "alpha": 0.3}, r"alpha=0.3: hierarchical:alpha=0.2 has it already"),
         ("yarn", {"factor": 2}, r"unknown method for a learned table 'yarn'"),
     ],
 )
@@ -164,3 +167,20 @@ def test_other_models_are_named():
     assert not has_learned_table(llama)
     with pytest.raises(InputError, match=r"unknown method 'hierarchical'"):
         posenc.extend(llama, "hierarchical", factor=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [(lambda: small("llama"), "linear"), (lambda: {"model_type": "llama", **SMALL}, "linear"), (lambda: small("bert"), "interpolate")],
+)  # fmt: skip
+def test_lengths_are_read_alike_of_a_model_a_configuration_and_a_table(make, method):
+    wrongs = [{"factor": each} for each in ("4", True, 1e30, 0.5)] + [
+        {"target_length": each} for each in ("24", 24.5, 2**40)
+    ]
+    for wrong in [*wrongs, {"factor": 2, "target_length": 24}]:
+        with pytest.raises(InputError) as error:
+            posenc.extend(make(), method, **wrong)
+        assert error.value.values == wrong
+    for given in ({"factor": 1.999}, {"target_length": np.int64(24)}):
+        report = posenc.extend(make(), method, **given)
+        assert getattr(report, "extension", report).new_length == 24

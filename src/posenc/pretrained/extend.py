@@ -9,7 +9,7 @@ from typing import Any
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Rerotated
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_integers, check_numbers
+from posenc.errors import InputError
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
@@ -131,8 +131,6 @@ def extend(
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
-    check_numbers(factor=factor)
-    check_integers(1, target_length=target_length)
     inner = unwrap(model)
     previous = record_of(inner)
     planned: Callable[..., ModelChange] = plan_table if has_learned_table(inner) else plan_rotary
@@ -210,7 +208,7 @@ def target_of(
             ),
             target_length=target_length,
         )
-    return target_length
+    return None if target_length is None else int(target_length)  # of NumPy, transformers refuses it
 
 
 def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Design:

@@ -2,7 +2,6 @@
 """Learned position tables made longer: BERT's kind, GPT-2, OPT. The longer table is an ordinary one, so that plain
 transformers saves, loads and trains it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,9 @@ from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.pretrained.changes import RECORD, Change, ChangeReport, ModelChange
+from posenc.pretrained.methods import check_lengths
 from posenc.pretrained.models import unwrap
+from posenc.spec import check_options, parse_single
 
 TABLES: dict[str, str] = {
     **dict.fromkeys(
@@ -85,17 +86,21 @@ def plan_table(
 ) -> ModelChange:
     """A longer table, computed from the model's own one even where the model is extended already.
 
-    method: "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
+    method: with its options, "hierarchical:alpha=0.2", which may be keywords too. "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
     are; option alpha, 0.1, weighs the coarse digit) or "interpolate" (linear between rows; the first and the last one stay).
 
     Raises:
         InputError: an unknown method or option, a length that is not longer, or one beyond the square.
     """
-    if method not in METHODS:
-        raise unknown("method for a learned table", method, METHODS)
-    if unexpected := sorted(options.keys() - METHODS[method].keys()):
-        raise unknown(f"option of {method}", unexpected[0], METHODS[method])
-    chosen = {name: float(options.get(name, usual)) for name, usual in METHODS[method].items()}
+    spec = parse_single(method)
+    if (name := spec.name) not in METHODS:
+        raise unknown("method for a learned table", name, METHODS)
+    written = spec.values(name, METHODS[name])
+    if twice := sorted(written.keys() & options.keys()):
+        raise InputError(f"{method} has it already", "give it once", argument=twice[0], value=options[twice[0]])
+    chosen = METHODS[name] | written | dict(options)
+    check_options(name, chosen, METHODS[name], Hierarchical.__init__)
+    check_lengths(factor, target_length)
     module, current = table_module(inner), getattr(inner.base_model, RECORD, None)
     weight: Any = module.weight
     most = inner.config.max_position_embeddings
@@ -104,19 +109,17 @@ def plan_table(
         most = current.before(inner.config)["max_position_embeddings"]
     first = _first_row(module)
     length = len(weight) - first
-    if (factor is None) == (target_length is None):
-        raise InputError("give one of the two", factor=factor, target_length=target_length)
-    if factor is not None and not 1 < factor < math.inf:
-        raise InputError("the new length over that of the table, a number above 1", factor=factor)
-    target = int(length * factor) if factor is not None else int(target_length or 0)
+    target = int(target_length or 0) if factor is None else round(length * factor)
+    given = {"target_length": target_length} if factor is None else {"factor": factor}
     if target <= length:
-        raise InputError(f"the table has {length} positions already", "give more", target_length=target)
-    if method == "hierarchical" and target > length**2:
-        raise InputError(f"must be at most {length**2}, the square of the table's {length} rows", target_length=target)
+        remedy = f"give factor=2, or a target_length of more than {length}"
+        raise InputError(f"the table has {length} positions already", remedy, **given)
+    if name == "hierarchical" and target > length**2:
+        raise InputError(f"must make at most {length**2} tokens, the square of the table's {length} rows", **given)
     rows = weight.detach()[first:].to(torch.promote_types(weight.dtype, torch.float32))
     longer = torch.cat((weight.detach()[:first], _resampled(rows, target, **chosen).to(weight)))
     added = (target - length) * longer.shape[1] * longer.element_size()
-    report = TableExtension(method, chosen, length, target, added)
+    report = TableExtension(name, chosen, length, target, added)
     owner = inner.base_model.get_submodule(TABLES[inner.config.model_type].rpartition(".")[0])
     count = torch.arange(len(longer), device=weight.device)[None]
     buffers = {"position_ids": count, "token_type_ids": torch.zeros_like(count)}
