@@ -9,7 +9,8 @@ import transformers
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
+from posenc.pretrained import loss_by_position
+from posenc.pretrained.learned_table import TABLES, has_learned_table, refuse_longer, rows_of_table
 
 L, TARGET, ALPHA = 12, 40, 0.1
 SMALL = {
@@ -141,6 +142,40 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
         posenc.extend(model, method, **options)
     assert table(model) is before
     assert model.config.max_position_embeddings == L
+
+
+@pytest.mark.parametrize("model_type", TABLES)
+def test_inputs_past_the_table_are_refused_and_those_whose_tokens_fit_are_not(model_type):
+    model, ids = small(model_type), torch.full((1, L + 1), 3)
+    rows = rows_of_table(model)
+    refuse_longer(model)
+    message = rf"^{L + 1} tokens, and the model's table of positions has {L} rows; cut .*target_length={L + 1}\)"
+    for given in ({"input_ids": ids}, *[{"inputs_embeds": torch.zeros(1, L + 1, 32)}] * (model_type != "esm")):
+        with pytest.raises(InputError, match=message):
+            model(**given)
+    if model_type in (*PADDED, "opt"):  # they count tokens, and no padding
+        ids[:, -1] = 1
+        model(ids, attention_mask=(ids != 1).long())
+    posenc.extend(model, "interpolate", target_length=L + 1)
+    model(ids)
+    posenc.restore(model)
+    assert torch.equal(rows_of_table(model), rows)
+
+
+@pytest.mark.parametrize("model_type", ["biogpt", "gpt2", "opt"])
+def test_a_text_grows_as_far_as_the_table(model_type):
+    config = small(model_type).config
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    refuse_longer(model)
+    ids = torch.full((1, L - 2), 3)
+    assert model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape[1] == L + 1
+    with pytest.raises(InputError, match=f"^{L + 1} tokens"):
+        model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    unguarded = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for window in (None, L + 1):
+        with pytest.raises(InputError, match=f"^{L + 1} tokens"):
+            loss_by_position(unguarded, torch.full((L + 1,), 3), window=window, chunk=4)
+    assert loss_by_position(unguarded, torch.full((L + 1,), 3), window=L).shape == (L + 1,)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "opt"])

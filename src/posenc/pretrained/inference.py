@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
+from posenc.pretrained.learned_table import check_rows, has_learned_table, rows_of_table
 from posenc.pretrained.models import cache_name, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type
 
@@ -95,6 +96,8 @@ def scores_by_position(
     check_tokens(model, ids)
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
+    if has_learned_table(model):
+        check_rows(min(count, window or count), len(rows_of_table(model)))
     loss = torch.full(batch.shape, float("nan"), device=batch.device)
     hits = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     name = cache_name()
