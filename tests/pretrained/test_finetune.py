@@ -51,6 +51,14 @@ def test_all_weights_learn_and_the_extension_stays():
     assert run(again, seed=1).losses != got.losses
 
 
+def test_a_model_with_a_learned_table_trains_at_its_length():
+    model = small_model("gpt2", n_embd=32, n_head=2, n_layer=1)
+    posenc.extend(model, "hierarchical", factor=2)
+    assert run(model, steps=1, length=None).settings["length"] == 2 * TRAINED
+    with pytest.raises(InputError, match=f"^{2 * TRAINED + 1} tokens, and the model's table"):
+        run(model, steps=1, length=2 * TRAINED + 1)
+
+
 def test_token_ids_may_be_a_list():
     expected = run(small_model("llama"), steps=2)
     assert (

@@ -318,11 +318,12 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, base=theta) for n in lengths]
-    exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
-    if not all(same_frequencies(rotation, each) for each in before):
-        exact = 0
+    same = all(same_frequencies(rotation, each) for each in before)
+    exact = (
+        min(structure.loaded_length if chosen.exact is None else chosen.exact, structure.loaded_length) if same else 0
+    )
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
-    changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
+    changed = sum(_changes(structure, chosen, layer, same) for layer in structure.layers)
     return Extension(
         model_type=structure.model_type,
         method=chosen.text,
@@ -347,8 +348,8 @@ def _discards(structure: ModelStructure, chosen: Plan) -> bool:
     return structure.rope.scaled and chosen.schedule is not None and chosen.replaces
 
 
-def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
-    scheduled = chosen.schedule is not None and layer.layer_type in structure.unbounded
+def _changes(structure: ModelStructure, chosen: Plan, layer: Layer, same: bool) -> bool:
+    scheduled = not same and chosen.schedule is not None and layer.layer_type in structure.unbounded
     mapped = chosen.map is not None and layer.window is None
     around = bool(chosen.attention) and layer.window is None
     return around or (layer.rotates and (scheduled or mapped or not chosen.rotates))

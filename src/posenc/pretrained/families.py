@@ -106,6 +106,17 @@ UNREAD: dict[str, str] = {
 }
 """Model types that posenc neither extends nor examines -> why. Of a configuration alone, programs are compared nevertheless."""
 
+TABLES: dict[str, str] = {
+    **dict.fromkeys(
+        ("albert", "bert", "camembert", "distilbert", "electra", "esm", "mpnet", "roberta", "xlm-roberta"),
+        "embeddings.position_embeddings",
+    ),
+    "biogpt": "embed_positions",
+    "gpt2": "wpe",
+    "opt": "decoder.embed_positions",
+}
+"""config.model_type -> path of its learned table of positions in the base model."""
+
 ENCODED = "posenc_"
 """How the model type begins of a model with an encoding in place of its rotation, see hf.py."""
 
@@ -128,7 +139,10 @@ def family_of(model_type: str, config: Any = None) -> Family:
     Raises:
         InputError: nothing is; why not, where that is known, or how to go on.
     """
-    if why := (without_positions(config) if config is not None else "") or (REFUSED | UNREAD).get(model_type):
+    learned = dict.fromkeys(
+        TABLES, "its positions are a learned table: posenc.extend takes hierarchical or interpolate"
+    )
+    if why := (without_positions(config) if config is not None else "") or (learned | REFUSED | UNREAD).get(model_type):
         raise InputError(f"model type {model_type!r} is not supported: {why}")
     if model_type not in FAMILIES:
         raise InputError(

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 from torch.random import fork_rng
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from posenc.encodings.augment import skipped_positions
 from posenc.errors import InputError, Positive, Size, as_numbers, check_arguments, check_integers, holds_integers, needs
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
+from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.models import model_structure, unwrap
 from posenc.pretrained.scratch import scratch
 from posenc.pretrained.stopping import stoppable
+
+needs("transformers", "lab")
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 SETTINGS = "steps", "learning_rate", "length", "batch_size", "lora", "pose", "target_length", "warmup", "seed"
 
@@ -171,7 +174,7 @@ def prepared(
     known = signature(finetune).parameters
     s = {name: known[name].default for name in SETTINGS} | given
     check_arguments(finetune, s)
-    limit = int(model_structure(model).config.max_position_embeddings)
+    limit = table_of(model)[1] if has_learned_table(model) else model_structure(model).config.max_position_embeddings
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}
     check_integers(0, warmup=s["warmup"])
     check_integers(2, length=s["length"])  # one token to predict the other from

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
-from posenc.pretrained.learned_table import check_rows, has_learned_table, rows_of_table
+from posenc.pretrained.learned_table import refuse_longer
 from posenc.pretrained.models import cache_name, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type
 
@@ -96,8 +96,6 @@ def scores_by_position(
     check_tokens(model, ids)
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
-    if has_learned_table(model):
-        check_rows(min(count, window or count), len(rows_of_table(model)))
     loss = torch.full(batch.shape, float("nan"), device=batch.device)
     hits = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     name = cache_name()
@@ -163,11 +161,13 @@ def chunk_size(model: Any, length: int, chunk: int) -> int:
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:
-    """Refuse tokens beyond the vocabulary, for which PyTorch raises an IndexError and a GPU crashes.
+    """Refuse tokens beyond the vocabulary, for which PyTorch raises an IndexError and a GPU crashes, and from now on inputs
+    beyond a learned table of positions.
 
     Raises:
         InputError: names the largest token.
     """
+    refuse_longer(model)
     rows, least, largest = model.get_input_embeddings().weight.shape[0], int(ids.min()), int(ids.max())
     if least < 0:
         raise InputError(f"text has token {least}: pass token ids, which are not negative")

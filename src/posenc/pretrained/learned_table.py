@@ -14,20 +14,10 @@ from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.pretrained.changes import RECORD, Change, ChangeReport, ModelChange
+from posenc.pretrained.families import TABLES as TABLES
 from posenc.pretrained.methods import check_lengths
 from posenc.pretrained.models import unwrap
 from posenc.spec import check_options, parse_single
-
-TABLES: dict[str, str] = {
-    **dict.fromkeys(
-        ("albert", "bert", "camembert", "distilbert", "electra", "esm", "mpnet", "roberta", "xlm-roberta"),
-        "embeddings.position_embeddings",
-    ),
-    "biogpt": "embed_positions",
-    "gpt2": "wpe",
-    "opt": "decoder.embed_positions",
-}
-"""config.model_type -> path of the table in the base model."""
 
 METHODS: dict[str, dict[str, float]] = {"hierarchical": {"alpha": 0.1}, "interpolate": {}}
 """Their options. An alpha of 0.1 is better than the paper's 0.4 where nothing is trained (benchmarks/encoders.md)."""
@@ -82,45 +72,34 @@ def rows_of_table(model: nn.Module) -> Tensor:
 
 
 def refuse_longer(model: nn.Module) -> None:
-    """Make a model with a learned table, from now on, refuse inputs for which the table has no rows, in place of the errors of
-    an index (of a GPU: of its context) or of shapes that differ."""
+    """Make a model with a learned table refuse, from now on, inputs for which the table has no rows: errors of an index or
+    of shapes do not say so, and an index out of range ends all use of a GPU."""
     if has_learned_table(model):
         inner = unwrap(model)
         above = TABLES[inner.config.model_type].rpartition(".")[0].removesuffix("embeddings")
-        module = inner.base_model.get_submodule(above)  # it has what is cached and how positions are counted
+        module = inner.base_model.get_submodule(above)  # the one that is given the cache and the mask
         if _check_rows not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_check_rows, with_kwargs=True)
-
-
-def check_rows(tokens: int, rows: int) -> None:
-    """Raises:
-    InputError: more tokens than a learned table has rows."""
-    if tokens > rows:
-        longer = f'posenc.extend(model, "hierarchical", target_length={tokens})'
-        raise InputError(
-            f"{tokens} tokens, and the model's table of positions has {rows} rows", f"cut the text, or {longer}"
-        )
 
 
 def _check_rows(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
     ids = given.get("input_ids", args[0] if args else None)
     kind, inputs = module.config.model_type, given.get("inputs_embeds") if ids is None else ids
-    if (
-        inputs is None or (ids is None and kind == "esm") or torch.compiler.is_compiling()
-    ):  # those of ESM have positions
+    if inputs is None or (ids is None and kind == "esm") or torch.compiler.is_compiling():  # ESM's have positions
         return
     table = module.get_submodule(TABLES[kind].removeprefix("decoder."))
     first, cache, mask, at = _first_row(table), *map(given.get, ("past_key_values", "attention_mask", "position_ids"))
     rows, tokens = len(table.weight) - first, inputs.shape[1] + int(0 if cache is None else cache.get_seq_length())
-    if tokens <= rows:
-        return
-    if at is not None:  # only now values are read, for which a GPU has to wait
-        tokens = int(at.max()) + 1 - (0 if table.padding_idx is None else first)
-    elif table.padding_idx is not None and ids is not None:  # padding is not counted
-        tokens -= int((ids == table.padding_idx).sum(1).min())
-    elif kind == "opt" and mask is not None and mask.dim() == 2:
-        tokens = int(mask.sum(1).max())
-    check_rows(tokens, rows)
+    if tokens > rows:  # only now values are read, for which a GPU has to wait; padding has no positions
+        if at is not None:
+            tokens = int(at.max()) + 1 - (0 if table.padding_idx is None else first)
+        elif table.padding_idx is not None and ids is not None:
+            tokens -= int((ids == table.padding_idx).sum(1).min())
+        elif kind == "opt" and mask is not None and mask.dim() == 2:
+            tokens = int(mask.sum(1).max())
+    if tokens > rows:
+        remedy = f'cut the text, or posenc.extend(model, "hierarchical", target_length={tokens})'
+        raise InputError(f"{tokens} tokens, and the model's table of positions has {rows} rows", remedy)
 
 
 def plan_table(

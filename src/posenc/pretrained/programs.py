@@ -70,11 +70,11 @@ LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "gr
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
 
 
-class ProgramFails(ValueError):
+class ProgramFails(InputError):
     """A program does not run the configuration, and why."""
 
 
-class NotKnown(ValueError):
+class NotKnown(InputError):
     """posenc does not know what a program computes, and why."""
 
 
@@ -454,7 +454,10 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
     name = header["general.architecture"]
 
     def key(text: str, default: Any) -> Any:
-        return header.get(f"{name}.{text}", default)
+        value = header.get(f"{name}.{text}", default)
+        if value is not None and not isinstance(default, str) and not is_number(value):
+            raise ProgramFails(f"{text}={value!r}: it takes a number")
+        return value
 
     context = int(key("context_length", context))
     dim = int(key("rope.dimension_count", 0) or key("attention.key_length", head_dim))
@@ -482,7 +485,7 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
             betas = usual_betas
         schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
         log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
-        usual = 0.1 * math.log(factor) + 1
+        usual = _created(schedule, dim, base).attention_factor
         if not log_multiplier:
             attention *= usual
         elif name != "deepseek2":  # of which the key is a tenth of mscale_all_dim, and both temperatures the same
@@ -492,6 +495,8 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
     found = _created(schedule, dim, base)
     inv_freq, shown = found.inv_freq, schedule["name"]
     if divisors is not None:
+        if len(divisors) != len(inv_freq):
+            raise ProgramFails(f"{len(divisors)} divisors for {len(inv_freq)} pairs")
         inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
     local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
     if local is not None:
