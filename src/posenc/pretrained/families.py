@@ -36,16 +36,16 @@ class Family:
     """Its attention is not causal"""
 
 
-_KNOWN = tomllib.loads(Path(__file__).with_name("model_types.toml").read_text(encoding="utf-8"))
+KNOWN = tomllib.loads(Path(__file__).with_name("model_types.toml").read_text(encoding="utf-8"))
 
 
 def _by_type(section: str, key: str) -> dict[str, str]:
-    return {kind: group[key] for group in _KNOWN[section] for kind in group["types"]}
+    return {kind: group[key] for group in KNOWN[section] for kind in group["types"]}
 
 
 FAMILIES: dict[str, Family] = {
     kind: Family(**{key: value for key, value in group.items() if key != "types"})
-    for group in _KNOWN["families"]
+    for group in KNOWN["families"]
     for kind in group["types"]
 }
 """Supported config.model_type, of the decoder where a model has several parts -> how it differs from Llama. For a type whose

@@ -29,6 +29,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 SETTINGS = "steps", "learning_rate", "length", "batch_size", "lora", "pose", "target_length", "warmup", "seed"
+STATED = {"output_dir", "max_steps", "learning_rate", "seed", "per_device_train_batch_size", "auto_find_batch_size", "warmup_steps",
+          "logging_strategy", "logging_steps", "logging_nan_inf_filter", "save_strategy", "train_sampling_strategy"}  # fmt: skip
+"""Arguments of the Trainer that those of `finetune` state, or on which its report relies."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,7 @@ def finetune(
         pose: windows of `length` see every distance up to target_length (None: max_position_embeddings) (Zhu et al. 2023,
             arXiv 2309.10400). checkpoint: a folder for the Trainer's checkpoints, written every twentieth of the steps and at
             the end; the same call resumes there, also with more steps. progress: called with a step's number and its loss.
-        arguments: of `TrainingArguments`, such as bf16, gradient_accumulation_steps, deepspeed or report_to;
-            none that the others state.
+        arguments: others of `TrainingArguments`, such as bf16, gradient_accumulation_steps, deepspeed or report_to.
 
     Raises:
         InputError: a text shorter than a window or with tokens beyond the vocabulary, sizes below 1, half precision without
@@ -107,20 +109,14 @@ def finetune(
     )  # fmt: skip
     use_cache = getattr(model.config, "use_cache", None)
     with scratch() as unused, modes_restored(model), fork_rng(), stoppable() as stopped:
-        stated: dict[str, Any] = {
-            "output_dir": str(checkpoint or unused), "max_steps": steps, "learning_rate": learning_rate, "seed": seed,
-            "per_device_train_batch_size": batch_size, "auto_find_batch_size": False, "warmup_steps": warmup,
-            "logging_strategy": "steps", "logging_steps": 1, "logging_nan_inf_filter": False,
-            "save_strategy": "steps" if checkpoint else "no", "train_sampling_strategy": "sequential",
-        }  # fmt: skip
-        if twice := sorted(stated.keys() & dict(arguments or {}).keys()):
-            remedy = "leave it out; what it may be is an argument of finetune, as steps and batch_size are"
-            raise InputError(f"{twice[0]} is what finetune states itself", remedy, arguments=arguments)
         made = TrainingArguments(**{
+            "output_dir": str(checkpoint or unused), "max_steps": steps, "learning_rate": learning_rate, "seed": seed,
+            "per_device_train_batch_size": batch_size, "warmup_steps": warmup, "adam_beta2": 0.95, "logging_steps": 1,
             "lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 0, "min_lr_ratio": 0.1},
-            "adam_beta2": 0.95, "save_steps": max(steps // 20, 1), "save_total_limit": 1, "report_to": [], "disable_tqdm": True,
+            "logging_nan_inf_filter": False, "train_sampling_strategy": "sequential", "save_steps": max(steps // 20, 1),
+            "save_strategy": "steps" if checkpoint else "no", "save_total_limit": 1, "report_to": [], "disable_tqdm": True,
             "use_cpu": model.device.type == "cpu", "dataloader_pin_memory": model.device.type == "cuda",
-        } | dict(arguments or {}) | stated)  # fmt: skip
+        } | dict(arguments or {}))  # fmt: skip
         torch.manual_seed(seed)  # adapters start from random numbers
         tuned = model.requires_grad_(True) if lora is None else _with_adapters(model, lora)
         trained = sum(p.numel() for p in tuned.parameters() if p.requires_grad)
@@ -174,6 +170,9 @@ def prepared(
     known = signature(finetune).parameters
     s = {name: known[name].default for name in SETTINGS} | given
     check_arguments(finetune, s)
+    if twice := sorted(STATED & dict(arguments or {}).keys()):
+        remedy = "leave it out; finetune has arguments of its own, such as steps and batch_size"
+        raise InputError(f"{twice[0]} is what finetune states itself", remedy, arguments=arguments)
     limit = table_of(model)[1] if has_learned_table(model) else model_structure(model).config.max_position_embeddings
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}
     check_integers(0, warmup=s["warmup"])

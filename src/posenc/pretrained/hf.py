@@ -370,9 +370,8 @@ class _Encoded:
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
         here: EncodedPass = named.pop("posenc_pass")
-        return (here.input.embed(given[0], number), *given[1:]), named | {
-            "attention_mask": (here, named.get("attention_mask"))
-        }
+        named["attention_mask"] = here, named.get("attention_mask")
+        return (here.input.embed(given[0], number), *given[1:]), named
 
     def _gate(self, plan: LayerPlan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """The gates of the layer's input, for its attention. A forward pre-hook of that."""

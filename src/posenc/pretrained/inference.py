@@ -161,8 +161,7 @@ def chunk_size(model: Any, length: int, chunk: int) -> int:
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:
-    """Refuse tokens beyond the vocabulary, for which PyTorch raises an IndexError and a GPU crashes, and from now on inputs
-    beyond a learned table of positions.
+    """Refuse tokens beyond the vocabulary and, from now on, inputs beyond a learned table, at which a GPU crashes.
 
     Raises:
         InputError: names the largest token.

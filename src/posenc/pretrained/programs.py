@@ -20,7 +20,7 @@ from torch import Tensor
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
-from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.families import FAMILIES, KNOWN
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type, score_factor
 
@@ -49,13 +49,7 @@ SGLANG_UNSCALED = ("mixtral", "gemma", "gemma2", "starcoder2", "granitemoe", "ol
 """Model types whose class in SGLang passes the base alone to its factory."""
 SGLANG_PARTIAL = ("phi3", "glm4")
 """Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
-ARCHITECTURES = {
-    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
-    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "phi": "phi2", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2",
-    "granite": "granite", "granitemoe": "granitemoe", "seed_oss": "seed_oss", "gpt_neox": "gptneox", "olmo": "olmo",
-    "olmo2": "olmo2", "olmoe": "olmoe", "glm": "chatglm", "glm4": "glm4", "cohere": "command-r", "gpt_oss": "gpt-oss",
-}  # fmt: skip
+ARCHITECTURES: dict[str, str] = KNOWN["architectures"]
 """config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""

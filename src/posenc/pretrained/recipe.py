@@ -141,11 +141,9 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
         "Ollama": f"{OLLAMA}\n  FROM ./NEW.gguf\n  PARAMETER num_ctx {length}" if keys else "cannot, as llama.cpp",
         "MLX": _mlx(str(written.model_type), scaling, length),
     }  # fmt: skip
-    formula, length = _formula(attachment, written), "max_position_embeddings"
-    if not {length, file.hf.attribute_map.get(length)} & file.raw.keys():
-        formula += (
-            f"{length} is not stated: {getattr(file.hf, length)} is transformers' default for {file.model_type}",
-        )
+    formula, key = _formula(attachment, written), "max_position_embeddings"
+    if not {key, file.hf.attribute_map.get(key)} & file.raw.keys():
+        formula += (f"{key} is not stated: {file.length} is transformers' default for {file.model_type}",)
     return Recipe(file.name, attachment.report, formula, _nested(file, changed), removed, programs, answers)
 
 
