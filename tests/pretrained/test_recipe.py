@@ -97,24 +97,19 @@ def test_flags_and_keys_of_llama_cpp_are_the_extension() -> None:
 
 def test_a_context_length_that_is_not_stated_is_named_in_the_formula() -> None:
     named = "max_position_embeddings is not stated: 32768 is transformers' default for qwen3"
-    for name in ("max_position_embeddings", "max_position_embedding"):
-        fields = {key: value for key, value in CONFIGS["qwen3"].items() if key != "max_position_embeddings"}
-        made = posenc.extend(fields | {name: 4096}, "yarn", factor=4)
-        assert (named in str(made)) == (name not in CONFIGS["qwen3"])
+    misspelt = {key.replace("embeddings", "embedding"): value for key, value in CONFIGS["qwen3"].items()}
+    assert [named in str(posenc.extend(each, "yarn", factor=4)) for each in (CONFIGS["qwen3"], misspelt)] == [
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rope.scaling.factor": -2.0}, {"rope.freq_base": "x"}, {"rope.freq_base_swa": "x"}, {"context_length": "x"},
-        {"rope.scaling.factor": True}, {"rope_freqs.weight": [1.0] * 5},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_header_that_cannot_be_is_refused(wrong) -> None:
-    header = {"general.architecture": "llama", "llama.rope.scaling.type": "yarn", **wrong}
-    with pytest.raises(InputError, match=r"number|at least 1|5 divisors for 8 pairs"):
-        list(header_readings(header | {f"llama.{key}": value for key, value in wrong.items()}, 16, 4096))
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.freq_base", "rope.freq_base_swa", "context_length"])
+def test_a_header_that_cannot_be_is_refused(key: str) -> None:
+    header = {"general.architecture": "llama", "llama.rope.scaling.type": "yarn"}
+    for wrong in ({f"llama.{key}": "x"}, {f"llama.{key}": -2.0}, {"rope_freqs.weight": [1.0] * 5}):
+        with pytest.raises(InputError, match=r"number|at least|5 divisors for 8 pairs"):
+            list(header_readings(header | wrong, 16, 4096))
 
 
 def test_without_transformers_its_extra_is_named(monkeypatch) -> None:
