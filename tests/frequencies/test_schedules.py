@@ -300,8 +300,9 @@ def test_completed_by_what_it_needs():
         (lambda: longrope(factor=None), "longrope needs a temperature"),
         (lambda: longrope(original_max_positions=1), "original_max_positions=1: its logarithm is 0"),
         (lambda: create({"name": "yran"}, 64, base=1e4), "unknown schedule 'yran': did you mean 'yarn'"),
-        (lambda: create({}, 64, base=1e4), "schedule={}: has no name"),
-        (lambda: create({"rope_type": "yarn", "factor": 4.0}, 64, base=1e4), "rope_type.*is called name here"),
+        (lambda: create({}, 64, base=1e4), "schedule={}: needs a text as its name"),
+        (lambda: create({"rope_type": "yarn", "factor": 4.0}, 64, base=1e4), "rope_type is name"),
+        (lambda: Rotary(64).with_schedule({"name": "ntk", "factor": 2}), "write .*with_schedule"),
         (lambda: parse(None), "text=None: pass a text"),
         (lambda: frequencies.ntk(4, factor=1e20), "factor=1e"),
         (lambda: create({"name": "yarn", "factor": 2}, 64, base=1e4), "schedule 'yarn' needs original_max_positions"),
@@ -335,7 +336,7 @@ def test_every_option_refuses_what_it_cannot_be(schedule):
     parameters = signature(schedule).parameters
     given = {name: GIVEN.get(name, parameter.default) for name, parameter in parameters.items()}
     schedule(**given)
-    for name in parameters.keys() - {"head_dim", "base", "of"}:
+    for name in parameters.keys() - {"head_dim", "base"}:
         flag, optional = isinstance(parameters[name].default, bool), parameters[name].default is None
         for value in ("no", math.nan, -1, *[True] * (not flag), *[None] * (not optional)):
             with pytest.raises(InputError, match=name):

@@ -34,7 +34,6 @@ def parse(text: str) -> dict[str, Any]:
     schedule: dict[str, Any] = {}
     for spec in parse_sum(text):
         name = spec.name
-        check_word("schedule", name, SCHEDULES)
         known = options_of(name)
         if schedule and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
@@ -72,11 +71,10 @@ def options_of(name: str) -> dict[str, Parameter]:
 def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
     if not isinstance(schedule, Mapping):
         raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
-    if "name" not in schedule:
-        names = (
-            "transformers' rope_type is called name here, and original_max_position_embeddings original_max_positions"
-        )
-        raise InputError("has no name", f"write {{'name': 'ntk', 'factor': 4}}; {names}", schedule=schedule)
+    if not isinstance(schedule.get("name"), str):
+        write = "write {'name': 'ntk', 'factor': 4}, or with_schedule('ntk', factor=4)"
+        theirs = "transformers' rope_type is name, original_max_position_embeddings original_max_positions"
+        raise InputError("needs a text as its name", f"{write}; {theirs}", schedule=schedule)
     options = dict(schedule)
     name = options.pop("name")
     check_word("schedule", name, SCHEDULES)

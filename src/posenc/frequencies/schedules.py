@@ -408,6 +408,7 @@ def resonance(head_dim: int, *, base: float = 10000.0, of: Frequencies | None = 
 
     Fast pairs change most (6.28 to 6); the paper applies it to YaRN and fine-tunes. of: the frequencies it is applied to.
     """
+    check_value("of", of, Frequencies | None)
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     return replace(before, inv_freq=2 * math.pi / wavelengths(before).round().clamp(min=1))
 
@@ -431,6 +432,7 @@ def tapered(
     Raises:
         InputError: neither pairs nor original_max_positions, or more pairs than there are.
     """
+    check_value("of", of, Frequencies | None)
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     check_value("hard", hard, bool)
     check_value("pairs", pairs, int | None)
