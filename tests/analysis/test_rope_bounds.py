@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import base_bound, longest_length, smallest_base
+from posenc.analysis import analyze, base_bound, longest_length, smallest_base
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 
@@ -60,6 +60,17 @@ def test_a_base_beside_the_smallest(base, longest, verdict):
     assert (found.lengths, found.longest) == ((128, 512), longest)
     assert found.bases == (smallest_base(128, 64, step=0.01), smallest_base(512, 64, step=0.01))
     assert f"first negative at {longest}, {verdict} the length of training, 128." in found.summary()
+
+
+@pytest.mark.parametrize("name", ["rope", "xpos", "p_rope"])
+@pytest.mark.parametrize("schedule", ["default", "linear", "ntk"])
+def test_a_report_is_of_the_frequencies_that_rotate(name, schedule):
+    rotary = posenc.create(name, head_dim=64)
+    if schedule != "default":
+        rotary = rotary.with_schedule(schedule, factor=4)
+    found = analyze(rotary, length=64)["base"].finding
+    assert found.longest == first_negative(rotary.inv_freq)
+    assert (found.longest == 725) == (schedule == "default" and name != "p_rope")
 
 
 @pytest.mark.parametrize(

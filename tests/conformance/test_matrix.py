@@ -31,4 +31,7 @@ def test_named_is_create():
     text = "rope:rope_theta=500+alibi"
     assert named(text)(DECODER).spec() == posenc.create(text, head_dim=4, num_heads=4).spec()
     assert named("log_n")(DECODER).train_length == 4
+    assert [part.spec() for part in named("window+chunks")(DECODER)] == [
+        posenc.create(part).spec() for part in ("window:before=2", "chunks:size=3")
+    ]
     assert named("log_n:train_length=7")(DECODER).train_length == 7

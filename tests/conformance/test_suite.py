@@ -498,6 +498,10 @@ class Broken(Encoding):
         raise RuntimeError("no shapes fit")
 
 
+class Far(posenc.Rotary):
+    looks_back = 4
+
+
 def test_equal_failures_share_a_line():
     report = check(lambda config: Broken(), fast=True)
     assert [each.check for each in report.outcomes] == list(FAST)
@@ -524,6 +528,8 @@ def test_the_fast_checks_find_what_a_cache_shows():
 def test_check_as_a_command(capsys):
     assert main(["check", "alibi", "--fast"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{name.replace('_', ' ')}: passed" for name in FAST]
+    assert main(["check", f"{__file__}:Far", "--fast"]) == 0
+    assert "windows are local: does not apply (in any window all 9 tokens" in capsys.readouterr().out
     assert main(["check", f"{__file__}:Broken", "--fast", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["passed"]

@@ -45,6 +45,11 @@ def test_a_run_has_its_tables_and_goes_on(tmp_path):
     assert again["rows"] == json.loads(json.dumps(results["rows"]))
 
 
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(InputError, match="unknown mode 'backward'"):
+        BenchStudy(["rope"], [16], ["backward"], BenchSettings())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

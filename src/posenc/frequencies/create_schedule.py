@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc.errors import InputError, check_value, check_word
 from posenc.frequencies.schedules import SCHEDULES, Frequencies
-from posenc.spec import Spec, check_options, parse_sum
+from posenc.spec import Spec, check_complete, check_options, parse_sum
 
 __all__ = ["as_text", "complete", "create", "options_of", "parse"]
 
@@ -21,9 +21,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Freque
     if isinstance(options.get("of"), Mapping) and "of" in parameters:
         options["of"] = create(options["of"], head_dim, base=base)
     check_options(f"schedule {name!r}", options, parameters, function)
-    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
-    if missing:
-        raise InputError(f"schedule {name!r} needs {' and '.join(missing)}")
+    check_complete(f"schedule {name!r}", options, parameters)
     return function(head_dim, base=base, **options)
 
 
@@ -72,9 +70,9 @@ def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencie
     if not isinstance(schedule, Mapping):
         raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
     if not isinstance(schedule.get("name"), str):
-        write = "write {'name': 'ntk', 'factor': 4}, or with_schedule('ntk', factor=4)"
+        how = "name the schedule, as in {'name': 'ntk', 'factor': 4} or with_schedule('ntk', factor=4)"
         theirs = "transformers' rope_type is name, original_max_position_embeddings original_max_positions"
-        raise InputError("needs a text as its name", f"{write}; {theirs}", schedule=schedule)
+        raise InputError(how, theirs, schedule=schedule)
     options = dict(schedule)
     name = options.pop("name")
     check_word("schedule", name, SCHEDULES)

@@ -17,7 +17,7 @@ from posenc.attention import attention
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.lab.engines import Tick
 from posenc.lab.machine import check_present, cores, cpu, describe
 from posenc.lab.study import Study, code, versions
@@ -77,10 +77,10 @@ class BenchSettings:
 
 
 class BenchStudy(Study[Trial, Times]):
-    """Every encoding in every mode at every length.
+    """Every encoding in every mode, "forward" or "train", at every length.
 
     Raises:
-        InputError: an unknown encoding, one that needs more than a head's shape, or a length that is none.
+        InputError: an unknown encoding or mode, one that needs more than a head's shape, or a length that is none.
     """
 
     name = "bench"
@@ -92,6 +92,8 @@ class BenchStudy(Study[Trial, Times]):
         for length in lengths:
             if not 2 <= length <= LONGEST:
                 raise InputError(f"must lie between 2 and {LONGEST} tokens", lengths=length)
+        for mode in modes:
+            check_word("mode", mode, ("forward", "train"))
         self.settings = settings
         self.trials = list(dict.fromkeys(Trial(e, m, n) for e in encodings for m in modes for n in sorted(lengths)))
         for trial in self.trials:

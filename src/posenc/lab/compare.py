@@ -191,14 +191,16 @@ class ComparisonStudy(Study[Run, RunRecord]):
             return {run: measure(run, self.corpora[run.settings, run.data], partial(tick, what=self.describe(job)))}
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        return self.of_comparison(*self.comparisons[0], done)
+        return self.of_comparison(*self.comparisons[0], done)[0]
 
-    def of_comparison(self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        """The results of one of the comparisons, from its runs."""
+    def of_comparison(
+        self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]
+    ) -> tuple[dict[str, Any], Ranking]:
+        """The results of one of the comparisons, from its runs, and what ranks them."""
         settings, done = plan.settings, plan.at_best_rate(done) if plan.rates else done
         ranking = Ranking(collect(done), settings, corpus, swept=bool(plan.rates))
         best = {run.encoding: plan.at_rates[run.settings] for run in done} if plan.rates else {}
-        return {
+        results = {
             **({"rates": {"tried": sorted(plan.rates), "best": best}} if best else {}),
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
@@ -210,6 +212,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
+        return results, ranking
 
 
 def _of_rates(tried: Sequence[float], best: Mapping[str, float]) -> list[str]:
@@ -247,6 +250,8 @@ def compare(
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
+    if engine is not None and workers is not None:
+        raise InputError("is of the default engine", "give engine=ProcessPool(workers) alone", workers=workers)
     study = ComparisonStudy([(comparison, corpus)])
     engine = engine or (ProcessPool() if workers is None else ProcessPool(workers))
     return run(

@@ -136,6 +136,8 @@ def test_tasks_of_other_encodings_make_no_table(tmp_path):
     first, second = planned("sort"), planned("copy")
     with pytest.raises(InputError, match="compare the same encodings"):
         compare_tasks([(replace(first[0], encodings=("none",)), first[1]), second], tmp_path)
+    with pytest.raises(InputError, match="names a task twice"):
+        run_tasks(tmp_path, ("sort", "sort"))
 
 
 def test_the_leaderboard_is_of_encodings_that_fit_every_task():

@@ -60,7 +60,10 @@ class Evaluation(Study[Cell, Measured]):
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
-        length = getattr(unwrap(self.model).config, "max_position_embeddings", None)
+        length = getattr(unwrap(self.model).config.get_text_config(), "max_position_embeddings", None)
+        if attached(unwrap(self.model)) is None:  # else the configuration has the new length
+            with suppress(InputError):
+                length = model_structure(self.model).loaded_length
         self.trained_length: int = int(length) if length else max(self.settings.lengths)
         self.settings = self.settings.on(self.trained_length)
         self.target_length: int = max(*self.settings.lengths, self.trained_length)
