@@ -1,5 +1,6 @@
 """Tables, grids and complex order against their papers' formulas and transformers' vision models."""
 
+import cmath
 from importlib import import_module
 
 import pytest
@@ -23,7 +24,7 @@ from posenc import (
     TransformerConfig,
     create,
 )
-from posenc.testing.oracles.codes import axial, complex_word, hierarchical, sinusoidal, sinusoidal_2d
+from posenc.testing.oracles.codes import axial, hierarchical, sinusoidal, sinusoidal_2d
 from posenc.testing.oracles.rotations import frequencies as ladder
 
 detr, dinov2, reformer, vit, vit_mae = (
@@ -253,8 +254,8 @@ def test_complex_order_is_the_papers_three_tables():
     for n in range(5):
         j = int(words[0, n])
         for c in range(4):
-            entries = (float(table[j, c]) for table in (amplitude, frequency, phase))
-            wave = complex_word(*entries, float(at[0, n]))
+            r, omega, theta = (float(table[j, c]) for table in (amplitude, frequency, phase))
+            wave = r * cmath.exp(1j * (omega * float(at[0, n]) + theta))  # Wang et al. 2020, section 2
             assert complex(real[0, n, c], imaginary[0, n, c]) == pytest.approx(wave, abs=1e-9)
     weight = encoding.projection.weight
     want = real @ weight[:, :4].T + imaginary @ weight[:, 4:].T
