@@ -110,9 +110,17 @@ def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 --targets 8 --no-curve"
     flags = [
-        "compare", "--data", str(text), "--out", str(tmp_path / "out"), "--encodings", "rope,none", "--seeds", "1",
+        "compare",
+        "--data",
+        str(text),
+        "--out",
+        str(tmp_path / "out"),
+        "--encodings",
+        "rope,none",
+        "--seeds",
+        "1",
         *flags.split(),
-    ]  # fmt: skip
+    ]
     code, out, err = run(capsys, *flags)
     assert code == 0
     assert "rope + NTK" in out
@@ -143,8 +151,12 @@ def test_core_commands_need_torch_alone():
     block = "import sys; [sys.modules.__setitem__(m, None) for m in ('rich', 'transformers', 'datasets')]; "
     code = block + "from posenc.cli import main; sys.exit(main(sys.argv[1:]))"
     for arguments, expected in (
-        (["list"], 0), (["list", "--cite", "rope"], 0), (["bench"], 2), (["doctor", "demo"], 2), (["compare"], 2),
-    ):  # fmt: skip
+        (["list"], 0),
+        (["list", "--cite", "rope"], 0),
+        (["bench"], 2),
+        (["doctor", "demo"], 2),
+        (["compare"], 2),
+    ):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == expected, done.stderr
     assert done.stderr.strip().endswith("pip install 'posenc[lab]'")

@@ -25,9 +25,15 @@ from posenc.encoding import gates_of
 
 N = 11
 SUMS = (
-    "rope+alibi", "rope+t5", "alibi+t5", "rope+log_n", "rope/rope/none", "t5/rope+alibi", "rope+sink",
+    "rope+alibi",
+    "rope+t5",
+    "alibi+t5",
+    "rope+log_n",
+    "rope/rope/none",
+    "t5/rope+alibi",
+    "rope+sink",
     "rope@rerope:window=4",
-)  # fmt: skip
+)
 LAYOUTS = {
     "left padded": lambda: Positions.from_mask(torch.tensor([[0, 0, 0] + [1] * (N - 3), [1] * N]), causal=True),
     "packed": lambda: Positions.packed([4, 5, 2], causal=True),

@@ -204,11 +204,17 @@ def test_what_the_methods_promise(window, group, trained, n):
 @pytest.mark.parametrize(
     "same",
     [
-        rerope(23), rerope(400), leaky_rerope(5, factor=1), self_extend(5, group=1), string(5, window=5),
-        dual_chunk(30, local=2), streaming(4, recent=19), jet_long(3, trained=23, groups=2),
+        rerope(23),
+        rerope(400),
+        leaky_rerope(5, factor=1),
+        self_extend(5, group=1),
+        string(5, window=5),
+        dual_chunk(30, local=2),
+        streaming(4, recent=19),
+        jet_long(3, trained=23, groups=2),
         jet_long(3, trained=5, groups=1),
     ],
-)  # fmt: skip
+)
 def test_maps_that_are_rope(same):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
     plain = posenc.attention(q, k, v, Rotary(8), causal=True)
@@ -218,10 +224,14 @@ def test_maps_that_are_rope(same):
 @pytest.mark.parametrize(
     "made",
     [
-        rerope(9), leaky_rerope(9, factor=4), self_extend(9, group=4), string(9, window=2), streaming(2, recent=9),
+        rerope(9),
+        leaky_rerope(9, factor=4),
+        self_extend(9, group=4),
+        string(9, window=2),
+        streaming(2, recent=9),
         jet_long(4, trained=9, groups=3),
     ],
-)  # fmt: skip
+)
 def test_the_first_tokens_are_as_without_a_map(made):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
     plain = posenc.attention(q, k, v, Rotary(8), causal=True)

@@ -9,9 +9,15 @@ import pytest
 from website.page import ROOT
 
 WRITERS = (
-    "ablations.py", "frontier.py", "longer.py", "pictures.py", "quoted.py", "rule.py judge --write",
-    "six_programs.py --write", "conform_peers/judged.py",
-)  # fmt: skip
+    "ablations.py",
+    "frontier.py",
+    "longer.py",
+    "pictures.py",
+    "quoted.py",
+    "rule.py judge --write",
+    "six_programs.py --write",
+    "conform_peers/judged.py",
+)
 """Programs of benchmarks/ that write from results alone, without a measurement."""
 PAGES = (".md", ".svg", ".json", ".html")
 

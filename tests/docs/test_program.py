@@ -107,9 +107,16 @@ def test_help_lists_completion_and_typing_errors_import_no_torch():
 ANSWERS = [
     line.split()
     for line in (
-        "", "--help", "--version", "list", "list rope", "list --cite fox", "--print-completion zsh", "extend --help",
+        "",
+        "--help",
+        "--version",
+        "list",
+        "list rope",
+        "list --cite fox",
+        "--print-completion zsh",
+        "extend --help",
     )
-]  # fmt: skip
+]
 
 
 class Gone(StringIO):

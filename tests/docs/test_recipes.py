@@ -18,8 +18,12 @@ def made(title):
     """The names of a recipe's code, which has run."""
     (recipe,) = (part for part in RECIPES if part.startswith(f"{title}\n"))
     names = {
-        "torch": torch, "nn": torch.nn, "posenc": posenc, "Positions": posenc.Positions, "x": torch.randn(2, 9, 64),
-    }  # fmt: skip
+        "torch": torch,
+        "nn": torch.nn,
+        "posenc": posenc,
+        "Positions": posenc.Positions,
+        "x": torch.randn(2, 9, 64),
+    }
     exec(compile(CODE.search(recipe)[1], title, "exec"), names)
     return names
 

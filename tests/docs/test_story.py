@@ -93,10 +93,14 @@ def engine(browser, rounded_model, tmp_path_factory):
             "ROOMS", ROOMS
         ),
         {
-            "model": story.model_data(), "methods": story.methods(), "kernel": story.kernel(),
-            "shaders": story.shaders(), "parts": story.parts(), "vocabulary": story.vocabulary(),
+            "model": story.model_data(),
+            "methods": story.methods(),
+            "kernel": story.kernel(),
+            "shaders": story.shaders(),
+            "parts": story.parts(),
+            "vocabulary": story.vocabulary(),
         },
-    )  # fmt: skip
+    )
     tab.evaluate("for (const part of given.parts) for (const engine of engines) engine.load(part)")
     assert tab.evaluate("engines.map(engine => [engine.kind, engine.loaded])") == [
         ["WebAssembly", 1],

@@ -47,11 +47,15 @@ def test_at_no_distance_it_is_one(x, base):
 @pytest.mark.parametrize(
     ("curve", "base", "exponent", "zero"),
     [
-        ("geometric", 1e4, 1.0, 6166), ("geometric", 1e8, 1.0, 61650548), ("geometric", 100.0, 1.0, 60.6524),
-        ("geometric", 1e20, 1.0, 0.6165054856207162e20), ("power", 1.0, 1.0, math.pi), ("power", 1.0, 0.5, 2.3311),
+        ("geometric", 1e4, 1.0, 6166),
+        ("geometric", 1e8, 1.0, 61650548),
+        ("geometric", 100.0, 1.0, 60.6524),
+        ("geometric", 1e20, 1.0, 0.6165054856207162e20),
+        ("power", 1.0, 1.0, math.pi),
+        ("power", 1.0, 0.5, 2.3311),
         ("power", 1.0, 2.0, None),
     ],
-)  # fmt: skip
+)
 def test_first_zeros(curve, base, exponent, zero):
     assert first_zero(curve, base, exponent) == (None if zero is None else pytest.approx(zero, rel=3e-5))
 

@@ -180,8 +180,12 @@ def test_no_setting_of_a_file_imports(command, setting, evil, capsys):
 
 
 CODE = {
-    ("compare", "encodings"), ("analyze", "subject"), ("bench", "encodings"), ("list", "cite"), ("check", "subject"),
-}  # fmt: skip
+    ("compare", "encodings"),
+    ("analyze", "subject"),
+    ("bench", "encodings"),
+    ("list", "cite"),
+    ("check", "subject"),
+}
 """The settings whose texts are imported from the command line."""
 NEVER_CODE = {("analyze", "other")}
 """Settings that are refused in a file as the one before them is, and whose texts are never imported."""

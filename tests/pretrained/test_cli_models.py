@@ -181,8 +181,18 @@ def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
     other.write_text(" ".join(f"w{(3 * index) % 94}" for index in range(300)))
     arguments = ["extend", folder, "--method", "linear", "--factor", 2, "--out", tmp_path / "long", "--text", other]
     arguments += [
-        "--finetune", text, "--steps", 6, "--learning-rate", 0.01, "--batch-size", 2, "--length", 32, "--pose",
-    ]  # fmt: skip
+        "--finetune",
+        text,
+        "--steps",
+        6,
+        "--learning-rate",
+        0.01,
+        "--batch-size",
+        2,
+        "--length",
+        32,
+        "--pose",
+    ]
     code, out, _ = run(capsys, *arguments, "--json")
     report = json.loads(out)
     assert code == 0

@@ -60,8 +60,13 @@ def test_what_is_promised_of_short_texts_holds_on_a_real_model(dtype):
     with torch.no_grad():
         before = model(text).logits
         for method in (
-            "rerope:window=64", "leaky_rerope:window=64", "self_extend:window=64", "jet_long", "dual_chunk", "log_n",
-        ):  # fmt: skip
+            "rerope:window=64",
+            "leaky_rerope:window=64",
+            "self_extend:window=64",
+            "jet_long",
+            "dual_chunk",
+            "log_n",
+        ):
             promised = posenc.extend(model, method, factor=2).exact_tokens
             off = (model(text).logits - before).abs().amax((0, 2))
             posenc.restore(model)

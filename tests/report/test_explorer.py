@@ -575,8 +575,13 @@ def test_values_are_read_under_the_pointer_and_by_keys(visit):
         assert figure.locator(".cursor").is_visible()
         canvas.focus()
         for key in (
-            "Home", "Shift+ArrowLeft", *["Shift+ArrowLeft"] * 8, *["Shift+ArrowUp"] * 8, "ArrowRight", "ArrowDown",
-        ):  # fmt: skip
+            "Home",
+            "Shift+ArrowLeft",
+            *["Shift+ArrowLeft"] * 8,
+            *["Shift+ArrowUp"] * 8,
+            "ArrowRight",
+            "ArrowDown",
+        ):
             tab.keyboard.press(key)
         assert readout.inner_text().startswith(
             {"codes": "position 1, channel 1", "decay": "distance 1:", "waves": "pair 1:"}.get(view, "query 1, key 1")

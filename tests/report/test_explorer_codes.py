@@ -107,12 +107,16 @@ def test_buckets_have_the_librarys_edges(ask, both, buckets, longest):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("t5", {"num_buckets": 2}), ("t5", {"max_distance": 8}), ("kerple", {"bound": 1.0}),
-        ("kerple", {"kind": "linear"}), ("sandwich", {"dim_bar": 7}), ("alibi", {"num_heads": 0}),
+        ("t5", {"num_buckets": 2}),
+        ("t5", {"max_distance": 8}),
+        ("kerple", {"bound": 1.0}),
+        ("kerple", {"kind": "linear"}),
+        ("sandwich", {"dim_bar": 7}),
+        ("alibi", {"num_heads": 0}),
         ("sines", {"train_length": 0}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_the_library_refuses_of_a_bias_the_page_refuses(ask, name, settings):
     with pytest.raises(InputError):
         encodings.create(name, **{"num_heads": 2} | settings)

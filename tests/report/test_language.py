@@ -105,8 +105,17 @@ def test_every_word_of_the_settings_has_a_chinese_one():
         + list(found["encodings"])
     )
     untouched = {
-        "θ (theta)", "mscale", "Step", "Token", "position", "distance", "channel", "pair", "bias", "training length",
-    }  # fmt: skip
+        "θ (theta)",
+        "mscale",
+        "Step",
+        "Token",
+        "position",
+        "distance",
+        "channel",
+        "pair",
+        "bias",
+        "training length",
+    }
     assert {text for text in english if text not in WORDS} - untouched == set()
 
 

@@ -67,10 +67,16 @@ def test_the_others_keep_their_order():
 @pytest.mark.parametrize(
     ("generated", "score"),
     [
-        ("ab12", 1), (' "AB12"', 1), ("The value is ab12.", 1), ("xab12x", 1), ("ab1 2", 0), ("ab1", 0), ("", 0),
+        ("ab12", 1),
+        (' "AB12"', 1),
+        ("The value is ab12.", 1),
+        ("xab12x", 1),
+        ("ab1 2", 0),
+        ("ab1", 0),
+        ("", 0),
         ("no\nab12", 1),
     ],
-)  # fmt: skip
+)
 def test_the_value_counts_wherever_it_stands(generated, score):
     """evaluate_kv_responses.py: value.lower() in model_answer.lower()."""
     assert create("key_value").score(generated, Sample(torch.tensor([0]), 1, references=("aB12",))) == score
