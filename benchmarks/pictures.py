@@ -19,9 +19,12 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+from law_fit import chosen_rates, points
+
 DEMO = Path("benchmarks/demo.json")
 TASKS = Path("benchmarks/leaderboard.json.gz")
 BUDGETS = Path("benchmarks/budgets.json")
+LAW = Path("benchmarks/law")
 LONGER, SPEED, FINDINGS = (
     Path("benchmarks/evaluations/longer_SmolLM2.json"),
     Path("benchmarks/results/cpu.json"),
@@ -53,6 +56,9 @@ CHINESE = {
     "none is": "一种也没有", "{} are": "有 {} 种",
     "loss at the training length above that of RoPE, nats per byte": "训练长度上的损失，高出 RoPE 的奈特/字节",
     "training steps ({:.1f} M parameters, {} bytes, {} seeds)": "训练步数（{:.1f} M 参数，{} 字节，{} 个种子）",
+    "After {:g} MB of text {} of {} encodings are below RoPE:": "训练 {0:g} MB 文本后，{2} 种编码中有 {1} 种低于 RoPE：",
+    "KERPLE": "KERPLE", "loss at 512 tokens above that of RoPE, nats per byte": "512 个 token 处的损失，高出 RoPE 的奈特/字节",
+    "MB of text trained on, 0.6 M weights; bars: registered before, from {:g} MB on": "训练文本（MB），0.6 M 权重；竖条：{:g} MB 起，训练前登记的预测",
     "stick-breaking": "折棒注意力", "FoX": "遗忘门 FoX", "Shaw": "Shaw 向量", "projected": "投影的相对偏置",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
@@ -300,6 +306,73 @@ def budget(results: Results, look: Look) -> str:
                 drawing.dot(*point, radius=3.5, colour=colour)
             drawing.line([(right + 6, points[-1][1]), (right + 16, heights[name])], colour=colour)
             drawing.text(right + 20, heights[name] + 5, say(label), colour=colour, weight=600)
+    return drawing.svg()
+
+
+TRAINED = {
+    "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"), "alibi": ("ALiBi", "orange"), "fox": ("FoX", "purple"), "none": ("no positions", "soft"),
+}  # fmt: skip
+"""How `law` names and draws what is compared with RoPE."""
+
+
+def law(cells: Sequence[Results], predictions: Sequence[Results], look: Look) -> str:
+    """How far losses are from RoPE's by the megabytes trained on, over the seeds that both have, and what was registered before."""
+    rates, say = chosen_rates(cells), look.say
+    losses = {(p.encoding, p.budget, p.seed): float(p.passages.mean()) for p in points(cells, rates)}
+    gaps: dict[str, dict[float, float]] = {name: {} for name in TRAINED}
+    for name, row in gaps.items():
+        for budget in sorted({budget for of, budget, _ in losses if of == name}):
+            seeds = [s for of, at, s in losses if (of, at) == (name, budget) and ("rope", at, s) in losses]
+            if seeds:
+                row[budget] = sum(losses[name, budget, s] - losses["rope", budget, s] for s in seeds) / len(seeds)
+    registered = {
+        name: {
+            p["sum"][0]["budget"]: (p["low"], p["high"]) for p in predictions if p["id"].endswith(f" {name} minus rope")
+        }
+        for name in TRAINED
+    }
+    last = max(min(row) for row in registered.values())
+    most = max(max(row) for row in gaps.values())
+    order = sorted(gaps, key=lambda name: gaps[name].get(most, 0.0))
+    below = [say(TRAINED[name][0]) for name in order if gaps[name].get(most, 0.0) < 0]
+    finding = [
+        say("After {:g} MB of text {} of {} encodings are below RoPE:", most, len(below), len(TRAINED)),
+        look.listed(below or [say("none")]),
+    ]
+    about = say("loss at 512 tokens above that of RoPE, nats per byte")
+    top, bottom, left, right = 96, 388, 52, 420
+    drawing = Drawing(440, finding, about, look)
+    ends = [end for row in registered.values() for each in row.values() for end in each]
+    ends += [value for row in gaps.values() for value in row.values()]
+    low, high, longest = min(ends), max(ends), max(max(row) for row in registered.values())
+
+    def x(budget: float) -> float:
+        return left + 12 + (right - left - 32) * log10(budget) / log10(longest)
+
+    def y(value: float) -> float:
+        return bottom - 8 - (bottom - top - 16) * (value - low) / (high - low)
+
+    for number in range(int(low * 20), int(high * 20) + 1):
+        drawing.line([(left, y(number / 20)), (right, y(number / 20))])
+        label = f"{number / 20:+.2f}".replace("-", "−")
+        drawing.text(left - 6, y(number / 20) + 5, label if number else "0", colour="soft", anchor="end")
+    for budget in sorted({budget for row in (*gaps.values(), *registered.values()) for budget in row}):
+        drawing.text(x(budget), bottom + 20, f"{budget:g}", colour="soft", anchor="middle")
+    s = say("MB of text trained on, 0.6 M weights; bars: registered before, from {:g} MB on", last)
+    drawing.text(left, bottom + 44, s, colour="soft")
+    wanted = [y(sum(registered[name][longest]) / 2) for name in TRAINED]
+    heights = dict(zip(TRAINED, apart(wanted, 20, top + 4, bottom - 4), strict=True))
+    for number, (name, (label, colour)) in enumerate(TRAINED.items()):
+        made = [(x(budget), y(value)) for budget, value in gaps[name].items()]
+        values = ", ".join(f"{value:+.3f} after {budget:g} MB" for budget, value in gaps[name].items())
+        drawing.line(made, colour=colour, width=2.5, about=f"{name}: {values}".replace("-", "−"))
+        for at in made:
+            drawing.dot(*at, radius=3.5, colour=colour)
+        for budget, (least, greatest) in registered[name].items():
+            at = x(budget) + 5 * (number - 2)
+            bar = f"{name}: {least:+.3f} to {greatest:+.3f} after {budget:g} MB".replace("-", "−")
+            drawing.line([(at, y(least)), (at, y(greatest))], colour=colour, width=3, about=bar)
+        drawing.text(right + 6, heights[name] + 5, say(label), colour=colour, weight=600)
     return drawing.svg()
 
 
@@ -564,6 +637,11 @@ def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
         "loss": partial(loss, read(root / DEMO)),
         "tasks": partial(tasks, read(root / TASKS)),
         "budget": partial(budget, read(root / BUDGETS)),
+        "law": partial(
+            law,
+            [read(path) for path in sorted((root / LAW).glob("cells/*.json"))],
+            read(root / LAW / "registration2.json")["predictions"],
+        ),
         "longer": partial(longer, read(root / LONGER)),
         "speed": partial(speed, read(root / SPEED)),
         "conformance": partial(conformance, verdicts((root / FINDINGS).read_text(encoding="utf-8"))),

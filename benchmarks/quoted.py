@@ -31,6 +31,18 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     yield compare, "±{} nats from 480 steps on (1.96 times the error of two encodings) and ±{} below", rest
     yield compare, "the mean error is {} nats in place of {},", errors
 
+    half = json.loads((ROOT / "benchmarks/bfloat16.json").read_text(encoding="utf-8"))["parts"]
+    ends = {}
+    for tokens, way in (("2048", "posenc"), ("2048", "sdpa"), ("512", "eager")):
+        times = [half[tokens][name][way] for name in ("alibi", "t5", "kerple", "sandwich", "tisa")]
+        ends[way] = [f"{min(times):.2f}", f"{max(times):.2f}"]
+    page = "docs/attention.md"
+    yield page, "takes {} to {} of the time of SDPA without positions at 2048 tokens", ends["posenc"]
+    yield page, "and {} to {} in SDPA with a dense bias", ends["sdpa"]
+    yield page, "is faster ({} to {})", ends["eager"]
+    errors = [f"{half['512']['t5'][f'{way}_error']:.3f}" for way in ("eager", "posenc")]
+    yield page, "largest error under T5 is {}, where posenc's is {}.", errors
+
     ranked = [cells("law", f"`{name}` | 0.6 M | 4 |")[2] for name in ("kerple", "shaw", "alibi", "fox", "none")]
     piece = "`kerple` {}, `shaw` {}, `alibi` {}, `fox` {}, `none` {} (seeds: {})"
     yield "docs/guides/choose.md", piece, [*ranked, cells("law", "0.6 M | `kerple` |")[-1]]

@@ -31,6 +31,8 @@ def written(text):
 def test_every_name_that_left_stands_in_the_changelog():
     text = PAGE.read_text(encoding="utf-8")
     assert text == written(text)
+    for path in re.findall(r"(?:benchmarks|docs|examples)/[\w/.-]*\w", text):
+        assert (PAGE.parent / path).exists(), path
 
 
 def test_a_release_is_short():

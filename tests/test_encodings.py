@@ -166,23 +166,23 @@ def test_positions_near_2_to_the_24_keep_their_phase():
         (lambda: posenc.create("t5:scaled=1", **SHAPE), "scaled=1 of t5: pass True or False"),
         (lambda: posenc.create("t5:init_std=-1", **SHAPE), "init_std=-1"),
         (lambda: posenc.from_spec({"name": "sum"}), "needs 'parts'"),
+        (lambda: posenc.from_spec({"name": "sum", "parts": 5}), "parts=5: pass a list"),
         (lambda: posenc.create("rope+alibi", head_dim=8, layout="half"), "write them into the text"),
         (lambda: posenc.from_spec({"name": "rope", "dim": 3}), "in the spec of 'rope': 'dim': did you mean 'head_dim'"),
         (lambda: posenc.from_spec({}), "unknown encoding None"),
         (lambda: Rotary(8, rotary_dim=10), "rotary_dim=10: .*head_dim=8"),
         (lambda: Rotary(8, layout="neox"), "unknown layout 'neox'"),
         (lambda: Rotary(8, schedule={"name": "ntks"}), "did you mean 'ntk'"),
+        (lambda: Rotary(8, schedule={"rope_type": "yarn"}), "name the schedule, as in {'name': 'ntk'"),
+        (lambda: Rotary(64, rotary_dim=0.3), "^rotary_dim=0.3: 19 of 64 channels"),
+        (lambda: posenc.Shaw(15, num_heads=1, fixed=True), "^head_dim=15"),
+        (lambda: posenc.Window(3, after="both"), "unknown after 'both'"),
         (lambda: Sinusoidal(7), "dim=7: .*even"),
         (lambda: Sinusoidal(8, merge="cat"), "unknown merge 'cat'"),
         (lambda: Sinusoidal(8, layout="half"), "unknown layout 'half'"),
-        (lambda: Normalized(0), "dim=0"),
-        (lambda: Normalized(4, length=0), "length=0"),
         (lambda: Integer(4, spread="all"), "unknown spread"),
         (lambda: Binary(4, bits=5), "bits=5: must be at most 4"),
-        (lambda: Learned(0, dim=4), "max_positions=0"),
         (lambda: Learned(4, dim=4, beyond="wrap"), "unknown beyond"),
-        (lambda: posenc.T5(0), "num_heads=0"),
-        (lambda: posenc.ALiBi(0), "num_heads=0"),
         (lambda: codes(Learned(4, dim=4), Positions.arange(5)), "position 4 is outside the table of 4"),
         (lambda: codes(Learned(4, dim=4), Positions.from_ids(torch.tensor([-1]))), "position -1 is negative"),
         (lambda: codes(Learned(4, dim=4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
@@ -197,6 +197,18 @@ def test_positions_near_2_to_the_24_keep_their_phase():
 def test_bad_input_is_named(call, message):
     with pytest.raises(posenc.InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("size", ["dim", "num_heads", "head_dim", "num_kv_heads", "num_layers", "max_positions"])
+def test_shapes_that_are_none_are_refused(size):
+    with pytest.raises(posenc.InputError, match=f"^{size}=0: must be at least 1"):
+        posenc.create("rope", **SHAPE | {size: 0})
+
+
+@pytest.mark.parametrize("order", [[0, 5], "x", None, [0.0], [-1]])
+def test_parts_in_an_order_that_there_is_not(order):
+    with pytest.raises(posenc.InputError, match=r"^order="):
+        posenc.from_spec({"name": "sum", "parts": [{"name": "none"}], "order": order})
 
 
 def test_every_encoding_is_listed_and_its_papers_exist():
@@ -257,6 +269,16 @@ def test_each_layer_of_a_turn_gets_its_own_projections():
     assert not any("projections" in name for name, _ in model.named_parameters())
 
 
+def test_a_class_cites_its_own_bibtex():
+    missing = type("Missing", (NoPE,), {"papers": ("me2026",)})
+    own = type("Own", (missing,), {"bibtex": "@misc{me2026,\n  year = {2026},\n}"})
+    below = type("Below", (own,), {})
+    for each in (own, below, own(), below() + Rotary(8)):
+        assert "2026" in posenc.cite(each)
+    with pytest.raises(posenc.InputError, match=r"papers=\['me2026'\]: have no BibTeX"):
+        posenc.cite(missing)
+
+
 def test_bibtex_is_complete():
     for name in posenc.ENCODINGS:
         for entry in posenc.cite(name).split("\n\n"):
@@ -276,7 +298,7 @@ def test_more_turns_than_layers():
 
 def test_t5_has_no_bucket_between_distances():
     q = torch.randn(1, 2, 3, 4)
-    with pytest.raises(posenc.InputError, match="integer distances"):
+    with pytest.raises(posenc.InputError, match="integer positions only"):
         posenc.attention(q, q, q, posenc.T5(2), Positions.from_ids([0.0, 0.5, 1.0]))
 
 

@@ -4,6 +4,7 @@ modes that see every operation."""
 import contextlib
 import copy
 from inspect import signature
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from posenc.backends import fused
 from posenc.conformance.fixtures import DECODER, EncodingUnderTest, attention_inputs, named
 from posenc.encoding import gates_of
 from posenc.encodings.patterns import PATTERNS
+from posenc.errors import kinds
 from test_hidden import Case
 
 EVERY = pytest.mark.parametrize("name", posenc.ENCODINGS)
@@ -89,6 +91,34 @@ def test_is_made_under_a_half_default_dtype(name):
         finally:
             torch.set_default_dtype(torch.float32)
         assert all(x.isfinite().all() for x in encoding.parameters())
+
+
+@EVERY
+def test_sizes_that_are_none_are_named(name):
+    shape = {"dim": 16, "num_heads": 4, "num_layers": 2, "max_positions": 32}
+    hints = get_type_hints(posenc.ENCODINGS[name].__init__, include_extras=True)
+    for option in posenc.ENCODINGS[name].arguments():
+        for size in (0, -1, 2**40) if int in kinds(hints[option]) or "check_sizes" in str(hints[option]) else ():
+            named = pytest.raises(InputError, match=f"^{option}={size}: ")
+            with named if "check_sizes" in str(hints[option]) else contextlib.suppress(InputError):
+                posenc.create(name, **shape | {option: size})
+
+
+@pytest.mark.parametrize("name", [name for name, cls in posenc.ENCODINGS.items() if "rotate" in cls.own_sites])
+def test_each_side_refuses_other_widths_and_heads(name):
+    encoding, axes = of_layers(name, 2), getattr(posenc.ENCODINGS[name], "axes", 1)
+    p = Positions.arange(5, causal=True) if axes == 1 else Positions.grid(*(5, 1, 1)[:axes])
+    p = p.with_gates(gates_of(encoding, torch.randn(1, 5, DECODER.dim)))
+    q, k, wide_q, wide_k = (torch.randn(1, heads, 5, width) for width in (4, 6) for heads in (4, 2))
+    assert (DECODER.num_heads, DECODER.kv_heads, DECODER.width) == (4, 2, 4)
+    more = torch.cat((q, q), 1)
+    calls = {
+        "head_dim": [("rotate", wide_q, k), ("rotate", q, wide_k), ("rotate_queries", wide_q), ("rotate_keys", wide_k)],
+        "num_heads": [("rotate", more, k), ("rotate_queries", more)],
+    }
+    for hook, *given in (call for size in calls if size in encoding.arguments() for call in calls[size]):
+        with pytest.raises(InputError, match=r"head_dim|heads|apart"):
+            getattr(encoding, hook)(*given, p)
 
 
 @EVERY

@@ -78,6 +78,8 @@ def test_binary_digits_spell_the_number(position, bits):
         (lambda: F.sinusoidal(torch.arange(3), 4, base=-1), "base=-1"),
         (lambda: F.frequency_curve(4, curve="powr"), "did you mean 'power'"),
         (lambda: F.frequency_curve(4, curve="power", exponent=0), "exponent=0"),
+        (lambda: F.frequency_curve(4, curve="power", base=3.0), "base=3.0: t.exponent has no base"),
+        (lambda: F.sinusoidal(torch.arange(3), 4, exponent=3.0), "exponent=3.0: base.-t has no exponent"),
         (lambda: F.shift_matrix(1, dim=4, layout="x"), "unknown layout"),
         (lambda: F.binary_digits(torch.tensor([0.5]), 4), "pass integers"),
         (lambda: F.binary_digits(torch.tensor([1]), 0), "bits=0"),

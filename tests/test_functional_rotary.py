@@ -210,6 +210,7 @@ def test_empty_inputs(layout, shape):
         (torch.ones(3, 8), (2, 4), (2, 4), r"cos \(2, 4\) and sin \(2, 4\) do not fit x \(3, 8\)"),
         (torch.ones(3, 8), (3, 4), (2, 4), "do not fit"),
         (torch.ones(3, 8), (3, 4), (3, 1), "do not fit"),
+        (torch.ones(1, 1, 4096, 8), (1, 1, 4096, 4), (3, 1, 4096, 4), "do not fit"),
         (torch.ones(2, 1, 3, 8), (3, 1, 3, 4), (3, 1, 3, 4), "do not fit"),
     ],
 )

@@ -207,7 +207,7 @@ def test_specs_nest_and_refuse_what_json_does_not_have():
         InputError, match=r"unknown argument in the spec of 'rope': 'head_dims': did you mean 'head_dim'"
     ):
         from_spec({"name": "rope", "head_dims": 8})
-    with pytest.raises(InputError, match="spec of 'rope': lacks head_dim"):
+    with pytest.raises(InputError, match="spec of 'rope' needs head_dim: pass head_dim="):
         from_spec({"name": "rope"})
 
 

@@ -136,3 +136,10 @@ def test_a_record_of_many_fields_describes_each_beside_it():
     }
     assert len(by_class) > 100
     assert [name for name, fields in by_class.items() if len(fields) > 7] == []
+
+
+def test_type_checkers_know_every_encoding():
+    static = ast.parse(MODULES["posenc.encodings.names"].read_text()).body[-1].body
+    listed = next(ast.literal_eval(each.value) for each in static if isinstance(each, ast.Assign))
+    imported = {name.name for each in static if isinstance(each, ast.ImportFrom) for name in each.names}
+    assert imported | {"ENCODINGS", "create", "from_spec"} == set(listed) == set(posenc.encodings.__all__)

@@ -17,12 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `bench`, her
 import torch
 
 from bench.case import DTYPES, MODES
-from bench.measure import BenchSettings
+from bench.measure import BenchSettings, PeerEffort
 from bench.study import QUICK, QUICK_EFFORT, STANDARD, BenchStudy, plan
 from bench.table import markdown
 from posenc.errors import InputError
 from posenc.lab.study import run
-from posenc.lab.timing import Effort
 from posenc.report.terminal import Display
 
 
@@ -49,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = BenchSettings(
             device=a.device, threads=a.threads, clock=clock, flush_denormal=a.flush_denormal, peers=not a.no_peers,
-            effort=replace(QUICK_EFFORT if a.quick else Effort(), **changed),
+            effort=replace(QUICK_EFFORT if a.quick else PeerEffort(), **changed),
         )  # fmt: skip
         trials = plan(a.cases, a.n, a.mode, a.dtype, not a.no_memory, QUICK if a.quick else STANDARD)
         with Display() as progress:

@@ -58,6 +58,13 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class PeerEffort(Effort):
+    """patience: seconds of one call beyond which a candidate is left out."""
+
+    patience: float = 3.0
+
+
+@dataclass(frozen=True)
 class BenchSettings:
     """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether to measure other packages too."""
 
@@ -66,7 +73,7 @@ class BenchSettings:
     clock: str = "cpu"
     flush_denormal: Annotated[bool, "torch.set_flush_denormal(True) while measuring"] = False
     peers: Annotated[bool, "measure other packages too (default: True)"] = True
-    effort: Effort = field(default_factory=Effort)
+    effort: PeerEffort = field(default_factory=PeerEffort)
 
     def __post_init__(self) -> None:
         if not 1 <= self.threads <= 4 * cores():

@@ -15,6 +15,7 @@ from bench.measure import (
     MEMORY,
     TIME,
     BenchSettings,
+    PeerEffort,
     Row,
     Trial,
     measure,
@@ -24,7 +25,7 @@ from posenc.lab.engines import Tick
 from posenc.lab.machine import check_present, cpu, describe
 from posenc.lab.study import Study, code
 from posenc.lab.study import versions as own_versions
-from posenc.lab.timing import Effort, ratios, spread
+from posenc.lab.timing import ratios, spread
 
 LONGEST = 2**24
 """Tokens of a sequence."""
@@ -68,7 +69,7 @@ QUICK = (
     Series("frontier", "forward", "float32", (1024,), named=True),
     Series("frontier", "train", "float32", (512,), named=True),
 )
-QUICK_EFFORT = Effort(rounds=3, block=0.01, budget=3.0, patience=1.0)
+QUICK_EFFORT = PeerEffort(rounds=3, block=0.01, budget=3.0, patience=1.0)
 
 
 def plan(

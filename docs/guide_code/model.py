@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from posenc.analysis.codes import Codes, seeded
+from posenc.analysis.codes import Codes
+from posenc.conformance.fixtures import seeded
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute

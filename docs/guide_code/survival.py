@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from guide_code.model import check_single_text, check_tokens
 from guide_code.shared import legend_above
-from posenc.analysis.codes import seeded
 from posenc.analysis.finding import PALETTE, SOFT, UP, Axes, Finding, plot
+from posenc.conformance.fixtures import seeded
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate

@@ -232,7 +232,7 @@ Positive = Annotated[float, check_positive]
 """The declared type of an argument above 0: what `check_arguments` calls besides."""
 NotNegative = Annotated[float, partial(check_numbers, 0)]
 Share = Annotated[float, partial(check_numbers, 0, 1)]
-Count = Annotated[int, partial(check_integers, 0)]
+Count = Annotated[int, partial(check_integers, 0, LARGEST_SIZE)]
 Size = Annotated[int, check_sizes]
 """Of one that counts something, of which there is at least one."""
 
@@ -352,8 +352,9 @@ def check_fields(data: Any) -> None:
 
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that is not of an argument's declared type, or a number that is not finite."""
-    if get_origin(hint) is Literal:
-        check_word(name, value, get_args(hint))
+    words = [word for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for word in get_args(kind)]
+    if words and (isinstance(value, str) or get_origin(hint) is Literal):
+        check_word(name, value, words)
     if not fits(value, hint):
         raise InputError(f"pass {spelled(hint)}", argument=name, value=value)
     if isinstance(value, Tensor):

@@ -25,7 +25,6 @@ from posenc.errors import (
 __all__ = [
     "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "deberta_bucket",
     "frequency_curve", "layout_permutation", "rotary", "shift_matrix", "sinusoidal", "sinusoidal_from", "t5_bucket",
-    "turning",
 ]  # fmt: skip
 
 Layout = Literal["half", "interleaved"]
@@ -50,14 +49,16 @@ def frequency_curve(
     compared by Su, kexue.fm/archives/8231.
 
     Raises:
-        InputError: odd dim, base not above 0, unknown curve, or a power curve that is not increasing.
+        InputError: odd dim, base or exponent not above 0, unknown curve, or a number that it does not read.
     """
     check_even("dim", dim)
     check_positive(base=base)
     check_word("curve", curve, CURVES)
-    check_numbers(exponent=exponent)
-    if curve == "power" and not exponent > 0:
-        raise InputError("t^exponent needs a positive exponent", exponent=exponent)
+    check_positive(exponent=exponent)
+    if curve == "power" and base != 10000.0:
+        raise InputError("t^exponent has no base: leave it out", curve=curve, base=base)
+    if curve != "power" and exponent != 1.0:
+        raise InputError("base^-t has no exponent: leave it out, or pass curve='power'", curve=curve, exponent=exponent)
     pairs = dim // 2
     steps = max(pairs - 1, 1) if endpoint else pairs
     t = torch.arange(pairs, dtype=torch.float64, device="cpu") / steps
@@ -111,32 +112,16 @@ def shift_matrix(shift: float, *, dim: int, base: float = 10000.0, layout: Sinus
     check_numbers(shift=shift)
     check_word("layout", layout, get_args(SinusoidalLayout))
     angles = shift * frequency_curve(dim, base=base)
-    sines = torch.arange(0, dim, 2) if layout == "interleaved" else torch.arange(dim // 2)
-    cosines = sines + (1 if layout == "interleaved" else dim // 2)
+    channels = torch.arange(dim, device="cpu")
+    sines, cosines = (channels[::2], channels[1::2]) if layout == "interleaved" else channels.chunk(2)
     return turning(angles, cosines, sines, dim)
 
 
 def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """The (dim, dim) matrix that rotates the channels (first, second) of each pair by its angle, and leaves the others unchanged.
-
-    angles, first, second: (pairs,); the result has the angles' dtype.
-
-    Raises:
-        InputError: integer angles, other numbers of them than of channels, or channels outside 0 .. dim-1.
-    """
-    check_tensor("angles", angles)
-    if not angles.is_floating_point():
-        raise InputError(f"angles of {angles.dtype}: pass angles.float()")
-    check_sizes(dim=dim)
-    for name, channels in (("first", first), ("second", second)):
-        check_tensor(name, channels, integers=True)
-        if channels.shape != angles.shape or angles.dim() != 1:
-            raise InputError(f"{name} {tuple(channels.shape)}: pass one channel for each of {angles.numel()} angles")
-        if channels.numel() and not 0 <= int(channels.min()) <= int(channels.max()) < dim:
-            raise InputError(f"{name} has channels outside 0 .. dim - 1 = {dim - 1}: pass those of the matrix")
-    first, second = first.long(), second.long()
+    """The (dim, dim) matrix that rotates the channels (first, second) of each pair by its angle, and leaves the others
+    unchanged. angles, first, second: (pairs,); the result has the angles' dtype."""
     cos, sin = angles.cos(), angles.sin()
-    matrix = torch.eye(dim, dtype=angles.dtype)
+    matrix = torch.eye(dim, dtype=angles.dtype, device=angles.device)
     matrix[first, first], matrix[first, second] = cos, -sin
     matrix[second, first], matrix[second, second] = sin, cos
     return matrix
@@ -222,7 +207,7 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
     distance = distance if distance.is_floating_point() else distance.long()
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
-        needs = f"needs an even number of at least 4 buckets and max_distance above {exact + 1}"
+        needs = f"needs an even number of at least 4 buckets, and a largest distance above {exact + 1}"
         raise InputError(needs, num_buckets=num_buckets, max_distance=max_distance)
     # float32 on purpose, as in t5_bucket
     far = distance.abs().clamp(min=exact).float() / exact
@@ -247,7 +232,7 @@ TINY = 2**13
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0) -> Tensor:
     """Rotate pairs of channels: (..., seq, head_dim) -> the same shape and dtype (Su et al. 2021, RoFormer, eq. 34).
 
-    cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair: a batch of tables takes an axis
+    cos and sin are both (..., seq, pairs), broadcastable to x, one entry per rotated pair: a batch of tables takes an axis
     for the heads, cos[:, None]. They need not be of unit length (YaRN's attention factor, xPos) and may require gradients.
     The 2 * pairs channels from `start` on are rotated, and the rest passes through (partial rotary). layout: "half" pairs
     channel c with c + pairs (GPT-NeoX, Llama in transformers), "interleaved" 2c with 2c + 1 (RoFormer, GPT-J). Half precision
@@ -279,10 +264,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", star
         raise InputError(f"cos has {pairs} columns for head_dim={width} and start={start}: pass {remedy}")
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
-    if not torch.compiler.is_compiling() and not (
-        _fits(cos, x) and (sin.shape == cos.shape or (sin.shape[-1] == pairs and _fits(sin, x)))
-    ):
-        remedy = "pass (..., seq, pairs); a batch of tables, (batch, seq, pairs), needs cos[:, None]"
+    if not torch.compiler.is_compiling() and not (sin.shape == cos.shape and _fits(cos, x)):
+        remedy = "pass both as (..., seq, pairs); a batch of tables, (batch, seq, pairs), needs cos[:, None]"
         raise InputError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: {remedy}")
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
@@ -578,6 +561,11 @@ def table_device(device: torch.device) -> torch.device:
     """The device of a float64 table for tensors on a device: one without float64 (MPS) or without values (meta)
     reads it from the CPU."""
     return torch.device("cpu") if device.type in ("mps", "meta") else device
+
+
+def inverse_softplus(x: Tensor) -> Tensor:
+    """What softplus maps to x > 0; the exponential of a large one would overflow."""
+    return x + (-(-x).expm1()).log()
 
 
 def check_even(name: str, value: int) -> None:

@@ -9,6 +9,7 @@ branches in one softmax. Positions count from 0 at each document's first token.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from posenc.errors import InputError, check_integers, check_positive, check_word
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 from posenc.positions.visibility import Branch, PositionMapping, Region
+from posenc.spec import check_complete, check_options
 
 __all__ = [
     "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "jet_long", "lampe", "leaky_rerope", "lm_infinite",
@@ -276,7 +278,7 @@ def create(spec: Mapping[str, Any]) -> PositionMap:
     options = dict(spec)
     name = options.pop("name", None)
     check_word("position map", name, MAPS)
-    try:
-        return MAPS[name](**options)
-    except TypeError as error:
-        raise InputError(f"position map {name!r} with options {options}: {error}") from None
+    what, parameters = f"position map {name!r}", signature(MAPS[name]).parameters
+    check_options(what, options, parameters, MAPS[name])
+    check_complete(what, options, parameters)
+    return MAPS[name](**options)

@@ -16,12 +16,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from posenc.errors import InputError, fits, shown, spelled, unknown
+from posenc.errors import InputError, fits, listed, shown, spelled, unknown
 
 PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
 """Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""
@@ -218,6 +219,13 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
             raise unknown(f"option of {what}", key, known)
         if not fits(value, hints.get(key, Any)):
             raise InputError(f"option {key}={shown(value)} of {what}: pass {spelled(hints[key])}")
+
+
+def check_complete(what: str, given: Iterable[str], parameters: Mapping[str, Parameter]) -> None:
+    """Refuse a call without arguments that have no default."""
+    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in given]
+    if missing:
+        raise InputError(f"{what} needs {listed(missing)}: pass {' and '.join(f'{key}=' for key in missing)}")
 
 
 def read_json(text: str | bytes) -> Any:

@@ -79,7 +79,7 @@ def answer(words: Sequence[str]) -> int | None:
     if name == "list" and not values.keys() & {"config", "print_config", "out"}:
         from posenc_cli.listing import answered
 
-        return answered(values, table())
+        return DONE if answered(values, table()) else None
     return None
 
 

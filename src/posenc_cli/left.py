@@ -118,8 +118,9 @@ LEFT: dict[str, str] = {
     "--window-size": "build the model with timm.create_model(..., window_size=...), see docs/vision-pretrained.md",
     "plots": "take figure.svg beside a report, or save any figure by the buttons below it",
     "control": "leave it out, differences are paired and have intervals",
-    "first_token": "adapt examples/own_task.py or a class of posenc.lab.synthetic.tasks",
-    "modular": "adapt a class of posenc.lab.synthetic.tasks, as docs/compare.md shows",
+    **dict.fromkeys(
+        ("first_token", "modular"), "adapt a class of posenc.lab.synthetic.tasks, as docs/compare.md shows"
+    ),
     "cite": "write posenc list --cite NAME",
     "completion": "write posenc --print-completion SHELL",
     "conform": "write posenc check FUNCTION --as KIND",

@@ -11,7 +11,6 @@ from posenc_cli.arguments import INDENT, Mistake, filled, laid_out, room
 from posenc_cli.left import instead
 from posenc_cli.names import nearest, unknown_name
 
-DONE = 0
 KINDS = {
     "encodings": "encodings",
     "patterns": "patterns of layers",
@@ -51,19 +50,19 @@ UNLIMITED = 10**6
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def answered(values: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
-    """Print what a command line asks for; None: it names what is not in the table."""
+def answered(values: Mapping[str, Any], table: Mapping[str, Any]) -> bool:
+    """Print what a command line asks for; False: it names what is not in the table."""
     if "cite" in values:
         text = cited(values["cite"], table)
         if text is None:
-            return None
+            return False
         data: Any = {"name": values["cite"], "bibtex": text}
         text = text or f"{values['cite']} has no paper"
     else:
         options = {key: value for key, value in values.items() if key != "json"}
         data, text = listed(table, **options)
     print(json.dumps(data, indent=1) if values.get("json") else text)
-    return DONE
+    return True
 
 
 def cited(encodings: str, table: Mapping[str, Any]) -> str | None:
@@ -95,7 +94,7 @@ def listed(
     Raises:
         Mistake: a name that is not listed, or nothing is found.
     """
-    names = [*names, *explain]
+    names = [name.removeprefix("@") for name in (*names, *explain)]
     left_out = () if names or search or kind else ASKED
     rows: Rows = {each: table["list"][each] for each in KINDS if kind in (None, each) and each not in left_out}
     if acts_on is not None:
@@ -103,22 +102,23 @@ def listed(
     if search:
         words = _words(" ".join(search))
         rows = {each: [row for row in of_kind if words <= _searched(row, words)] for each, of_kind in rows.items()}
-    if names and any(rows.values()):
-        names = [name.removeprefix("@") for name in names]
-        known = {row["name"] for of_kind in rows.values() for row in of_kind}
-        for name in names:
-            if name not in known:
-                if search:
-                    raise Mistake(f"--search {' '.join(search)}: does not find {name!r}; give names or words")
-                raise Mistake(
-                    instead(name) or unknown_name("name", name, known, nearest(name, known)) + _findable(name, rows)
-                )
+    flags = {"--kind": kind, "--acts-on": acts_on, "--search": " ".join(search)}
+    asked = " ".join(f"{flag} {value}" for flag, value in flags.items() if value)
+    known, found = ({row["name"] for of_kind in each.values() for row in of_kind} for each in (table["list"], rows))
+    for name in names:
+        if name not in known:
+            raise Mistake(
+                instead(name)
+                or unknown_name("name", name, known, nearest(name, known)) + _findable(name, table["list"])
+            )
+        if name not in found:
+            raise Mistake(f"{asked}: leaves out {name!r}; posenc list {name} shows it")
+    if names:
         rows = {each: [row for row in of_kind if row["name"] in names] for each, of_kind in rows.items()}
     rows = {each: of_kind for each, of_kind in rows.items() if of_kind}
     if not rows:
-        what = f"--search {' '.join(search)}" if search else f"--acts-on {acts_on}"
         elsewhere = _pages(words) if search else ""
-        raise Mistake(f"{what}: nothing is found; {elsewhere and f'see {elsewhere}, or '}posenc list shows all names")
+        raise Mistake(f"{asked}: nothing is found; {elsewhere and f'see {elsewhere}, or '}posenc list shows all names")
     public = {each: [{k: v for k, v in row.items() if k not in ("also",)} for row in of_kind] for each, of_kind in rows.items()}  # fmt: skip
     if names:
         return public, "\n\n".join(_entry(each, row) for each, of_kind in rows.items() for row in of_kind)

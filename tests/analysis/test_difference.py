@@ -172,5 +172,5 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
 
 
 def test_python_refuses_the_same():
-    with pytest.raises(InputError, match="unknown schedule None"):
+    with pytest.raises(InputError, match="name the schedule"):
         diff({"factor": 4}, "yarn")

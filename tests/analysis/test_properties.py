@@ -2,7 +2,9 @@
 
 import json
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -279,8 +281,10 @@ def test_a_pass_in_training_leaves_no_trace():
     assert not module.norm.training
 
 
-def test_a_noisy_function_is_measured_not_refused():
-    found = deterministic(lambda at: at[:, None] + torch.rand(len(at), 1), 64)
+@pytest.mark.parametrize("noise", [torch.rand, np.random.rand, lambda n, _: [[random.random()] for _ in range(n)]])
+def test_a_noisy_function_is_measured_not_refused(noise):
+    found, again = (deterministic(lambda at: at[:, None] + torch.as_tensor(noise(len(at), 1)), 64) for _ in range(2))
+    assert found.differences == again.differences
     assert found.differences["again"] > 0
     assert "asked for a second time" in found.sentences()[0]
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import base_bound, longest_length, smallest_base
+from posenc.analysis import analyze, base_bound, longest_length, smallest_base
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
 
@@ -60,6 +60,12 @@ def test_a_base_beside_the_smallest(base, longest, verdict):
     assert (found.lengths, found.longest) == ((128, 512), longest)
     assert found.bases == (smallest_base(128, 64, step=0.01), smallest_base(512, 64, step=0.01))
     assert f"first negative at {longest}, {verdict} the length of training, 128." in found.summary()
+
+
+@pytest.mark.parametrize("schedule", ["default", "linear:factor=4", "ntk:factor=4"])
+def test_a_report_is_of_the_frequencies_that_rotate(schedule):
+    rotary = posenc.Rotary(64, schedule=posenc.frequencies.parse(schedule))
+    assert analyze(rotary, length=64)["base"].finding.longest == first_negative(rotary.inv_freq)
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,14 @@ def test_the_wavelengths_of_a_rotation():
         f"{found.unfinished} of 32 pairs do not complete a full rotation within 100 positions"
     )
     for turning in ("xpos", "rope@rerope:window=8", "rope+alibi/none"):
-        torch.testing.assert_close(rotation(turning).angles, rotation("rope").angles)
+        torch.testing.assert_close(rotation(turning).inv_freq, rotation("rope").inv_freq)
     assert (
         rotation("rope:rope_theta=10").sentences()[0]
         == "Every pair that rotates completes a full rotation within 512 positions of training."
     )
     assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")
-    assert still.to_dict()["wavelengths"].count(None) == int((still.angles == 0).sum()) == 8
+    assert still.to_dict()["wavelengths"].count(None) == int((still.inv_freq == 0).sum()) == 8
     assert still.sentences()[-1] == "No rotation, and content alone, in 8 pairs."
 
 

@@ -28,9 +28,7 @@ def test_what_differs_from_the_formula_is_not_timed(monkeypatch):
     import torch
     from bench.case import Built, Candidate, Case
     from bench.cases import CASES
-    from bench.measure import TIME, BenchSettings, Trial, timed_rows
-
-    from posenc.lab.timing import Effort
+    from bench.measure import TIME, BenchSettings, PeerEffort, Trial, timed_rows
 
     one, two = torch.ones(3), torch.full((3,), 2.0)
     right, wrong = (Built(lambda: None, lambda x=x: (x,), lambda: (one,), 1e-4) for x in (one, two))
@@ -39,6 +37,6 @@ def test_what_differs_from_the_formula_is_not_timed(monkeypatch):
         for name, built in {"limit": right, "right": right, "wrong": wrong}.items()
     ]
     monkeypatch.setitem(CASES, "made", Case("made", "made", "made", lambda problem: None, tuple(candidates)))
-    settings = BenchSettings(effort=Effort(rounds=3, block=0.0))
+    settings = BenchSettings(effort=PeerEffort(rounds=3, block=0.0))
     rows = timed_rows(Trial(TIME, "made", "forward", "float32", 8), settings, {}, lambda name: None)
     assert [(row.status, len(row.seconds)) for row in rows] == [("measured", 3), ("measured", 3), ("differs", 0)]

@@ -31,4 +31,5 @@ def test_named_is_create():
     text = "rope:rope_theta=500+alibi"
     assert named(text)(DECODER).spec() == posenc.create(text, head_dim=4, num_heads=4).spec()
     assert named("log_n")(DECODER).train_length == 4
+    assert named("window+chunks")(DECODER).spec() == posenc.create("window:before=2+chunks:size=3").spec()
     assert named("log_n:train_length=7")(DECODER).train_length == 7

@@ -524,6 +524,8 @@ def test_the_fast_checks_find_what_a_cache_shows():
 def test_check_as_a_command(capsys):
     assert main(["check", "alibi", "--fast"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{name.replace('_', ' ')}: passed" for name in FAST]
+    assert main(["check", "selective_rope:kernel_size=4", "--fast"]) == 0
+    assert "windows are local: does not apply (in any window all 9 tokens" in capsys.readouterr().out
     assert main(["check", f"{__file__}:Broken", "--fast", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["passed"]

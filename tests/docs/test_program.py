@@ -175,6 +175,10 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
             "the following arguments are required: --method, MODEL; for example: posenc extend demo --method yarn",
         ),
         ("list --search nothinghere", "--search nothinghere: nothing is found"),
+        ("list --kind tasks --acts-on bias", "--kind tasks --acts-on bias: nothing is found"),
+        ("list rope --acts-on embed", "--acts-on embed: leaves out 'rope'; posenc list rope shows it"),
+        ("list yarn rope --kind methods", "--kind methods: leaves out 'rope'; posenc list rope shows it"),
+        ("list rpoe --kind tasks", "unknown name 'rpoe': did you mean 'rope'?"),
     ],
 )
 def test_a_typing_error_names_the_nearest(words, message, capsys):

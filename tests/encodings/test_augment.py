@@ -183,15 +183,12 @@ def test_a_model_trains_on_moved_positions_and_tests_on_unmoved_ones():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SHAPE(0), "max_shift=0"),
         (lambda: CAPE(max_stretch=0.9), "max_stretch=0.9"),
         (lambda: CAPE(max_jitter=-1.0), "max_jitter=-1.0"),
-        (lambda: Randomized(0), "max_length=0"),
         (lambda: Randomized(8, testing="never"), "testing 'never'"),
         (lambda: Randomized(8).augment(Positions.arange(9), 1), "9 tokens: make it larger"),
         (lambda: Randomized(8).augment(Positions.arange(1, 5), 1), "full sequence"),
         (lambda: Randomized(8).augment(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
-        (lambda: PoSE(0), "max_length=0"),
         (lambda: PoSE(8).augment(Positions.arange(9), 1), "max_length=8: a text has 9 tokens"),
         (lambda: PoSE(8).augment(Positions.arange(1, 5), 1), "PoSE draws .* full sequence"),
         (lambda: PoSE(8).augment(Positions.from_ids([3, 4]), 1), "PoSE takes inputs whose positions are 0 .. n-1"),

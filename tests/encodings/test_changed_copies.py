@@ -10,8 +10,9 @@ from posenc import ENCODINGS
 from test_every_encoding import of_layers
 
 CHANGED = [
-    (name, method, arguments)
+    (text, method, arguments)
     for name, cls in ENCODINGS.items()
+    for text in (name, f"{name}:merge=concat")[: 1 + ("merge" in cls.arguments())]
     for method, arguments in {"resized": ((3, 5), {}), "with_schedule": (("linear",), {"factor": 2.0})}.items()
     if hasattr(cls, method)
 ]

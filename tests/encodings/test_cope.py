@@ -56,7 +56,6 @@ def test_cope_starts_as_no_position_at_all():
 
 
 REFUSED = {
-    "counts": (lambda: CoPE(4, num_counts=0), "num_counts=0"),
     "width": (lambda: dense(CoPE(8), CAUSAL["causal"], 2), "head_dim 4.*head_dim=8"),
     "not causal": (lambda: posenc.attention(*torch.zeros(3, 1, 2, 4, 4), CoPE(4), Positions.arange(4)), "causal"),
 }

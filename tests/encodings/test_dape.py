@@ -83,7 +83,6 @@ def test_a_key_that_a_bias_hides_stays_hidden():
 
 REFUSED = {
     "kind": (lambda: DAPE(3, kind="t5"), "unknown kind 't5'"),
-    "hidden": (lambda: DAPE(3, hidden=0), "hidden=0"),
     "heads": (lambda: attention(*qkv(LAYOUTS["causal"]), DAPE(2), LAYOUTS["causal"]), "3 heads.*num_heads=2"),
     "flex": (lambda: attention(*qkv(LAYOUTS["causal"]), DAPE(3), LAYOUTS["causal"], backend="flex"), "takes all heads"),
 }  # fmt: skip

@@ -179,7 +179,7 @@ def test_buckets(buckets, most):
 
 @pytest.mark.parametrize(("buckets", "most"), [(2, 32), (7, 32), (8, 5)])
 def test_buckets_that_are_refused(buckets, most):
-    with pytest.raises(posenc.InputError, match=f"num_buckets={buckets}, max_distance={most}"):
+    with pytest.raises(posenc.InputError, match=f"position_buckets={buckets}, max_relative_positions={most}: needs"):
         DeBERTaV2(8, num_heads=2, head_dim=4, max_relative_positions=most, position_buckets=buckets)
 
 

@@ -152,9 +152,7 @@ REFUSED = {
     "kind": (lambda: KERPLE(2, kind="powr"), "kind 'powr'.*power"),
     "bound": (lambda: KERPLE(2, bound=1.5), "bound=1.5"),
     "heads": (lambda: dense(Sandwich(3), SHORT, 2), "2 heads.*num_heads=3"),
-    "no heads": (lambda: KERPLE(0), "num_heads=0"),
     "odd": (lambda: Sandwich(3, dim_bar=7), "dim_bar=7"),
-    "length": (lambda: Sines(2, train_length=0), "train_length=0"),
     "std": (lambda: Sines(2, train_length=4, init_std=-1), "init_std=-1"),
 }
 

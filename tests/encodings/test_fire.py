@@ -92,7 +92,6 @@ REFUSED = {
     "heads": (lambda: dense(FIRE(3), SHORT, 2), "2 heads.*num_heads=3"),
     "threshold": (lambda: FIRE(2, threshold=-1), "threshold=-1"),
     "eps": (lambda: FIRE(2, eps=0.0), "eps=0"),
-    "hidden": (lambda: FIRE(2, hidden=0), "hidden=0"),
 }
 
 test_refusals = refusals(REFUSED)

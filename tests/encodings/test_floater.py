@@ -229,10 +229,8 @@ def test_the_flow_is_not_solved_in_half_precision(ids):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: FLOATER(0, head_dim=4, dim=8), "num_heads=0"),
         (lambda: FLOATER(2, head_dim=4, dim=8, num_kv_heads=3), "num_kv_heads=3: must divide"),
         (lambda: FLOATER(2, head_dim=4, dim=8, step=0.0), "step=0.0"),
-        (lambda: FLOATER(2, head_dim=4, dim=8, substeps=0), "substeps=0"),
         (lambda: FLOATER(2, head_dim=4, dim=8, init_std=-1.0), "init_std=-1"),
         (lambda: FLOATER(2, head_dim=4, dim=7), "dim=7"),
         (lambda: solved(made(), [-1, 2]), "position -1 is negative"),

@@ -199,7 +199,6 @@ REFUSED = {
     "bias": (lambda: FoX(3, dim=DIM, init_bias=float("nan")), "init_bias=nan"),
     "large bias": (lambda: FoX(3, dim=DIM, init_bias=1e3), "init_bias=1000.0"),
     "std": (lambda: FoX(3, dim=DIM, init_std=-1.0), "init_std=-1.0"),
-    "dim": (lambda: FoX(3, dim=0), "dim=0"),
 }  # fmt: skip
 
 test_refusals = refusals(REFUSED)

@@ -114,7 +114,6 @@ REFUSED = {
     "prefix": (lambda: call(positions=P.with_prefix(2)), "causal positions"),
     "heads": (lambda: call(heads=6), "num_heads=4"),
     "width": (lambda: call(width=6), "head_dim 6.*head_dim=4"),
-    "rank": (lambda: PaTH(DIM, num_heads=4, head_dim=4, rank=0), "rank=0"),
     "conv": (lambda: PaTH(DIM, num_heads=4, head_dim=4, conv_size=-1), "conv_size=-1"),
     "key heads": (lambda: PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=3), "num_kv_heads=3"),
 }

@@ -63,12 +63,10 @@ def call(encoding=None, positions=None, gates=None, heads=3):
 
 
 REFUSED = {
-    "extent": (lambda: ProjectedRelative(8, num_heads=2, extent=0), "extent=0"),
-    "profiles": (lambda: ProjectedRelative(8, num_heads=2, profiles=0), "profiles=0"),
     "init_std": (lambda: ProjectedRelative(8, num_heads=2, init_std=-1.0), "init_std=-1"),
     "no gates": (call, "gates: 0 tensors, projected_relative makes 1"),
     "heads": (lambda: call(heads=2, gates=torch.zeros(2, 2, 7, 2)), "num_heads=3"),
-    "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer distances"),
+    "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer positions only"),
 }  # fmt: skip
 
 test_refusals = refusals(REFUSED)

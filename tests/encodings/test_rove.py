@@ -144,7 +144,7 @@ REFUSED = {
     "two": (lambda: RoVE(8) + Rotary(8) + RoVE(8, rotary_dim=4), "several encodings that rotate values"),
     "width": (lambda: attend(RoVE(6)), "head_dim 8.*head_dim=6"),
     "odd": (lambda: RoVE(7), "head_dim=7"),
-    "odd share": (lambda: RoVE(12, rotary_dim=0.25), "rotary_dim=3"),
+    "odd share": (lambda: RoVE(12, rotary_dim=0.25), "rotary_dim=0.25: 3 of 12 channels"),
     "share": (lambda: RoVE(8, rotary_dim=1.5), "rotary_dim=1.5"),
     "too many": (lambda: RoVE(8, rotary_dim=10), "rotary_dim=10"),
 }

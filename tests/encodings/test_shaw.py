@@ -18,8 +18,8 @@ EXACT = {"rtol": 1e-10, "atol": 1e-11}
 
 
 def by_formula(q, k, v, positions, keys, values, left, right):
-    """Tables are (heads or 1, rows, width)."""
-    rows = content.shaw_rows(distances(positions), left, right)
+    """Tables are (heads or 1, rows, width); the row is that of w_clip(j - i) (Shaw et al. 2018, section 3.2)."""
+    rows = ((-distances(positions)).clamp(-left, right) + left).long()
     bias, added = content.read(q @ keys.mT, rows) * 6**-0.5, values[:, rows[:, 0]].movedim(0, 1)
     return attend(q, k, v, scale=6**-0.5, visible=positions.mask(), bias=bias, added=added)
 

@@ -110,10 +110,8 @@ def test_temperature_is_a_factor_of_scores(offset):
     [
         (lambda: SoftmaxN(-1.0), "n=-1.0"),
         (lambda: Temperature(0.0), "beta=0.0"),
-        (lambda: StepTemperature(0), "train_length=0"),
         (lambda: StepTemperature(8, beta=-1), "beta=-1"),
         (lambda: StepTemperature(8, first=2), "first=2: must be"),
-        (lambda: LearnedSink(0), "num_heads=0"),
         (lambda: LogN(1), "train_length=1"),
         (lambda: (SoftmaxN() + LearnedSink(2)).sink(), "several sinks"),
         (lambda: posenc.attention(*inputs(), LearnedSink(3)), "pass a number, .* logits"),

@@ -131,7 +131,6 @@ REFUSED = {
     ),
     "heads": (lambda: call(WALL, heads=3), "3 heads.*num_heads=2"),
     "width": (lambda: call(WALL, width=6), "head_dim 6.*head_dim=4"),
-    "size": (lambda: Wall(0, num_heads=2, head_dim=4), "dim=0"),
     "bias": (lambda: Wall(DIM, num_heads=2, head_dim=4, init_bias="high"), "init_bias='high'"),
     "two": (lambda: call(WALL + Wall(DIM, num_heads=2, head_dim=4)), "several"),
     "map": (

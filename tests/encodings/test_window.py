@@ -247,9 +247,7 @@ REFUSED = {
     "fractional numbers": (lambda: dense(LogWindow(2), Positions.from_ids([0.5]), 2), r"\(y, x\)"),
     "heads": (lambda: dense(WindowTable(3), SQUARE, 2), "2 heads.*num_heads=3"),
     "beyond": (lambda: WindowTable(2, beyond="clip"), "beyond 'clip'"),
-    "size": (lambda: WindowTable(2, height=3, width=0), "width=0"),
     "std": (lambda: WindowTable(2, init_std=-1), "init_std=-1"),
-    "size of v2": (lambda: LogWindow(2, height=0), "height=0"),
 }  # fmt: skip
 
 test_refusals = refusals(REFUSED)

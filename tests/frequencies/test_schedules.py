@@ -1,7 +1,7 @@
 """Every schedule: known values, what holds for all of them, and what each one's definition promises."""
 
 import math
-from inspect import Parameter
+from inspect import Parameter, signature
 
 import pytest
 import torch
@@ -282,17 +282,9 @@ def test_completed_by_what_it_needs():
     ("call", "message"),
     [
         (lambda: frequencies.ntk_mixed(64, factor=2, exponent=1.5), r"exponent=1.5: must be"),
-        (lambda: frequencies.ntk_old(64, factor=math.nan), "factor=nan: pass a number that is finite"),
         (lambda: frequencies.linear(64, factor=math.inf), "factor=inf"),
-        (lambda: frequencies.linear(64, factor=True), "factor=True: pass a number"),
         (lambda: frequencies.linear(64.0, factor=2), "head_dim=64.0: pass an integer"),
         (lambda: frequencies.default(64, base=True), "base=True: pass a number"),
-        (lambda: frequencies.ntk_mixed(64, factor=2, exponent=True), "exponent=True: pass a number"),
-        (lambda: frequencies.proportional(64, fraction=True), "fraction=True: pass a number"),
-        (lambda: frequencies.tapered(64, pairs=2.5), "pairs=2.5: pass an integer"),
-        (lambda: frequencies.yarn(64, factor=2, original_max_positions=9.5), "original_max_positions=9.5: pass an integer"),
-        (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, beta_fast=math.nan), "beta_fast=nan"),
-        (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, attention_factor=True), "attention_factor=True"),
         (lambda: create("yarn", 64, base=1e4), "schedule='yarn': pass a dict"),
         (lambda: frequencies.ntk(2, factor=2), "head_dim=2: NTK"),
         (lambda: frequencies.abf(64, new_base=0), "new_base=0: must be a positive number"),
@@ -300,8 +292,6 @@ def test_completed_by_what_it_needs():
         (lambda: frequencies.explicit(64, stretch=[1.0] * 31), r"stretch has shape \(31,\): .*each of the 32 pairs"),
         (lambda: frequencies.explicit(4, stretch=[1.0, 0.0]), "stretch: frequencies are divided by it"),
         (lambda: frequencies.explicit(4, stretch=[1.0, math.nan]), "stretch: .* above 0"),
-        (lambda: frequencies.explicit(4, stretch=[1.0, 1.0], attention_factor=-1), "attention_factor=-1"),
-        (lambda: frequencies.dynamic(64, length=0, original_max_positions=5), "length=0: must be"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: must be"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=3, factor=0.5), "factor=0.5"),
         (lambda: frequencies.ntk(64, base=-1.0, factor=4.0), "base=-1.0: must be a positive number"),
@@ -318,7 +308,11 @@ def test_completed_by_what_it_needs():
         (lambda: longrope(factor=None), "longrope needs a temperature"),
         (lambda: longrope(original_max_positions=1), "original_max_positions=1: its logarithm is 0"),
         (lambda: create({"name": "yran"}, 64, base=1e4), "unknown schedule 'yran': did you mean 'yarn'"),
-        (lambda: create({}, 64, base=1e4), "unknown schedule None"),
+        (lambda: create({}, 64, base=1e4), "schedule={}: name the schedule"),
+        (lambda: create({"rope_type": "yarn", "factor": 4.0}, 64, base=1e4), "rope_type is name"),
+        (lambda: Rotary(64).with_schedule({"name": "ntk", "factor": 2}), "name the schedule.*with_schedule"),
+        (lambda: parse(None), "text=None: pass a text"),
+        (lambda: frequencies.ntk(4, factor=1e20), "factor=1e"),
         (lambda: create({"name": "yarn", "factor": 2}, 64, base=1e4), "schedule 'yarn' needs original_max_positions"),
         (lambda: create({"name": "yarn"}, 64, base=1e4), "schedule 'yarn' needs factor and original_max_positions"),
         (lambda: create({"name": "ntk", "factor": "4x"}, 64, base=1e4), "option factor='4x' of schedule 'ntk': pass a number"),
@@ -337,6 +331,24 @@ def test_completed_by_what_it_needs():
 def test_bad_input_is_named(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+GIVEN = {
+    "factor": 4.0, "original_max_positions": 64, "length": 128, "new_base": 1e5, "mscale_all_dim": 0.5,
+    **dict.fromkeys(("short_factor", "long_factor", "stretch"), [2.0] * 32), "head_dim": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES.values(), frequencies.softmax_factor, frequencies.dynamic_factor])
+def test_every_option_refuses_what_it_cannot_be(schedule):
+    parameters = signature(schedule).parameters
+    given = {name: GIVEN.get(name, parameter.default) for name, parameter in parameters.items()}
+    schedule(**given)
+    for name in parameters.keys() - {"head_dim", "base"}:
+        flag, optional = isinstance(parameters[name].default, bool), parameters[name].default is None
+        for value in ("no", math.nan, -1, *[True] * (not flag), *[None] * (not optional)):
+            with pytest.raises(InputError, match=name):
+                schedule(**given | {name: value})
 
 
 def longrope(**options):

@@ -70,7 +70,7 @@ def test_llama3_with_both_limits_the_same_is_a_step():
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=0), "original_max_positions=0"),
         (lambda: frequencies.yarn(64, base=1.0, factor=2, original_max_positions=10), "base=1.0: .* above 1"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=10, beta_fast=1, beta_slow=2), "beta_slow=2, beta_fast=1"),
-        (lambda: frequencies.yarn_paper(64, factor=2, original_max_positions=9, beta_slow=0), "0 < beta_slow < beta_fast"),
+        (lambda: frequencies.yarn_paper(64, factor=2, original_max_positions=9, beta_slow=0), "beta_slow=0: must be a positive"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, attention_factor=0), "attention_factor=0"),
         (lambda: frequencies.llama3(64, factor=2, original_max_positions=9, low_freq_factor=5), "low_freq_factor=5.*<= high_freq_factor"),
         (lambda: frequencies.llama3(63, factor=2, original_max_positions=9), "dim=63: .*even"),

@@ -25,6 +25,8 @@ def test_the_dense_bias_computes_what_posenc_does(name, mode):
 
 @pytest.mark.parametrize("name", ["shaw", "softmax_n", "fox", "window:before=8"])
 def test_what_is_no_dense_bias_is_left_out(name):
+    with pytest.raises(InputError, match="unknown mode 'backward'"):
+        BenchStudy([name], [32], ["backward"], BenchSettings())
     study = BenchStudy([name], [32], ["forward"], BenchSettings())
     assert list(study.candidates(study.trials[0])) == [SDPA, POSENC]
 

@@ -89,8 +89,8 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
     ]:
         with pytest.raises(InputError, match=message):
             compare(comparison, corpus, out)
-    with pytest.raises(InputError, match="workers=0"):
-        compare(Comparison(("rope",), 1, tiny), corpus, out, workers=0)
+    with pytest.raises(InputError, match="workers=2: is of the default engine"):
+        compare(Comparison(("rope",), 1, tiny), corpus, out, workers=2, engine=InProcess())
     for sizes, message in (
         ({"dim": 2**16}, r"dim=65536: gives \d+ weights"),
         ({"batch_size": 2**20}, "of .* tokens each"),

@@ -114,8 +114,6 @@ def test_what_a_text_by_files_cannot_serve_is_refused(drawn):
         Settings(windows=160).check_data(corpus)
     with pytest.raises(InputError, match=r"is read to its end, .* bytes; give more data_tokens"):
         load("code", data_tokens=1000)
-    with pytest.raises(InputError, match="text_column='x': data='code' has no columns"):
-        load("code", text_column="x")
 
 
 def test_the_chinese_text_needs_its_package(monkeypatch, tmp_path):

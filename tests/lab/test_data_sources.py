@@ -45,8 +45,10 @@ def test_the_text_column(tmp_path):
     for column in (None, "c", "n"):
         with pytest.raises(InputError, match=rf"text_column={column!r}: .* n \(int64\), a \(string\), b \(string\)"):
             load(two, text_column=column)
-    with pytest.raises(InputError, match=r"text_column='a': data='pydoc' has no columns"):
-        load("pydoc", text_column="a")
+    (tmp_path / "book.txt").write_text("no rows")
+    for source in ("pydoc", "code", str(tmp_path / "book.txt")):
+        with pytest.raises(InputError, match=f"text_column='a': data='{source}' has no columns"):
+            load(source, text_column="a")
 
 
 def test_broken_rows_are_refused_in_one_line_that_names_the_file(tmp_path):

@@ -40,12 +40,9 @@ def test_a_tasks_own_error_stops_the_work(engine):
     assert sorted(found) in ([(1, 1)], [(1, 1), (3, 3)])
 
 
-def test_a_dead_worker_is_named():
+def test_a_dead_worker_is_named_and_none_is_refused():
     with pytest.raises(RuntimeError, match=r"a worker process died .* what had finished is stored"):
         done(ProcessPool(1), die, None, (1,))
-
-
-def test_no_worker_is_refused():
     with pytest.raises(InputError, match=r"workers=0: must be at least 1"):
         ProcessPool(0)
 

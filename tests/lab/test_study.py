@@ -254,3 +254,8 @@ def test_the_display_says_what_is_done(capsys):
             display.started(Squares([1]), 24, before, 1000)
         display.finished("rope, seed 0", {}, 24)
     assert capsys.readouterr().err.splitlines() == ["4 of 24 numbers are here already", "[24/24] rope, seed 0"]
+
+
+def test_a_share_without_a_cell_is_refused_before_anything_begins(tmp_path):
+    with pytest.raises(InputError, match="share='4/4': has no numbers; make at most 3 shares"):
+        run(Squares([1, 2, 3]), tmp_path, share=(4, 4), begin=lambda: pytest.fail("begun"))

@@ -15,6 +15,7 @@ from posenc.errors import InputError
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import attention_layers, cache_name, decoder_of
+from posenc.pretrained.probe import Computation
 from references.small_models import DECODERS, HEALTHY, one_in_three, small_model
 
 
@@ -565,3 +566,5 @@ def test_the_frequencies_that_a_model_uses(kind):
         diagnosis = posenc.doctor(model)
         assert diagnosis.model.computed.used[6] == pytest.approx(1)
         assert "half of the norms of queries times keys is in the 2 slowest of 8 pairs" in str(diagnosis)
+    for used, count in (((0.1, 0.2, 0.7), 1), ((0.2, 0.4, 0.4), 2), ((1.0, 0.0, 0.0), 3), ((0.0, 0.0, 1.0), 1)):
+        assert f"in the {count} slowest of 3 pairs" in str(Computation(2, 24, (), (), used))

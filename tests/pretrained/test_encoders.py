@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """attn_implementation="posenc" in encoders and in T5's kind is what transformers' eager attention is."""
 
+from functools import wraps
+from importlib import import_module
+from inspect import unwrap
+
 import pytest
 import torch
 
@@ -49,6 +53,17 @@ def test_an_encoder_is_the_eager_one(name):
     ids, mask = with_padding()
     check_alike(model, lambda: model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
     check_alike(model, lambda: model(ids).last_hidden_state)
+
+
+def test_who_wrapped_t5_before_does_not_keep_its_table_from_being_read(monkeypatch):
+    attention = import_module("transformers.models.t5.modeling_t5").T5Attention
+    given = unwrap(attention.forward)
+    monkeypatch.setattr(attention, "compute_bias", unwrap(attention.compute_bias))
+    monkeypatch.setattr(attention, "forward", wraps(given)(lambda *x, **y: given(*x, **y)))
+    test_t5_is_the_eager_one("T5")
+    patched = attention.forward
+    posenc.hf.register()
+    assert attention.forward is patched
 
 
 @pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5"])

@@ -467,6 +467,7 @@ def test_lengths_that_are_refused() -> None:
     with pytest.raises(InputError, match=r"depends on the new length"):
         posenc.extend(model, "self_extend")
     posenc.extend(model, "self_extend", group=4)
+    assert posenc.extend(model, "linear", factor=1).layers == (0, 2)
 
 
 def test_a_model_without_layers_that_see_all_is_refused() -> None:

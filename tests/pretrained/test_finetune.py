@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.finetune import Windows, finetune
+from posenc.pretrained.finetune import STATED, Windows, finetune
 from references import stories15m
 from references.small_models import TRAINED, small_model, tokens
 
@@ -38,6 +38,14 @@ def test_all_weights_learn_and_the_extension_stays():
     posenc.extend(again, "linear", factor=4)
     assert run(again) == got  # the seed decides
     assert run(again, seed=1).losses != got.losses
+
+
+def test_a_model_with_a_learned_table_trains_at_its_length():
+    model = small_model("gpt2", n_embd=32, n_head=2, n_layer=1)
+    posenc.extend(model, "hierarchical", factor=2)
+    assert run(model, steps=1, length=None).settings["length"] == 2 * TRAINED
+    with pytest.raises(InputError, match=f"^{2 * TRAINED + 1} tokens, and the model's table"):
+        run(model, steps=1, length=2 * TRAINED + 1)
 
 
 def test_token_ids_may_be_a_list():
@@ -115,7 +123,7 @@ def test_ctrl_c_lets_the_step_finish():
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run(small_model("llama"), steps=2, checkpoint=tmp_path)
-    for weights, change in ((0.3, {"seed": 1}), (0.3, {"learning_rate": 1e-4}), (0.1, {})):
+    for weights, change in ((0.3, {"seed": 1}), (0.3, {"arguments": {"weight_decay": 0.1}}), (0.1, {})):
         model = small_model("llama", initializer_range=weights)
         with pytest.raises(InputError, match=r"is of another model, text or settings; give those again, name another"):
             run(model, steps=2, checkpoint=tmp_path, **change)
@@ -182,6 +190,11 @@ def test_the_parts_of_a_window_see_each_other(method):
         ({"learning_rate": 0.0}, r"learning_rate=0.0: must be a positive number"),
         ({"learning_rate": float("inf")}, r"learning_rate=inf: pass a number that is finite"),
         ({"warmup": -1}, r"warmup=-1"),  # below 0 it would climb the loss
+        ({"pose": "no"}, r"pose='no': pass True or False"),
+        *(
+            ({"arguments": {name: 3}}, rf"arguments=.*: {name} is what finetune states itself; leave")
+            for name in STATED
+        ),
         ({"target_length": 64}, r"target_length=64: needs pose=True"),
         ({"learning_rate": 1e30}, r"model: the loss is nan at step 2; load it again; lower learning_rate"),
     ],

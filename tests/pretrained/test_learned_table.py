@@ -2,13 +2,15 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
+from posenc.pretrained import loss_by_position
+from posenc.pretrained.learned_table import TABLES, has_learned_table, refuse_longer, rows_of_table
 
 L, TARGET, ALPHA = 12, 40, 0.1
 SMALL = {
@@ -98,7 +100,7 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
 def test_extending_again_starts_from_the_models_own_table():
     model, other = small("roberta"), small("roberta")
     posenc.extend(model, "interpolate", factor=2)
-    posenc.extend(model, "hierarchical", factor=3.5, alpha=0.3)
+    posenc.extend(model, "hierarchical:alpha=0.3", factor=3.49)
     posenc.extend(other, "hierarchical", target_length=42, alpha=0.3)
     assert torch.equal(table(model), table(other))
     before = copy.deepcopy(other).half()
@@ -120,14 +122,16 @@ def test_padding_rows_stay_and_padding_changes_nothing():
 @pytest.mark.parametrize(
     ("method", "options", "match"),
     [
-        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: must be at most 144"),
+        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: must make at most 144"),
         ("hierarchical", {"target_length": L}, r"target_length=12: the table has 12 positions already"),
         ("hierarchical", {"target_length": 20, "alpha": 0.5}, r"alpha=0.5"),
-        ("hierarchical", {}, r"factor=None, target_length=None: give one"),
+        ("hierarchical", {}, r"target_length=None: .*; give factor"),
         ("interpolate", {"factor": float("nan")}, r"factor=nan"),
-        ("interpolate", {"factor": 1.0}, r"factor=1.0: .* above 1"),
+        ("interpolate", {"factor": 1.0}, r"factor=1.0: the table has 12"),
         ("interpolate", {"factor": 2, "alpha": 0.5}, r"unknown option of interpolate 'alpha'"),
         ("hierarchical", {"factor": 2, "alpha": 0.5, "beta": 1}, r"unknown option of hierarchical 'beta'"),
+        *(("hierarchical", {"factor": 2, "alpha": alpha}, f"alpha={alpha!r}") for alpha in (True, "x", None)),
+        ("hierarchical:alpha=0.2", {"factor": 2, "alpha": 0.3}, r"alpha=0.3: hierarchical:alpha=0.2 has it already"),
         ("yarn", {"factor": 2}, r"unknown method for a learned table 'yarn'"),
     ],
 )
@@ -138,6 +142,39 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
         posenc.extend(model, method, **options)
     assert table(model) is before
     assert model.config.max_position_embeddings == L
+
+
+@pytest.mark.parametrize("model_type", TABLES)
+def test_inputs_past_the_table_are_refused_and_those_whose_tokens_fit_are_not(model_type):
+    model, ids = small(model_type), torch.full((1, L + 1), 3)
+    rows = rows_of_table(model)
+    refuse_longer(model)
+    message = rf"^{L + 1} tokens, and the model's table of positions has {L} rows; cut .*target_length={L + 1}\)"
+    for given in ({"input_ids": ids}, *[{"inputs_embeds": torch.zeros(1, L + 1, 32)}] * (model_type != "esm")):
+        with pytest.raises(InputError, match=message):
+            model(**given)
+    if model_type in (*PADDED, "opt"):  # they count tokens, and no padding
+        ids[:, -1] = 1
+        model(ids, attention_mask=(ids != 1).long())
+    posenc.extend(model, "interpolate", target_length=L + 1)
+    model(ids)
+    posenc.restore(model)
+    assert torch.equal(rows_of_table(model), rows)
+
+
+@pytest.mark.parametrize("model_type", ["biogpt", "gpt2", "opt"])
+def test_a_text_grows_as_far_as_the_table(model_type):
+    config = small(model_type).config
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    refuse_longer(model)
+    ids = torch.full((1, L - 2), 3)
+    assert model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape[1] == L + 1
+    with pytest.raises(InputError, match=f"^{L + 1} tokens"):
+        model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    unguarded, text = transformers.AutoModelForCausalLM.from_config(config).eval(), torch.full((L + 1,), 3)
+    with pytest.raises(InputError, match=f"^{L + 1} tokens"):
+        loss_by_position(unguarded, text)
+    assert loss_by_position(unguarded, text, window=L).shape == (L + 1,)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "opt"])
@@ -164,3 +201,17 @@ def test_other_models_are_named():
     assert not has_learned_table(llama)
     with pytest.raises(InputError, match=r"unknown method 'hierarchical'"):
         posenc.extend(llama, "hierarchical", factor=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [(lambda: small("llama"), "linear"), (lambda: {"model_type": "llama", **SMALL}, "linear"), (lambda: small("bert"), "interpolate")],
+)  # fmt: skip
+def test_lengths_are_read_alike_of_a_model_a_configuration_and_a_table(make, method):
+    lengths = {"factor": ("4", True, 1e30, 0.5), "target_length": ("24", 24.5, 2**40)}
+    for name, wrong in ((name, wrong) for name, wrongs in lengths.items() for wrong in wrongs):
+        with pytest.raises(InputError, match=f"^{name}={wrong!r}".replace("+", r"\+")):
+            posenc.extend(make(), method, **{name: wrong})
+    for given in ({"factor": 1.999}, {"target_length": np.int64(24)}):
+        report = posenc.extend(make(), method, **given)
+        assert getattr(report, "extension", report).new_length == 24

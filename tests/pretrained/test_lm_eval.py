@@ -167,8 +167,11 @@ def test_every_task_can_be_written(tmp_path, name):
 def test_tasks_of_one_name_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"both posenc_needle_keywords_eat_sunny for lm-eval"):
         harness.write(tmp_path, ["needle:keywords=eat,sunny", "needle:keywords=eat, sunny"], [500])
-    harness.write(tmp_path, ["passkey", "passkey"], [500], (0.5,))
-    assert len(list(tmp_path.iterdir())) == 4
+    harness.write(tmp_path, ["passkey", "passkey"], [500], (0.5, 0.50000001))
+    assert len(list(tmp_path.iterdir())) == 6
+    for name, wrong in (("tasks", []), ("lengths", []), ("lengths", [100.5]), ("lengths", [0]), ("samples", 0)):
+        with pytest.raises(InputError, match=f"^{name}="):
+            harness.write(tmp_path, **{"tasks": ["passkey"], "lengths": [500], name: wrong})
 
 
 def test_options_are_part_of_the_name(tmp_path):

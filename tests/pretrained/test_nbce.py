@@ -181,6 +181,9 @@ def test_mistakes_are_named(llama, tokenizer, changes, message):
         nbce_generate(llama, tokenizer, **({"contexts": CONTEXTS, "question": QUESTION} | changes))
     with pytest.raises(InputError, match=r"log_probs of shape \(1, 30\)"):
         combine(random_rows(1))
+    for previous in (-1, 2, True):
+        with pytest.raises(InputError, match=f"previous={previous}"):
+            combine(random_rows(3), previous=previous)
 
 
 def test_another_models_tokenizer_is_refused(tokenizer):

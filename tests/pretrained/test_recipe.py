@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from copy import deepcopy
 from dataclasses import asdict
 
@@ -15,6 +16,7 @@ from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.programs import LLAMA_CPP, PROGRAMS, TRANSFORMERS, TRANSFORMERS_4, VLLM, header_readings
 from posenc.pretrained.recipe import recipe
 from posenc.pretrained.rope_config import new_base
+from posenc.spec import literal
 from references.small_models import small_model
 
 ORIGINAL = "original_max_position_embeddings"
@@ -76,7 +78,7 @@ def test_flags_and_keys_of_llama_cpp_are_the_extension() -> None:
         made = posenc.extend(CONFIGS["qwen3"], method, factor=4)
         words = shlex.split(made.programs[LLAMA_CPP].splitlines()[0])
         header = {"general.architecture": "qwen3", "qwen3.context_length": 16384}
-        header |= {f"qwen3.{flags[key]}": value for key, value in zip(words[5::2], words[6::2], strict=True)}
+        header |= {f"qwen3.{flags[key]}": literal(value) for key, value in zip(words[5::2], words[6::2], strict=True)}
         (reading,) = header_readings(header, 16, 4096)
         wanted = torch.tensor(made.extension.stretch, dtype=torch.float64)
         torch.testing.assert_close(
@@ -91,6 +93,31 @@ def test_flags_and_keys_of_llama_cpp_are_the_extension() -> None:
     assert "rope_freqs.weight: 8 divisors" in composed.programs[LLAMA_CPP]
     assert "scaled by llama3, which stays" in str(composed)
     assert made.extension.stretch != composed.extension.stretch
+
+
+def test_a_context_length_that_is_not_stated_is_named_in_the_formula() -> None:
+    named = "max_position_embeddings is not stated: 32768 is transformers' default for qwen3"
+    misspelt = {key.replace("embeddings", "embedding"): value for key, value in CONFIGS["qwen3"].items()}
+    assert [named in str(posenc.extend(each, "yarn", factor=4)) for each in (CONFIGS["qwen3"], misspelt)] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.freq_base", "rope.freq_base_swa", "context_length"])
+def test_a_header_that_cannot_be_is_refused(key: str) -> None:
+    header = {"general.architecture": "llama", "llama.rope.scaling.type": "yarn"}
+    for wrong in ({f"llama.{key}": "x"}, {f"llama.{key}": -2.0}, {"rope_freqs.weight": [1.0] * 5}):
+        with pytest.raises(InputError, match=r"number|at least|5 divisors for 8 pairs"):
+            list(header_readings(header | wrong, 16, 4096))
+
+
+def test_without_transformers_its_extra_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "posenc.pretrained.finetune", raising=False)
+    for use in (lambda: posenc.extend(CONFIGS["qwen3"], "yarn", factor=4), lambda: posenc.finetune):
+        with pytest.raises(InputError, match=r"posenc\[lab\]"):
+            use()
 
 
 def test_mlx_reads_what_its_code_reads() -> None:

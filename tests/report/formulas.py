@@ -1,5 +1,7 @@
 """Asking the explorer's formulas, which are JavaScript, and comparing what they say with the library."""
 
+import re
+
 import torch
 from torch.testing import assert_close
 
@@ -20,6 +22,9 @@ SIZES = [
     ("lm_infinite", {"sinks": 2, "window": 4}), ("lm_infinite", {"sinks": 0, "window": 4}),
 ]  # fmt: skip
 """Every position map, at sizes that fit small texts."""
+
+AS_TRAINED = {*re.findall(r'^  "(\w+)/', explorer.asset("explorer/trained.js"), re.MULTILINE)} - {"t5"}
+"""Encodings that are drawn with what they learned in small models, and with the sizes of these alone."""
 
 
 def each(ask, function, cases):

@@ -13,9 +13,8 @@ from posenc import Positions, attention, encodings, frequencies, position_maps
 from posenc.analysis import codes_of
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
-from posenc.report import explorer
 from posenc.report.explorer import fields
-from report.formulas import SIZES, same
+from report.formulas import AS_TRAINED, SIZES, same
 
 pytestmark = pytest.mark.browser
 
@@ -229,7 +228,7 @@ def trained(name, **shape):
     return made.double()
 
 
-@pytest.mark.parametrize("name", sorted(explorer.as_trained() - {"fire", "learned", "learned_rope"}))
+@pytest.mark.parametrize("name", sorted(AS_TRAINED - {"fire", "learned", "learned_rope"}))
 def test_what_a_trained_model_adds_at_each_distance(shown, name):
     found = shown(encoding=name, at="0,2,30,9,60,90", line=96, position_only="true", head=2)
     assert found["notes"] == []

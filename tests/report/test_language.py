@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc import cli
 from posenc.errors import InputError
 from posenc.lab.text import Settings
 from posenc.report import explorer, predict
@@ -278,8 +277,6 @@ def test_an_explorer_that_opens_in_chinese_goes_to_english(new_tab, tmp_path):
     assert tab.evaluate("location.hash") == "#lang=en"
 
 
-def test_the_command_writes_the_language_and_another_one_is_refused(capsys, tmp_path):
+def test_another_language_is_refused():
     with pytest.raises(InputError, match="unknown language of the page 'fr'"):
         predict.page({"none": "none.js"}, ["a text"], 16, "fr")
-    assert cli.main(["explore", "--predict", "none", "--lang", "fr", "--out", str(tmp_path / "page.html")]) == 2
-    assert "--lang fr: must be en or zh" in capsys.readouterr().err

@@ -83,9 +83,9 @@ def test_the_value_counts_wherever_it_stands(generated, score):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match=r"unknown kind of keys 'uuids': did you mean 'uuid'"):
+    with pytest.raises(InputError, match=r"unknown keys 'uuids': did you mean 'uuid'"):
         create("key_value:keys=uuids")
-    with pytest.raises(InputError, match=r"unknown kind of values 'word'"):
+    with pytest.raises(InputError, match=r"unknown values 'word'"):
         create("key_value:values=word")
     with pytest.raises(InputError, match=r"pairs=1: give 2 or more, or none for as many as fit"):
         create("key_value:pairs=1")

@@ -76,13 +76,13 @@ def test_mistakes_are_named(tokenizers, source, task, length, message):
         create(f"{task}:source={source}").sample(tokenizers[False], length)
 
 
-@pytest.mark.parametrize("text", ["perplexity", "perplexity:protocol=last:last=37", "perplexity:protocol=sliding:stride=8", "repeated", "repeated:period=20"])  # fmt: skip
+@pytest.mark.parametrize("text", ["perplexity", "perplexity:protocol=last:last=37", "perplexity:protocol=sliding:stride=8", "repeated:scored=last", "repeated:scored=last:period=20"])  # fmt: skip
 @pytest.mark.parametrize("bos", [False, True])
 def test_documents_apart_score_no_token_twice_and_one_more_has_no_room(tokenizers, tmp_path, text, bos):
     words, length = 600, 64
     file = tmp_path / "words.txt"
     file.write_text(" ".join(f"w{word}" for word in range(words)), encoding="utf-8")
-    task = create(f"{text}:source={file}" + (":repeats=false:scored=last" if text.startswith("repeated") else ""))
+    task = create(f"{text}:source={file}" + (":repeats=false" if text.startswith("repeated") else ""))
     count = task.apart(tokenizers[bos], length)
     samples = [task.sample(tokenizers[bos], length, seed=1, index=index) for index in range(count + 1)]
     scored = [{*sample.ids[max(sample.prompt_tokens, bos) :].tolist()} for sample in samples[:count]]
@@ -90,3 +90,9 @@ def test_documents_apart_score_no_token_twice_and_one_more_has_no_room(tokenizer
     assert len(set.union(*scored)) == sum(map(len, scored))
     room = words if text in ("perplexity", "perplexity:protocol=sliding:stride=8") else words // 2
     assert count * len(scored[0]) <= room < (count + 1) * (len(scored[0]) + 8)
+
+
+def test_texts_apart_are_counted_for_any_length(tokenizers, source):
+    for text in ("perplexity", "perplexity:protocol=sliding", "perplexity:protocol=last", "repeated"):
+        assert create(f"{text}:source={source}").apart(tokenizers[True], 0) > 0
+    assert create(f"repeated:repeats=false:source={source}").apart(tokenizers[True], 300) == 1

@@ -1,6 +1,6 @@
 """What holds for every task that asks for something in a text, with any tokenizer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import pytest
@@ -103,7 +103,7 @@ def test_a_task_is_made_from_its_text():
         create("passkeys")
     with pytest.raises(InputError, match=r"unknown option of facts 'item=3': did you mean 'items'"):
         create("facts:item=3")
-    with pytest.raises(InputError, match=r"option items='three' of facts: pass an integer or None"):
+    with pytest.raises(InputError, match=r"items='three': pass an integer or None"):
         create("facts:items=three")
     with pytest.raises(InputError, match=r"unknown option of passkey 'name=x'"):
         create("passkey:name=x")
@@ -115,6 +115,18 @@ def test_a_task_is_made_from_its_text():
     assert create("multi_document:documents=none").documents is None
     with pytest.raises(InputError, match=r"unknown option of passkey 'new_tokens=3'"):
         create("passkey:new_tokens=3")  # of the class, not of the task
+
+
+@pytest.mark.parametrize(
+    ("task", "option"), [(task, each.name) for task in TASKS.values() for each in fields(task)], ids=str
+)
+@pytest.mark.parametrize("value", [["sunny day"], 2.5, "no"], ids=str)
+def test_python_refuses_an_option_of_another_type_as_a_text_does(task, option, value):
+    if isinstance(value, str) and isinstance(getattr(task(), option), str):
+        value = 3  # a file may be called no
+    with pytest.raises(InputError) as error:
+        task(**{option: value})
+    assert error.value.argument == option or f"unknown {option}" in str(error.value)
 
 
 @pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)

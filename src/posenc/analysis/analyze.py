@@ -9,12 +9,12 @@ import torch
 
 from posenc.analysis import plots
 from posenc.analysis.bounds import base_bound
-from posenc.analysis.codes import seeded
 from posenc.analysis.finding import AnalysisQuestion, Finding, Picture
 from posenc.analysis.geometry import kernel, shift_matrix, spectrum
 from posenc.analysis.properties import properties
 from posenc.analysis.scores import bias, rotation, scores
 from posenc.analysis.target import Target, target_of
+from posenc.conformance.fixtures import seeded
 from posenc.errors import InputError
 from posenc.lab.messages import as_json, located
 
@@ -46,7 +46,7 @@ QUESTIONS: dict[str, AnalysisQuestion] = {
     ),
     "base": AnalysisQuestion(
         "How long a context does the base serve?",
-        lambda t: base_bound(t.rotary.rope_theta, t.rotary.rotated, t.trained),
+        lambda t: base_bound(t.rotary.rope_theta, t.rotary.rotated, t.trained, inv_freq=t.rotary.inv_freq),
     ),
     "bias": AnalysisQuestion(
         "What is added to the scores?",

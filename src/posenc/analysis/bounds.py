@@ -80,7 +80,7 @@ def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> 
 class BaseBound(Finding):
     """A base beside the smallest that its training length needs, and longer sequences.
 
-    lengths, bases: the smallest base of each length. longest: the longest length that the base serves, None: 2^20 and more.
+    lengths, bases: the smallest base of each length. longest: the longest length that the frequencies serve, None: 2^20 and more.
     """
 
     head_dim: int
@@ -105,8 +105,12 @@ class BaseBound(Finding):
         ]
 
 
-def base_bound(base: float, head_dim: int, trained: int, *, step: float = 1e-3) -> BaseBound:
+def base_bound(
+    base: float, head_dim: int, trained: int, *, step: float = 1e-3, inv_freq: Tensor | None = None
+) -> BaseBound:
     """`longest_length` of a base, and `smallest_base` of the length that it was trained on and of 4 times as much.
+
+    inv_freq: (head_dim/2,), what a schedule makes of the base, whose longest length is then given; None: plain RoPE's.
 
     Raises:
         InputError: as both.
@@ -119,5 +123,5 @@ def base_bound(base: float, head_dim: int, trained: int, *, step: float = 1e-3) 
         trained=trained,
         lengths=lengths,
         bases=tuple(smallest_base(length, head_dim, step=step) for length in lengths),
-        longest=longest_length(base, head_dim),
+        longest=longest_length(base, head_dim) if inv_freq is None else first_negative(inv_freq),
     )

@@ -5,8 +5,8 @@ Of an encoding: its vectors of positions, else what its rotation makes of a cons
 All of it follows from the hooks of `Encoding`; no class of encoding is known here but `Mapped`, which wraps any other.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from posenc.attention import Call, prepare
 from posenc.bias import dense_sum
+from posenc.conformance.fixtures import seeded
 from posenc.encoding import Encoding, Sum, gates_of
 from posenc.encodings import Mapped, create
 from posenc.encodings.rotary import Rotary
@@ -175,17 +176,6 @@ def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "len
             value=length,
         )
     return torch.arange(length)
-
-
-@contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch's generators inside, and restore them afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed_all(seed)
-        yield
 
 
 SHAPE: Any = {"dim": 64, "num_heads": 4, "head_dim": 64, "num_layers": 1, "max_positions": 512, "causal": True}

@@ -43,7 +43,7 @@ class Finding:
 
 
 PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
-"""Colours that differ on light and dark backgrounds, those of the other reports."""
+"""Colours of all pages: they differ on light and dark backgrounds, and for most colour-blind readers in this order."""
 INK, SOFT, LINE, GROUND = "#1c2430", "#5b6675", "#dfe3e8", "#ffffff"
 """Text, marks, grid and background. A page replaces them by its light or dark variables."""
 AROUND, UP = "RdBu_r", "viridis"

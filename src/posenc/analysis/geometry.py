@@ -103,8 +103,11 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     if power == 0:
         raise InputError("every code is zero, so there is nothing to compare", argument=codes.name)
     values = values / math.sqrt(power)
-    dots = [(values[: length - k] * values[k:]).sum(-1) for k in range(length)]
-    mean, spread = torch.stack([k.mean() for k in dots]), torch.stack([k.std(correction=0) for k in dots])
+    of_distances = []
+    for k in range(length):
+        dots = (values[: length - k] * values[k:]).sum(-1)
+        of_distances.append(torch.stack((dots.mean(), dots.std(correction=0), (dots - dots.mean()).abs().max())))
+    mean, spread, deviations = torch.stack(of_distances, 1)
     level = float(mean[0])
     rises = mean.diff() > RISE
     return Kernel(
@@ -113,7 +116,7 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
         length=length,
         mean=mean,
         spread=spread,
-        deviation=max(float((d - m).abs().max()) for d, m in zip(dots, mean, strict=True)),
+        deviation=float(deviations.max()),
         first_rise=_first(rises, 1),
         first_zero=_first(mean <= 0),
         half=_first(mean <= level / 2),
@@ -141,7 +144,7 @@ class Shift(Finding):
     """It is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
     position"""
     holds: bool
-    """It misses codes it was not fitted to by less than 1e-6 of their norm"""
+    """It misses codes it was not fitted to by less than `ROUNDING` of their norm"""
     matrix: Tensor
     """(dim, dim)"""
     residual: float

@@ -118,7 +118,7 @@ def bias_by_distance(ax: Axes, finding: Bias) -> None:
 def pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()
-    pairs = torch.arange(len(finding.angles))
+    pairs = torch.arange(len(finding.inv_freq))
     late = turning & (finding.wavelengths > finding.trained)
     for which, colour, name in (
         (turning & ~late, PALETTE[0], "complete a rotation"),

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.codes import CHUNK, codes_of, defined_until, in_chunks, positions_of, seeded
+from posenc.analysis.codes import CHUNK, codes_of, defined_until, in_chunks, positions_of
 from posenc.analysis.finding import Finding
+from posenc.conformance.fixtures import seeded
 from posenc.errors import InputError, check_integers
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6

@@ -81,23 +81,23 @@ class Bias(Finding):
 
 @dataclass(frozen=True, eq=False)
 class PairRotation(Finding):
-    """How fast each pair of channels turns. angles: (pairs,) radians a position, in the order of the pairs. wavelengths:
-    (pairs,) positions a turn, infinite where a pair does not turn. unfinished: how many turn, but not once within the
+    """How fast each pair of channels rotates. inv_freq: (pairs,) radians a position, in the order of the pairs. wavelengths:
+    (pairs,) positions a rotation, infinite where a pair does not rotate. unfinished: how many rotate, but not once within the
     training length, `trained`."""
 
     name: str
-    angles: Tensor
+    inv_freq: Tensor
     wavelengths: Tensor
     unfinished: int
     trained: int
 
     def sentences(self) -> list[str]:
-        still = int((self.angles == 0).sum())
-        turning = self.wavelengths[self.angles != 0]
+        still = int((self.inv_freq == 0).sum())
+        turning = self.wavelengths[self.inv_freq != 0]
         if not len(turning):
             return [f"None of the {still} pairs rotates."]
         sentences = [
-            f"{self.unfinished} of {len(self.angles)} pairs do not complete a full rotation within {self.trained} positions "
+            f"{self.unfinished} of {len(self.inv_freq)} pairs do not complete a full rotation within {self.trained} positions "
             "of training: a longer input rotates them to new angles."
             if self.unfinished
             else f"Every pair that rotates completes a full rotation within {self.trained} positions of training.",
@@ -239,10 +239,10 @@ def scores(
 
     Args:
         encoding: as in `bias`, any. length: tokens of the text. samples, seed: contents that are drawn, and how.
-            name: for people.
+        name: for people.
 
     Raises:
-        InputError: sizes below 1, or positions that the encoding does not take.
+        InputError: a length or samples below 2, or positions that the encoding does not take.
     """
     prepared = _prepared(encoding, name, shape)
     check_integers(2, samples=samples)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import SHAPE, Codes, HiddenKeys, codes_of, parts_of, seeded, sizes_of
+from posenc.analysis.codes import SHAPE, Codes, HiddenKeys, codes_of, parts_of, sizes_of
+from posenc.conformance.fixtures import seeded
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute

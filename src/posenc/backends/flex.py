@@ -16,6 +16,7 @@ from posenc.bias import Mixer, Modifier, Score
 from posenc.bias.structures import ScoreMod
 from posenc.bias.terms import Cells, Lookup
 from posenc.positions import Positions
+from posenc.positions.segments import distances_of
 
 WIDEST, NARROWEST = 256, 16
 """Widths of queries, keys and values that flex's GPU kernels take; narrower ones are padded."""
@@ -114,17 +115,16 @@ def _at_key(modifier: Modifier, first: int) -> ScoreMod:
     return lambda score, b, h, i, j: modifier(score, b, h, i, j + first)
 
 
-def _numbered(term: Score) -> tuple[Cells, Tensor] | tuple[None, None]:
+def _numbered(term: Score) -> tuple[Cells | None, Tensor | None]:
     """Pairs of tokens numbered by a term's distance, and the distance of each number, where distances are integers, known,
     and fewer than the pairs. (None, None): the term has to be dense."""
     positions = getattr(term, "positions", None)
     if not term.by_distance or positions is None:
         return None, None
-    queries, keys, device = positions.num_queries, positions.num_keys, positions.q.device
+    queries, device = positions.num_queries, positions.q.device
     if positions.start is not None:
-        longest = positions.start[0] + queries - 1 - positions.start[1]
         of_query = (queries - 1 - torch.arange(queries, device=device, dtype=torch.int32))[None]
-        return Cells(of_query, None), longest - torch.arange(queries + keys - 1, device=device)
+        return Cells(of_query, None), distances_of(positions)
     if positions.axes > 1 or positions.fractional or torch.compiler.is_compiling():
         return None, None  # the range of the distances is not known while tracing
     ends = positions.shared("flex range", lambda: _range(positions))

@@ -23,7 +23,7 @@ from posenc.backends.problem import Problem, Rotated
 from posenc.bias.structures import Refused
 from posenc.bias.terms import TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
-from posenc.functional import batched, intercepted, no_second_derivatives
+from posenc.functional import batched, exactly, intercepted, no_second_derivatives
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, distances_of, segments
 from posenc.positions.visibility import EVERYTHING, Region
@@ -198,7 +198,7 @@ def attend(
     numbers: whether causal; whether a query may be in several rectangles; the distance of the first entry of every term; NUMBERS per branch; `Segments.table`.
     """
     calls, v, _ = _parse(inputs, kinds, numbers, scale, dropout_p)
-    with torch.autocast(v.device.type, enabled=False):
+    with exactly(v):
         return forward(calls)
 
 
@@ -229,7 +229,7 @@ def attend_backward(
         for term in call.every_term:
             term.collects(needs[at : at + term.size])
             at += term.size
-    with torch.autocast(v.device.type, enabled=False):
+    with exactly(v):
         of_q, of_k, of_v = backward(calls, firsts, v, *results)
     # a branch's terms are made of the same tensors
     shares = [[x for term in call.every_term for x in term.grads if x is not None] for call in calls]

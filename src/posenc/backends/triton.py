@@ -13,6 +13,7 @@ from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError, exporting
 from posenc.functional import Layout, intercepted, transformed
+from posenc.positions.segments import distances_of
 
 HAS_TRITON = find_spec("triton") is not None
 FORCED = os.environ.get("POSENC_KERNELS") == "1"
@@ -77,9 +78,7 @@ class Triton(Kernel):
 
         positions, inputs = problem.positions, KernelInputs()
         assert positions.start is not None
-        queries, keys = problem.q.shape[2], problem.k.shape[2]
-        longest = positions.start[0] + queries - 1 - positions.start[1]
-        distances = longest - torch.arange(queries + keys - 1, device=problem.q.device)  # of each cell
+        distances = distances_of(positions)  # of each cell
         for term in problem.others:
             inputs = term.reduced(distances, problem.q.device).for_kernel(inputs)
         q, k, v, scale = problem.widened()

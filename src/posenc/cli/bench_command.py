@@ -52,4 +52,4 @@ class Bench(StudyCommand):
             begin = lambda: record(self.out, self)  # noqa: E731
             return run(study, self.out, progress=progress, command=self.typed, pages=files, begin=begin)
 
-        return run_study(self, Display(), work, show, "trials")[0]
+        return run_study(self, Display(), work, show, "trials")

@@ -74,29 +74,17 @@ class Check(WithOutput):
         return self._encoding() if self.kind is None else self._function(self.kind)
 
     def _encoding(self) -> int:
-        import posenc
         from posenc.conformance import check
+        from posenc.conformance.fixtures import named
         from posenc.lab.user_code import load_object, names_code, printing_to_stderr
 
         if self.badge is not None:
             raise InputError("is for a function, give --as KIND with it", badge=self.badge)
 
-        def make(config: Any) -> posenc.Encoding:
-            return posenc.create(
-                self.subject,
-                may_import=True,
-                dim=config.dim,
-                num_heads=config.num_heads,
-                num_kv_heads=config.kv_heads,
-                head_dim=config.width,
-                num_layers=config.num_layers,
-                max_positions=256,
-            )
-
         with printing_to_stderr():  # what the tested code prints goes to stderr
             if names_code(self.subject) and "+" not in self.subject:
                 self._check_encoding(load_object(self.subject, may_import=True))
-            report = check(make, fast=self.fast)
+            report = check(named(self.subject, may_import=True), fast=self.fast)
         found = {"encoding": self.subject, "passed": report.passed, "checks": list(map(asdict, report.outcomes))}
         self.emit(found, str(report))
         return DONE if report.passed else FAILED

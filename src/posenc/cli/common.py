@@ -134,8 +134,8 @@ def run_study(
     work: "Callable[[Display], dict[str, Any]]",
     show: Callable[[dict[str, Any], str], object],
     unit: str,
-) -> tuple[int, dict[str, Any]]:
-    """Run a study with its progress on stderr and print its results: the exit code, and the results, if there are any.
+) -> int:
+    """Run a study with its progress on stderr and print its results; returns the exit code.
     unit: what its cells are called, in the plural."""
     from posenc.lab.study import Interrupted
 
@@ -145,19 +145,17 @@ def run_study(
         except Interrupted:
             message = f"interrupted before any of the {unit} had finished; nothing was stored"
             print(f"posenc {command.name}: {message}", file=sys.stderr)
-            return FAILED, {}
+            return FAILED
     if command.json:
         print(json.dumps(results))
     else:
         show(results, command.out)
     if results["complete"]:
-        return DONE, results
-    planned, finished = (results.get(f"{unit}_{key}") or results[unit][key] for key in ("planned", "finished"))
-    message = (
-        f"interrupted; {finished} of {planned} {unit} are stored and reported, run the same command again to continue"
-    )
+        return DONE
+    of = results[unit]
+    message = f"interrupted; {of['finished']} of {of['planned']} {unit} are stored and reported, run the same command again to continue"
     print(f"posenc {command.name}: {message}", file=sys.stderr)
-    return FAILED, results
+    return FAILED
 
 
 def one_line(message: object) -> str:

@@ -120,14 +120,7 @@ class Compare(StudyCommand):
                 return compare(*comparisons[0], self.out, pages=report.files, **more)
             return compare_tasks(comparisons, self.out, pages=leaderboard.files, **more)
 
-        code, _ = run_study(
-            self,
-            Display(),
-            work,
-            report.show if one else leaderboard.show_tasks,
-            "runs",
-        )
-        return code
+        return run_study(self, Display(), work, report.show if one else leaderboard.show_tasks, "runs")
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -173,8 +166,6 @@ class Compare(StudyCommand):
 
     def read(self) -> "list[tuple[Comparison, Dataset]]":
         """The comparison of every task, and its data."""
-        if len(set(self.tasks)) < len(self.tasks):
-            raise InputError("names a task twice", "name each once", task=self.tasks)
         return [self._read(task) for task in self.tasks]
 
     def _read(self, task: str) -> "tuple[Comparison, Dataset]":

@@ -75,7 +75,7 @@ class Eval(WithModel, StudyCommand):
                 raise (error.about(text=settings.text) if given else error.about(tasks=name)) from None
         model, tokenizer = self.load()
         resolved = {"device": str(next(model.parameters()).device), "dtype": str(model.dtype).removeprefix("torch.")}
-        code, _ = run_study(
+        return run_study(
             self,
             Display(),
             lambda progress: evaluate(
@@ -93,7 +93,6 @@ class Eval(WithModel, StudyCommand):
             show,
             "cells",
         )
-        return code
 
 
 def _lengths(settings: Any) -> str:

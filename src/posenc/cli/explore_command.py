@@ -3,7 +3,7 @@
 
 import sys
 import time
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, ClassVar, Literal
 
@@ -97,15 +97,15 @@ class Explore(Command):
         """The page of the trained models."""
         from posenc.lab.text import Settings
         from posenc.lab.transformer import Transformer
-        from posenc.report.predict import MOST_BYTES, page, trained
+        from posenc.report.predict import LANGUAGES, MOST_BYTES, page, trained
         from posenc.report.terminal import Display
 
         begun = time.perf_counter()
-        given = {"data": "pydoc", "length": 128, "steps": 120, "seed": 0, "lang": "en", **self.given}
+        given = {"length": 128, "lang": LANGUAGES[0], **asdict(Prediction()), **self.given}
         limits = {"length": (8, MOST_BYTES // 2), "steps": (1, 10**6), "seed": (0, 2**31)}
         check_limits(SimpleNamespace(**given), **limits)
-        if given["lang"] not in ("en", "zh"):
-            raise InputError("must be en or zh", lang=given["lang"])
+        if given["lang"] not in LANGUAGES:
+            raise InputError(f"must be {' or '.join(LANGUAGES)}", lang=given["lang"])
 
         def report(name: str, model: Transformer, losses: list[float]) -> None:
             loss = sum(losses[-10:]) / len(losses[-10:])

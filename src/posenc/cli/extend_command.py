@@ -105,7 +105,7 @@ class Extend(WithModel, WithOutput):
     @classmethod
     def epilog(cls) -> str:
         return (
-            "posenc list --kind methods shows the methods; auto measures them on passkey, key-value and your text, and takes the best, "
+            "posenc list --kind methods shows the methods; auto measures them on passkey, facts and your text, and takes the best, "
             "or none.\n"
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--option "
             "long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
@@ -122,7 +122,7 @@ class Extend(WithModel, WithOutput):
 
         if self.method == CHOSEN:
             return self._auto()
-        for option in AUTO_OPTIONS & self.given.keys():
+        for option in (name for name in self.given if name in AUTO_OPTIONS):
             raise InputError("is for --method auto, leave it out", argument=option)
         if self.verify_tokens is not None and self.verify_tokens < 2:
             raise InputError("must be at least 2", verify_tokens=self.verify_tokens)
@@ -192,7 +192,7 @@ class Extend(WithModel, WithOutput):
 
         then = "let auto choose, then give it with --method CHOICE"
         self._refuse(("option", "verify_tokens", "finetune", "gguf", "print"), "is for one method", then)
-        for name in self.given.keys() - AUTO_OPTIONS:
+        for name in (each for each in self.given if each not in AUTO_OPTIONS):
             raise InputError("is for fine-tuning", then, argument=name)
         if (self.factor is None) == (self.target_length is None):
             raise InputError("auto depends on the new length", "give --factor or --target-length")
@@ -296,7 +296,8 @@ class Extend(WithModel, WithOutput):
         self._answers = Answers()
         wanted = report.new_length or 2 * report.trained_length
         name = self.text or "the language reference in Python's standard library"
-        reader = verification(model, tokenizer, name, pydoc() if text is None else text, wanted, self.verify_tokens)
+        lengths = report.trained_length, wanted, self.verify_tokens
+        reader = verification(model, tokenizer, name, pydoc() if text is None else text, *lengths)
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
         states = [reader.truncated, EXTENDED] if reader.past_training else [EXTENDED]

@@ -290,8 +290,7 @@ def _extent(result: CaseResult) -> str:
 
 
 def _example(answered: Sequence[CaseResult]) -> str | None:
-    result = next((result for result in answered if not result.right), None)
-    if result is None:
+    if (result := next((result for result in answered if not result.right), None)) is None:
         return None
     assert result.values is not None
     expected, wrong, where = result.expected, result.wrong(result.expected), f"for {_described(result.case)}"

@@ -127,7 +127,7 @@ TURNED: Faults = {
 LAYOUT: Faults = {"layout is interleaved, expected half": variant(layout="interleaved")}
 HALF: Faults = {
     **LAYOUT,
-    "layouts are mixed: x is turned by halves with tables of interleaved pairs (repeat_interleave, expected cat)":
+    "layouts are mixed: x is rotated by halves with tables of interleaved pairs (repeat_interleave, expected cat)":
         variant(tables="interleaved"),
 }  # fmt: skip
 INTERLEAVED: Faults = {
@@ -137,7 +137,7 @@ INTERLEAVED: Faults = {
 PARTIAL: Faults = {
     "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)":
         {"base": lambda a: a["base"] ** (a["rotary_dim"] / len(a["x"][0][0][0]))},
-    "the complete head is turned: rotary_dim is ignored": {"rotary_dim": None},
+    "the complete head is rotated: rotary_dim is ignored": {"rotary_dim": None},
 }  # fmt: skip
 CODES: Faults = {
     "cosines come where sines belong": EXCHANGED_SINES,
@@ -242,11 +242,11 @@ FAULTS: dict[str, Faults] = {
     "rotary_interleaved": {**INTERLEAVED, **TURNED, **POSITIONS},
     "rotary_partial": {**HALF, **PARTIAL, **TURNED, **POSITIONS},
     "rotary_trailing": {
-        "the first rotary_dim channels are turned, expected the last": variant(trailing=False),
+        "the first rotary_dim channels are rotated, expected the last": variant(trailing=False),
         "layout is half, expected interleaved": variant(layout="half"),
         **PARTIAL, **TURNED, **POSITIONS,
     },
-    "rotary_proportional": {"fraction is ignored: all pairs turn": {"fraction": 1.0}, **HALF, **TURNED, **POSITIONS},
+    "rotary_proportional": {"fraction is ignored: all pairs rotate": {"fraction": 1.0}, **HALF, **TURNED, **POSITIONS},
     "rotary_ragged": {
         "offsets are ignored: every row begins at 0": then(at=lambda p: torch.arange(p.shape[2])[:, None].expand(p.shape)),
         "the offset of the first row is used for all": then(at=lambda p: p[:1]),

@@ -74,12 +74,13 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-def named(name: str) -> Make:
+def named(name: str, *, may_import: bool = False) -> Make:
     """How `create` makes the encoding of a name for a small model, with short tables."""
+    text = "+".join(CHECKED_AS.get(part, part) for part in name.split("+"))
 
     def make(config: TransformerConfig) -> Encoding:
         return create(
-            CHECKED_AS.get(name, name), dim=config.dim, num_heads=config.num_heads, head_dim=config.width,
+            text, may_import=may_import, dim=config.dim, num_heads=config.num_heads, head_dim=config.width,
             num_kv_heads=config.kv_heads, num_layers=config.num_layers, max_positions=MAX_POSITIONS, causal=config.causal,
         )  # fmt: skip
 

@@ -102,7 +102,7 @@ FREQUENCIES = "(head_dim/2,) inv_freq, or (inv_freq, attention_factor)"
 
 
 def _rotary(what: str, arguments: str, formula: Callable[..., Any] = rotations.rotary, **options: Any) -> Convention:
-    names, returns = ("x", *arguments.split()), "x turned, (batch, heads, seq, head_dim)"
+    names, returns = ("x", *arguments.split()), "x rotated, (batch, heads, seq, head_dim)"
     return Convention(what, names, returns, angle_tolerance, partial(formula, **options))
 
 
@@ -131,7 +131,7 @@ KINDS: dict[str, Convention] = {
         "RoPE, interleaved, on the last rotary_dim channels (DeepSeek-V4)", f"{PLACED} rotary_dim", layout="interleaved", trailing=True
     ),
     "rotary_proportional": _rotary(
-        "RoPE, half layout, pairs of the complete head, of which the first share turns (Gemma 4)",
+        "RoPE, half layout, pairs of the complete head, of which the first share rotates (Gemma 4)",
         f"{PLACED} fraction", rotations.rotary_proportional,
     ),
     "rotary_ragged": _rotary(

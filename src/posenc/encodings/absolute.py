@@ -12,7 +12,7 @@ from torch.nn.functional import embedding, pad
 
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import Affine, Beyond, check_width, make_orthogonal, normal_parameter
-from posenc.errors import InputError, check_sizes, check_word
+from posenc.errors import InputError, check_sizes, check_tensor, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
 from posenc.positions.patches import coordinates_of
@@ -180,6 +180,7 @@ class GridSinusoidal(Absolute):
 
     def _codes(self, positions: Positions) -> Tensor:
         at, _ = coordinates_of(positions, self.axes, type(self).__name__)
+        check_tensor("positions", at)
         if self.x_first:
             at = at.flip(-1)
         angles = at.to(self.frequencies)[..., None] * self.frequencies

@@ -12,9 +12,9 @@ from torch.nn.functional import linear, silu, softplus
 
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
+from posenc.encodings.shared import by_key_head, check_input, check_queries, kv_heads_of, normal_parameter, uniform
 from posenc.errors import InputError, Positive, Share, check_numbers
-from posenc.functional import Layout, check_even, rotary
+from posenc.functional import Layout, check_even, inverse_softplus, rotary
 from posenc.positions import Positions
 from posenc.positions.order import convolved, running_sums
 
@@ -58,13 +58,13 @@ class AccumulatedRotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        check_queries(self, q)
         of_q, of_k = self.angles(positions, layer)
         turns = _cos_sin(of_k, k.dtype)
         return self.rope(q, turns if of_q is of_k else _cos_sin(of_q, q.dtype)), self.rope(k, turns)
 
     def rope(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), by the cos and sin (batch, kv_heads, 1, n, pairs) of their angles."""
-        check_head_dim(self, x, self.head_dim)
         return rotary(by_key_head(self, x, self.kv_heads), *turns, layout=self.layout).flatten(1, 2)
 
 
@@ -186,7 +186,7 @@ class Mamba3Rotary(AccumulatedRotary):
         self.angle: nn.Parameter = uniform(self.num_layers, self.pairs, self.dim, fan_in=self.dim)
         self.weight: nn.Parameter = uniform(*shape, self.dim, fan_in=self.dim)
         dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.bias_of_dt: nn.Parameter = nn.Parameter(dt + (-(-dt).expm1()).log())
+        self.bias_of_dt: nn.Parameter = nn.Parameter(inverse_softplus(dt))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         x, number = check_input(self, x, self.dim), self.own_layer(layer)
@@ -224,8 +224,8 @@ class CARoPE(AccumulatedRotary):
         check_numbers(1.0001, 1e12, rope_theta=self.rope_theta)
         shape = self.num_layers, self.kv_heads
         self.weight: nn.Parameter = normal_parameter(*shape, self.dim, init_std=self.init_std)
-        start = math.expm1(2 / self.head_dim * math.log(self.rope_theta))  # of softplus
-        self.logit: nn.Parameter = nn.Parameter(torch.full(shape, math.log(math.expm1(min(start, 30.0)))))
+        start = torch.full(shape, math.expm1(2 / self.head_dim * math.log(self.rope_theta)))
+        self.logit: nn.Parameter = nn.Parameter(inverse_softplus(start))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         x, number = check_input(self, x, self.dim), self.own_layer(layer)

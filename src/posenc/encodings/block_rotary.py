@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
+from posenc.encodings.shared import by_key_head, check_queries, kv_heads_of, normal_parameter
 from posenc.errors import InputError, refuse_in_onnx
 from posenc.functional import Layout, check_even
 from posenc.positions import Positions
@@ -104,7 +104,6 @@ class LieRE(Encoding):
 
     def rope(self, x: Tensor, side: str, positions: Positions, layer: int) -> Tensor:
         """Queries, "q", or keys, "k", (batch, heads, n, head_dim), rotated."""
-        check_head_dim(self, x, self.head_dim)
         side = "q" if positions.q is positions.k else side
         at = coordinates_of(positions, self.axes, type(self).__name__)[side == "k"]
         turning = self.remember(positions, (side, self.own_layer(layer)), partial(self.turning, at, layer))
@@ -120,6 +119,7 @@ class LieRE(Encoding):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
+        check_queries(self, q)
         return self.rope(q, "q", positions, layer)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
@@ -217,7 +217,6 @@ class STRING(AxialRotary):
 
     def in_basis(self, x: Tensor, basis: Tensor) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim) in the basis of their key head."""
-        check_head_dim(self, x, self.head_dim)
         turned = by_key_head(self, x, self.kv_heads).to(basis.dtype) @ basis.mT[:, None]
         return turned.flatten(1, 2).to(x.dtype)
 

@@ -2,6 +2,7 @@
 """Every encoding as a row of a table, from what the code declares, and the papers behind each as BibTeX."""
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -9,7 +10,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.create_encoding import create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.encodings.registry import ENCODINGS
-from posenc.errors import summary
+from posenc.errors import InputError, check_arguments, summary
 from posenc_cli.listing import bibtex
 
 SHAPE: dict[str, Any] = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
@@ -73,23 +74,26 @@ def cite(encoding: Encoding | type[Encoding] | str) -> str:
     encoding: an encoding, its class, or its text ("rope", several joined by "+", a pattern of layers), as `posenc.create` takes it.
 
     Raises:
-        InputError: an unknown name.
+        InputError: an unknown name, or a paper without an entry.
     """
+    check_arguments(cite, locals())
+    cited: list[Any] = [encoding]
     if isinstance(encoding, str):
         terms = read(encoding).terms
         of_terms = ((lookup(t.name, may_import=True), *((create_map(t.map),) if t.map else ())) for t in terms)
         cited = [*patterns_of(encoding), *(each for of_term in of_terms for each in of_term)]
-        keys = tuple(dict.fromkeys(key for each in cited for key in each.papers))
-    else:
-        keys = encoding.papers
-    known = entries()
+    parts = [part for each in cited for part in (each.modules() if isinstance(each, Encoding) else [each])]
+    keys, known = dict.fromkeys(key for each in cited for key in each.papers), entries(parts)
+    if missing := [key for key in keys if key not in known]:
+        raise InputError("have no BibTeX: write an entry of each into the bibtex of the class", papers=missing)
     return "\n\n".join(known[key] for key in keys)
 
 
-def entries() -> dict[str, str]:
-    """Every BibTeX entry by key: of papers.bib, and of classes that have their own."""
+def entries(cited: Sequence[object] = ()) -> dict[str, str]:
+    """Every BibTeX entry by key: of papers.bib, and of classes that have their own, ours and those of what is cited."""
     text = files("posenc.encodings").joinpath("papers.bib").read_text(encoding="utf-8")
-    return bibtex("\n".join((text, *(cls.bibtex for cls in ENCODINGS.values()))))
+    classes = [each if isinstance(each, type) else type(each) for each in (*ENCODINGS.values(), *cited)]
+    return bibtex("\n".join((text, *(getattr(base, "bibtex", "") for cls in classes for base in cls.__mro__))))
 
 
 def rows() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import Affine, check_width, make_orthogonal
 from posenc.errors import Positive
+from posenc.functional import exactly
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -64,7 +65,7 @@ class ComplexOrder(Encoding):
     def waves(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Real and imaginary part of the words at the queries' positions: two (batch, seq, dim)."""
         at = exact(positions.q)[..., None]
-        with torch.autocast(x.device.type, enabled=False):  # a rounded frequency is far off at a late position
+        with exactly(x):  # a rounded frequency is far off at a late position
             precise = x.to(at.dtype)
             angles = self.frequency(precise) * at + self.phase(precise)
         return x * angles.cos().to(x.dtype), x * angles.sin().to(x.dtype)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from posenc import position_maps
-from posenc.encoding import Composite, Encoding, PerLayer, Sum
+from posenc.encoding import Composite, Encoding, PerLayer, Size, Sum
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.patterns import PATTERNS, read
 from posenc.encodings.registry import ENCODINGS
-from posenc.errors import InputError, check_arguments, check_integers, check_sizes, is_integer, shown, unknown
+from posenc.errors import InputError, check_arguments, check_integers, check_sizes, check_value, is_integer, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options
+from posenc.spec import EncodingSpec, Spec, check_complete, check_options
 
 __all__ = ["ENCODINGS", "create", "from_spec"]
 
@@ -27,12 +27,12 @@ MOST_BYTES = 2**30
 def create(
     name: str | EncodingSpec,
     *,
-    dim: int | None = None,
-    num_heads: int | None = None,
-    head_dim: int | None = None,
-    num_kv_heads: int | None = None,
-    num_layers: int | None = None,
-    max_positions: int | None = None,
+    dim: Size | None = None,
+    num_heads: Size | None = None,
+    head_dim: Size | None = None,
+    num_kv_heads: Size | None = None,
+    num_layers: Size | None = None,
+    max_positions: Size | None = None,
     causal: bool | None = None,
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
@@ -119,9 +119,7 @@ def _single(
     if unknown_width and dim is not None and heads is not None:
         raise InputError("must divide evenly; or pass head_dim", dim=dim, num_heads=heads)
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
-    if missing:
-        raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
+    check_complete(name, given | options, parameters)
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     vars(encoding)["heads_of_model"] = heads  # by which a call tells heads from tokens
@@ -153,9 +151,12 @@ def _of_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]]) -> 
         if set(arguments) - {"order", *parameters} != {"parts"}:
             may = " and ".join(map(repr, ("order", *parameters)))
             raise InputError(f"spec of {name!r}: needs 'parts' and may have {may}, got {sorted(arguments)}")
-        parts = [from_spec(part, classes) for part in arguments.pop("parts")]
-        order = arguments.pop("order", range(len(parts)))
-        return cls(*(parts[i] for i in order), **arguments)
+        check_value("parts", given := arguments.pop("parts"), Sequence)
+        parts = [from_spec(part, classes) for part in given]
+        check_value("order", order := arguments.pop("order", range(len(parts))), Sequence)
+        for at in order:
+            check_integers(0, len(parts) - 1, order=at)
+        return cls(*(parts[at] for at in order), **arguments)
     ranges = {key: arguments.pop(key) for key in ("heads", "kv_heads") if key in arguments and key not in parameters}
     for argument, value in arguments.items():
         if argument not in parameters:
@@ -164,9 +165,7 @@ def _of_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]]) -> 
         inner = value.get("name") if isinstance(value, Mapping) else None
         if isinstance(inner, str) and inner in known and (takes is Parameter.empty or "Encoding" in str(takes)):
             arguments[argument] = from_spec(value, classes)
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
-    if missing:
-        raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
+    check_complete(f"spec of {name!r}", arguments, parameters)
     check_affordable(str(name), cls, {}, arguments)
     made = cls(**arguments)
     return _part_of(made, **ranges) if ranges else made
@@ -180,7 +179,7 @@ def _part_of(encoding: Encoding, heads: Any = None, kv_heads: Any = None) -> Enc
             raise InputError("give the first head and the end, such as [4, 8]", argument=what, value=value)
     sharing, rest = divmod(heads[1] - heads[0], kv_heads[1] - kv_heads[0])
     if rest or [sharing * at for at in kv_heads] != [*heads]:
-        raise InputError(f"these are not the key heads of heads={shown(heads)}", kv_heads=kv_heads)
+        raise InputError(f"these are not the key heads of heads={heads}", kv_heads=kv_heads)
     count = getattr(encoding, "num_heads", None) or heads[1]
     return encoding.heads(slice(*heads), num_heads=count, num_kv_heads=max(count // sharing, 1))
 

@@ -165,7 +165,11 @@ class DeBERTaV2(_Disentangled):
     norm: bool = True
 
     def setup(self) -> None:
-        self.counted(torch.zeros(1))  # refuses bad sizes
+        try:
+            self.counted(torch.zeros(1))
+        except InputError as error:
+            sizes = {"position_buckets": self.position_buckets, "max_relative_positions": self.max_relative_positions}
+            raise error.about(**sizes) from None
         super().setup()
         self.layer_norm: nn.Module = nn.LayerNorm(self.dim, eps=1e-7) if self.norm else nn.Identity()
         self.projections: list[Projections] = []

@@ -138,8 +138,7 @@ class T5(DistanceBias):
         return table[head, buckets]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        if positions.fractional:
-            raise InputError("T5 has buckets for integer distances only: round the positions, or use ALiBi or KERPLE")
+        positions.require_integers("T5", "round the positions, or use ALiBi or KERPLE")
         warn_of_half(self, self.table, positions)
         return self._relative(partial(self.of_distance, positions=positions), q, positions, layer)
 

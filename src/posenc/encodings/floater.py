@@ -17,7 +17,7 @@ from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
 from posenc.errors import InputError, Positive, check_devices, refuse_in_onnx
-from posenc.functional import no_second_derivatives, transformed
+from posenc.functional import exactly, no_second_derivatives, transformed
 from posenc.positions import Positions
 from posenc.positions.memory import without_hooks
 
@@ -56,7 +56,7 @@ def solved(initial: Tensor, layers: Sequence[Tensor], positions: Tensor, step: f
             state = state + (one + 3 * two + 3 * three + four) / 8
         return state
 
-    with torch.autocast(positions.device.type, enabled=False):
+    with exactly(positions):
         states = [initial]
         for position in range(last):
             states.append(advanced(states[-1], float(position), 1.0))

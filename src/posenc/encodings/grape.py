@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRAPE's additive forms: penalties by a slope that each key sets, or added up along the tokens in between."""
 
-import math
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from posenc.encoding import Encoding, Size
 from posenc.encodings.cope import Counted
 from posenc.encodings.shared import ContentBias, check_heads, check_input, normal_parameter
 from posenc.errors import Positive
-from posenc.functional import alibi_slopes, check_even, rotary
+from posenc.functional import alibi_slopes, check_even, inverse_softplus, rotary
 from posenc.positions import Positions
 
 
@@ -60,9 +59,8 @@ class GRAPEA(ContentBias):
     def setup(self) -> None:
         std = self.head_dim**-0.5 if self.init_std is None else self.init_std
         self.direction: nn.Parameter = normal_parameter(self.num_layers, self.num_heads, self.head_dim, init_std=std)
-        # softplus(start) = omega, also for a large one, whose exponential overflows
-        start = self.omega + math.log(-math.expm1(-self.omega))
-        self.strength: nn.Parameter = nn.Parameter(torch.full((self.num_layers, self.num_heads), start))
+        omega = torch.full((self.num_layers, self.num_heads), float(self.omega))
+        self.strength: nn.Parameter = nn.Parameter(inverse_softplus(omega))
 
     def tables(self) -> dict[str, Tensor]:
         return {"slopes": alibi_slopes(self.num_heads)}

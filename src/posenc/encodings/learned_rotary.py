@@ -13,8 +13,8 @@ from posenc import frequencies
 from posenc.encoding import HeadRange, Size, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
-from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, NotNegative, Positive, check_devices
+from posenc.encodings.shared import check_head_dim, kv_heads_of
+from posenc.errors import InputError, NotNegative, Positive, check_devices, check_integers
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
 
@@ -131,22 +131,15 @@ class LearnedRotary(AxesRotary):
     def vectors(self, layer: int) -> Tensor:
         return self.frequency * self.log_scale.double().exp()[..., None]
 
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        self._check_groups(k)
-        return super().rotate_keys(k, positions, layer)
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        self._check_groups(k)
-        return super().rotate(q, k, positions, layer)
-
     def _of_process(self, of: HeadRange) -> Self:
         if self.groups > 1:
             raise InputError("does not know the number of heads: make one for each process", groups=self.groups)
         return super()._of_process(of)
 
-    def _check_groups(self, k: Tensor) -> None:
-        if k.shape[1] % self.groups:
-            raise InputError(f"must divide the key heads, and k has {k.shape[1]}", groups=self.groups)
+    def _check(self, x: Tensor) -> torch.dtype:
+        if x.shape[1] % self.groups:
+            raise InputError(f"must divide the heads, here {x.shape[1]}", groups=self.groups)
+        return super()._check(x)
 
     def plain(self, group: int = 0) -> Rotary:
         """One group's current ladder, in a `Rotary` with an "explicit" schedule.
@@ -154,8 +147,7 @@ class LearnedRotary(AxesRotary):
         Raises:
             InputError: a group that there is not.
         """
-        if not 0 <= group < self.groups:
-            raise InputError(f"must lie between 0 and {self.groups - 1}", group=group)
+        check_integers(0, self.groups - 1, group=group)
         ladder = frequencies.Frequencies(self.vectors(0)[group, :, 0].detach().cpu())
         stretch = frequencies.stretch(ladder, self.head_dim, base=self.rope_theta).tolist()
         schedule = {"name": "explicit", "stretch": stretch, "attention_factor": self.attention_factor}
@@ -277,6 +269,7 @@ class RoPEPlusPlus(Rotary):
 
     def quarter_turn(self, q: Tensor) -> Tensor:
         """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""
+        check_head_dim(self, q, self.head_dim)
         zero = q.new_zeros(1, 1, 1, self.rotated // 2)
         q = q.clone()
         q[:, 1::2] = self.rope(q[:, 1::2], zero, zero - 1)

@@ -8,18 +8,18 @@ from posenc.encodings.create_encoding import ENCODINGS, create, from_spec
 # fmt: off
 if _TYPE_CHECKING:  # type checkers do not find a class by its definition; one that is not listed here is Any to them
     from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
-    from posenc.encodings.accumulated_rotary import CARoPE, Mamba3Rotary, SelectiveRotary
+    from posenc.encodings.accumulated_rotary import CARoPE, Mamba3Rotary, RePo, SelectiveRotary
     from posenc.encodings.augment import CAPE, SHAPE, PoSE, Randomized
     from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
     from posenc.encodings.complex_order import ComplexOrder
-    from posenc.encodings.cope import CoPE
+    from posenc.encodings.cope import TAPA, CoPE
     from posenc.encodings.dape import DAPE
     from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
     from posenc.encodings.distance import KERPLE, T5, ALiBi, DistanceBias, GridALiBi, Sandwich, Sines
     from posenc.encodings.fire import FIRE
     from posenc.encodings.floater import FLOATER
     from posenc.encodings.forgetting import FoX
-    from posenc.encodings.grape import GRAPEA
+    from posenc.encodings.grape import GRAPEA, GRAPEAP
     from posenc.encodings.learned_rotary import FoPE, HeadRotary, LearnedRotary, RoPEPlusPlus
     from posenc.encodings.mapped import Mapped
     from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
@@ -43,16 +43,16 @@ if _TYPE_CHECKING:  # type checkers do not find a class by its definition; one t
     from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 
     __all__ = [
-        "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TISA", "TUPE",
-        "TUPER", "ALiBi", "Absolute", "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable",
-        "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2", "DecoupledRotary", "DistanceBias",
-        "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "HeadRotary",
-        "Hierarchical", "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary",
-        "Mamba3Rotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE",
-        "PoSE", "PrefixKV", "ProjectedRelative", "Randomized", "RoPEPlusPlus", "RoVE", "Rotary", "Sandwich",
-        "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature",
-        "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create",
-        "from_spec",
+        "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "GRAPEAP", "KERPLE", "SHAPE", "STRING", "T5",
+        "TAPA", "TISA", "TUPE", "TUPER", "ALiBi", "Absolute", "AxialRotary", "AxialTable", "Binary", "CARoPE",
+        "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2", "DecoupledRotary",
+        "DistanceBias", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable",
+        "HeadRotary", "Hierarchical", "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN",
+        "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized",
+        "PRotary", "PaTH", "PoPE", "PoSE", "PrefixKV", "ProjectedRelative", "Randomized", "RePo", "RoPEPlusPlus",
+        "RoVE", "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal",
+        "SoftmaxN", "StepTemperature", "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window",
+        "WindowTable", "XLNet", "XPos", "create", "from_spec",
     ]
 else:
     from posenc.encodings.absolute import Absolute

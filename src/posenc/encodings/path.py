@@ -10,7 +10,7 @@ from torch.nn.functional import linear, silu
 
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding, Size
-from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of
+from posenc.encodings.shared import check_input, check_queries, kv_heads_of, normal_parameter, uniform
 from posenc.errors import Count, refuse_in_onnx
 from posenc.positions import Positions
 from posenc.positions.order import convolved
@@ -59,15 +59,14 @@ class PaTH(Encoding):
         self.looks_back = max(self.conv_size - 1, 0)
         layers, heads = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads)
         middle = self.dim if self.rank is None else self.rank
-        self.down: nn.Parameter | None = None if self.rank is None else _normal(layers, self.rank, self.dim)
-        self.up: nn.Parameter = _normal(layers, heads * self.head_dim, middle)
+        std = self.dim**-0.5
+        down = None if self.rank is None else normal_parameter(layers, self.rank, self.dim, init_std=std)
+        self.down: nn.Parameter | None = down
+        self.up: nn.Parameter = normal_parameter(layers, heads * self.head_dim, middle, init_std=middle**-0.5)
         self.filter: nn.Parameter | None = None
         if self.conv_size:
-            bound = self.conv_size**-0.5
-            self.filter = nn.Parameter(
-                torch.empty(layers, heads, self.conv_size, self.head_dim).uniform_(-bound, bound)
-            )
-        self.beta_weight: nn.Parameter = _normal(layers, heads, self.dim)
+            self.filter = uniform(layers, heads, self.conv_size, self.head_dim, fan_in=self.conv_size)
+        self.beta_weight: nn.Parameter = normal_parameter(layers, heads, self.dim, init_std=std)
         self.beta_bias: nn.Parameter = nn.Parameter(torch.zeros(layers, heads))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
@@ -79,8 +78,7 @@ class PaTH(Encoding):
         return torch.cat((w, logit[..., None]), -1).transpose(1, 2)
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> "Reflected":
-        check_heads(self, q, self.num_heads)
-        check_head_dim(self, q, self.head_dim)
+        check_queries(self, q)
         order = stream(positions)
         heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         gate = positions.gate(self.known_as, heads, self.head_dim + 1)
@@ -117,7 +115,3 @@ class Reflected(Carried):
         width = q.shape[-1]
         scores, turned = (q @ tables[-1]).split([tables[-1].shape[-1] - width, width], -1)
         return scores, q - turned
-
-
-def _normal(layers: int, rows: int, columns: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(layers, rows, columns).normal_(std=columns**-0.5))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import check_head_dim, check_heads
+from posenc.encodings.shared import check_head_dim, check_queries
 from posenc.functional import angles_at, frequency_curve, rotary
 from posenc.positions import Positions
 
@@ -66,16 +66,15 @@ class PoPE(Encoding):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        check_head_dim(self, q, self.head_dim)
-        check_heads(self, q, self.num_heads)
+        check_queries(self, q)
         positions.require_one_axis("PoPE")
         delta = self.delta[self.own_layer(layer)].clamp(-2 * math.pi, 0.0).to(self.inv_freq)
         return polar(q, self.remember(positions, "q", lambda: self.angles(positions.q)) - delta[:, None, :])
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        positions.require_one_axis("PoPE")
-        return polar(k, self.remember(positions, "k", lambda: self.angles(positions.k)))
+        check_head_dim(self, k, self.head_dim)
+        return polar(k, self.remember(positions, "k", lambda: self.key_angles(positions)))
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         positions.require_one_axis("PoPE")

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 from posenc.bias import QueryRelative
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import HeadProjection, check_heads, check_input, normal_parameter
-from posenc.errors import InputError
 from posenc.positions import Positions
 
 
@@ -66,8 +65,7 @@ class ProjectedRelative(Encoding):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> QueryRelative:
         check_heads(self, q, self.num_heads)
         positions.require_one_axis("ProjectedRelative")
-        if positions.fractional:
-            raise InputError("ProjectedRelative has rows for integer distances only: round the positions")
+        positions.require_integers("ProjectedRelative")
         dtype = torch.promote_types(q.dtype, torch.float32)
         weights = positions.of_queries(positions.gate(self.known_as, self.num_heads, self.profiles))
         table = pad(self.table[self.own_layer(layer)], (0, 0, 1, 1))

@@ -48,7 +48,10 @@ class PairwiseRotary(Encoding):
         check_even("head_dim", self.head_dim)
         if isinstance(self.rotary_dim, float):
             check_numbers(0, 1, rotary_dim=self.rotary_dim)
-            self.rotary_dim = int(self.head_dim * self.rotary_dim)
+            channels = int(self.head_dim * self.rotary_dim)
+            if channels < 2 or channels % 2:
+                raise InputError(f"{channels} of {self.head_dim} channels are no pairs", rotary_dim=self.rotary_dim)
+            self.rotary_dim = channels
         if self.rotary_dim is not None:
             check_even("rotary_dim", self.rotary_dim)
             if self.rotary_dim > self.head_dim:
@@ -157,6 +160,7 @@ class Rotary(PairwiseRotary):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        check_head_dim(self, k, self.head_dim)
         dtype = self._check(q, positions)
         of_q, of_k = self._tables_of(positions, dtype, queries=True, keys=True)
         if of_q[0] is of_k[0] and fits_kernel(q, k, of_k[0]):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
-from posenc.encodings.shared import by_key_head, check_head_dim, check_heads, kv_heads_of, remade
+from posenc.encodings.shared import by_key_head, check_head_dim, check_queries, kv_heads_of, remade
 from posenc.errors import InputError, Positive, check_positive, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
@@ -84,13 +84,15 @@ class AxesRotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        dtype = self._check(q)
+        check_queries(self, q)
+        dtype, _ = self._check(q), self._check(k)
         of_q = self.table("q", positions, layer, dtype)
         of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)
         return self.rope(q, *of_q), self.rope(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
+        check_queries(self, q)
         return self.rope(q, *self.table("q", positions, layer, self._check(q)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
@@ -162,6 +164,8 @@ class AxialRotary(AxesRotary):
     def setup(self) -> None:
         super().setup()
         self._check_sections()
+        if self.centred and self.start:
+            raise InputError("patches are counted from the centre: pass one of them", centred=True, start=self.start)
         if self.channels == "turns" and len(set(self.pairs)) > 1:
             raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
         if isinstance(self.rope_theta, Sequence):
@@ -387,10 +391,6 @@ class MixedRotary(AxesRotary):
 
     def vectors(self, layer: int) -> Tensor:
         return self.frequency[self.own_layer(layer)]
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        check_heads(self, q, self.num_heads)
-        return super().rotate(q, k, positions, layer)
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:

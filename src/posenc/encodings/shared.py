@@ -25,8 +25,9 @@ def remade(encoding: EncodingT, learned: Mapping[str, Tensor] | None = None, **c
     for buffer in encoding.buffers():
         other = other.to(buffer.device)
     for name, parameter in encoding.named_parameters():
+        owner, _, last = name.rpartition(".")
         value = (learned or {}).get(name, parameter).detach().clone()
-        setattr(other, name, nn.Parameter(value, parameter.requires_grad))
+        setattr(other.get_submodule(owner), last, nn.Parameter(value, parameter.requires_grad))
     if part is not None:
         vars(other)["_part"] = part._replace(arguments=part.arguments | changes)
     return other.train(encoding.training)
@@ -57,9 +58,10 @@ def kv_heads_of(num_heads: int, num_kv_heads: int | None) -> int:
     return num_kv_heads
 
 
-def by_key_head(encoding: Encoding, x: Tensor, key_heads: int) -> Tensor:
+def by_key_head(encoding: Any, x: Tensor, key_heads: int) -> Tensor:
     """Queries or keys (batch, heads, n, width) -> (batch, key_heads, heads / key_heads, n, width), the heads that share a
     key head together."""
+    check_head_dim(encoding, x, encoding.head_dim)
     if x.shape[1] % key_heads:
         raise InputError(f"q or k with {x.shape[1]} heads: this {type(encoding).__name__} has {key_heads} key heads")
     return x.unflatten(1, (key_heads, -1))
@@ -78,6 +80,12 @@ def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
     """Refuse queries of another width than the encoding was made for."""
     if q.shape[-1] != head_dim:
         raise InputError(f"head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}")
+
+
+def check_queries(encoding: Any, q: Tensor) -> None:
+    """Refuse queries of another width than the encoding was made for, or another number of heads, where it has one."""
+    check_heads(encoding, q, getattr(encoding, "num_heads", q.shape[1]))
+    check_head_dim(encoding, q, encoding.head_dim)
 
 
 def check_width(encoding: Encoding, x: Tensor, dim: int) -> None:
@@ -106,17 +114,13 @@ class ContentBias(Encoding):
     head_dim: Size
     bias_reads_keys = False
 
-    def check_heads(self, q: Tensor) -> None:
-        """Refuse queries of another number of heads, or of another width."""
-        check_heads(self, q, self.num_heads)
-        check_head_dim(self, q, self.head_dim)
+    check_heads = check_queries
 
     def check_integers(self, positions: Positions) -> None:
         """Refuse positions that have no row in a table: on a grid, or fractional."""
         name = type(self).__name__
         positions.require_one_axis(name)
-        if positions.fractional:
-            raise InputError(f"{name} has rows for integer positions only: round them, or use Rotary or ALiBi")
+        positions.require_integers(name, "round the positions, or use Rotary or ALiBi")
 
 
 def projected_by(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from posenc.bias import QueryRelative, Values
 from posenc.encoding import Size
 from posenc.encodings.shared import ContentBias, check_terms, normal_parameter
 from posenc.errors import LARGEST_SIZE, InputError, check_integers
-from posenc.functional import sinusoidal
+from posenc.functional import check_even, sinusoidal
 from posenc.positions import Positions
 
 
@@ -61,6 +61,8 @@ class Shaw(ContentBias):
     def setup(self) -> None:
         self.ahead: int = self.clip if self.clip_future is None else self.clip_future
         check_integers(0, LARGEST_SIZE, clip=self.clip, clip_future=self.ahead)
+        if self.fixed:
+            check_even("head_dim", self.head_dim)
         if self.fixed and self.per_head:
             raise InputError("the sinusoidal table is one for all heads", "drop per_head", fixed=True, per_head=True)
         self.acting: frozenset[str] = check_terms(self.terms, ("keys", "values"))

@@ -42,7 +42,7 @@ class TISA(DistanceBias):
     num_heads: Size
     _: KW_ONLY
     num_layers: Size = 1
-    kernels: int = 5
+    kernels: Size = 5
 
     def setup(self) -> None:
         shape = self.num_layers, self.num_heads, self.kernels

@@ -84,11 +84,12 @@ class TransformerXL(ContentBias):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        check_head_dim(self, q, self.head_dim)
+        self.check_heads(q)
         return q + self.of_layer(self.u, layer).to(q.dtype)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
+        check_head_dim(self, k, self.head_dim)
         return k
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Factored | QueryRelative:

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, logsigmoid, pad
 from posenc.bias import Score
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding, Size
-from posenc.encodings.shared import check_head_dim, check_heads, check_input
+from posenc.encodings.shared import check_input, check_queries, normal_parameter
 from posenc.positions import Positions
 
 
@@ -55,9 +55,7 @@ class Wall(Encoding):
 
     def setup(self) -> None:
         width = self.num_heads * self.head_dim
-        self.weight: nn.Parameter = nn.Parameter(
-            torch.empty(self.num_layers, width, self.dim).normal_(std=self.dim**-0.5)
-        )
+        self.weight: nn.Parameter = normal_parameter(self.num_layers, width, self.dim, init_std=self.dim**-0.5)
         self.bias_in: nn.Parameter = nn.Parameter(torch.full((self.num_layers, width), float(self.init_bias)))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
@@ -70,8 +68,7 @@ class Wall(Encoding):
         )
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score:
-        check_heads(self, q, self.num_heads)
-        check_head_dim(self, q, self.head_dim)
+        check_queries(self, q)
         order = stream(positions)
         gate = positions.gate(self.known_as, self.num_heads, self.head_dim)
         return Decayed(scale * q, order.of(k), order.of(gate), positions, order)

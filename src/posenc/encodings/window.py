@@ -38,8 +38,7 @@ class _PatchBias(Encoding):
             if positions.axes != 2:
                 raise InputError(f"{type(self).__name__} takes 2 coordinates per token, or one, not {positions.axes}")
             return positions
-        if positions.fractional:
-            raise InputError(f"{type(self).__name__} counts patches by integers: give fractions as (y, x)")
+        positions.require_integers(type(self).__name__, "give fractions as (y, x)")
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
     def refuse_unplaced(self, grid: Positions) -> None:
@@ -142,8 +141,7 @@ class WindowTable(_PatchBias):
 
     def on_patches(self, q: Tensor, positions: Positions) -> Positions:
         grid = super().on_patches(q, positions)
-        if grid.fractional:
-            raise InputError(f"{type(self).__name__} has rows for integer positions only: round the positions")
+        grid.require_integers(type(self).__name__)
         known = self.beyond == "resize" and grid.images is not None
         if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
             rows, columns = grid.shared(_reach, lambda: _reach(grid))
@@ -317,6 +315,7 @@ class LogWindow(_PatchBias):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
+        check_heads(self, q, self.num_heads)
         if not self.cosine:
             return q, k
         dtype = torch.promote_types(q.dtype, torch.float32)

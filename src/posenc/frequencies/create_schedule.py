@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from posenc.errors import InputError, check_word
+from posenc.errors import InputError, check_value, check_word
 from posenc.frequencies.schedules import SCHEDULES, Frequencies
-from posenc.spec import Spec, check_options, parse_sum
+from posenc.spec import Spec, check_complete, check_options, parse_sum
 
 __all__ = ["as_text", "complete", "create", "options_of", "parse"]
 
@@ -21,19 +21,17 @@ def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Freque
     if isinstance(options.get("of"), Mapping) and "of" in parameters:
         options["of"] = create(options["of"], head_dim, base=base)
     check_options(f"schedule {name!r}", options, parameters, function)
-    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
-    if missing:
-        raise InputError(f"schedule {name!r} needs {' and '.join(missing)}")
+    check_complete(f"schedule {name!r}", options, parameters)
     return function(head_dim, base=base, **options)
 
 
 def parse(text: str) -> dict[str, Any]:
     """A schedule written as text, as data: "yarn:factor=4:beta_fast=16", and what is applied to it after a plus sign,
     "yarn:factor=4+resonance". Options that it does not name are omitted, see `complete`."""
+    check_value("text", text, str)
     schedule: dict[str, Any] = {}
     for spec in parse_sum(text):
         name = spec.name
-        check_word("schedule", name, SCHEDULES)
         known = options_of(name)
         if schedule and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
@@ -71,7 +69,11 @@ def options_of(name: str) -> dict[str, Parameter]:
 def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
     if not isinstance(schedule, Mapping):
         raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
+    if not isinstance(schedule.get("name"), str):
+        how = "name the schedule, as in {'name': 'ntk', 'factor': 4} or with_schedule('ntk', factor=4)"
+        theirs = "transformers' rope_type is name, original_max_position_embeddings original_max_positions"
+        raise InputError(how, theirs, schedule=schedule)
     options = dict(schedule)
-    name = options.pop("name", None)
+    name = options.pop("name")
     check_word("schedule", name, SCHEDULES)
     return name, SCHEDULES[name], options

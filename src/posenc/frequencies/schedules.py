@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, as_numbers, check_integers, check_numbers, check_positive, check_tensor
+from posenc.errors import InputError, as_numbers, check_numbers, check_positive, check_tensor, check_value
 from posenc.functional import check_even, frequency_curve
 
 __all__ = [
@@ -119,7 +119,7 @@ def ntk_mixed(head_dim: int, *, base: float = 10000.0, factor: float, exponent: 
     Raises:
         InputError: an exponent outside 0 .. 1.
     """
-    check_numbers(0, 1, exponent=exponent)
+    _check_number(0, 1, exponent=exponent)
     pairs = head_dim // 2
     plain = rope_frequencies(head_dim, base)
     digits = torch.arange(1, pairs + 1, dtype=torch.float64, device="cpu") / pairs
@@ -217,6 +217,7 @@ def mrrope(
     progressive False: by factor^(t/n), so all are the same (MrRoPE-Uni). Works without fine-tuning. Otherwise as `yarn`.
     """
     plain = rope_frequencies(head_dim, base)
+    check_value("progressive", progressive, bool)
     low, high = _ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast)
     ramp, between = _ramp(len(plain), low, high), max(high - low, 0.001)
     exponents = ramp * (ramp * between + 1) / (between + 1) if progressive else ramp
@@ -267,7 +268,7 @@ def _ramp_ends(
     pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool = True
 ) -> tuple[float, float]:
     """The pairs that turn beta_fast and beta_slow times over the original length, within the channels of the head."""
-    check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
+    check_value("truncate", truncate, bool)
     _check_rotations(beta_slow=beta_slow, beta_fast=beta_fast)
     if not base > 1:
         raise InputError("this schedule needs a base above 1", base=base)
@@ -298,13 +299,13 @@ def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0
 
 
 def _mscale(factor: float, weight: float, name: str) -> float:
-    check_numbers(0, **{name: weight})
+    _check_number(0, **{name: weight})
     return 0.1 * weight * math.log(check_factor(factor)) + 1
 
 
 def _check_rotations(may_equal: bool = False, **turns: float) -> tuple[float, float]:
     """Two numbers of turns, by argument, of which the first has to be less than the second."""
-    check_numbers(**turns)
+    check_positive(**turns)
     (slow_name, slow), (fast_name, fast) = turns.items()
     if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
         sign = "<=" if may_equal else "<"
@@ -365,10 +366,8 @@ def longrope(
         InputError: no temperature, or other numbers than head_dim/2 above 0.
     """
     plain = rope_frequencies(head_dim, base)
-    short, long = (
-        _pair_divisors(name, numbers, len(plain))
-        for name, numbers in (("short_factor", short_factor), ("long_factor", long_factor))
-    )
+    short = _pair_divisors("short_factor", short_factor, len(plain))
+    long = _pair_divisors("long_factor", long_factor, len(plain))
     divisors = long if check_length(length, "length") > check_length(original_max_positions) else short
     if attention_factor is None:
         if factor is None:
@@ -388,7 +387,7 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     Raises:
         InputError: a fraction outside 0 .. 1.
     """
-    check_numbers(0, 1, fraction=fraction)
+    _check_number(0, 1, fraction=fraction)
     rotating = int(fraction * len(frequencies.inv_freq))
     zeros = torch.zeros_like(frequencies.inv_freq[rotating:])
     return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:rotating], zeros)))
@@ -409,7 +408,8 @@ def resonance(head_dim: int, *, base: float = 10000.0, of: Frequencies | None = 
 
     Fast pairs change most (6.28 to 6); the paper applies it to YaRN and fine-tunes. of: the frequencies it is applied to.
     """
-    before = _given(head_dim, base, of)
+    check_value("of", of, Frequencies | None)
+    before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     return replace(before, inv_freq=2 * math.pi / wavelengths(before).round().clamp(min=1))
 
 
@@ -432,8 +432,11 @@ def tapered(
     Raises:
         InputError: neither pairs nor original_max_positions, or more pairs than there are.
     """
-    before = _given(head_dim, base, of)
-    check_integers(0, len(before.inv_freq), pairs=pairs)
+    check_value("of", of, Frequencies | None)
+    before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
+    check_value("hard", hard, bool)
+    check_value("pairs", pairs, int | None)
+    check_numbers(0, len(before.inv_freq), pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
             raise InputError("pass pairs, or original_max_positions", argument="tapered")
@@ -443,10 +446,6 @@ def tapered(
     weights = torch.ones_like(before.inv_freq)
     weights[unchanged:] = 0 if hard else (1 + phases.cos()) / 2
     return replace(before, inv_freq=before.inv_freq * weights)
-
-
-def _given(head_dim: int, base: float, of: Frequencies | None) -> Frequencies:
-    return default(head_dim, base=base) if of is None else check_width(of, head_dim)
 
 
 def explicit(
@@ -505,15 +504,23 @@ def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
     return frequencies
 
 
+def _check_number(least: float, most: float | None = None, /, **number: float) -> None:
+    """`check_numbers` of one that must be given: it refuses None, too."""
+    for name, value in number.items():
+        check_value(name, value, float)
+    check_numbers(least, most, **number)
+
+
 def check_factor(factor: float) -> float:
-    """The factor, refused below 1."""
-    check_numbers(1, factor=factor)
+    """The factor, refused below 1, and above 2^27, the tokens of the longest sequence."""
+    _check_number(1, 2**27, factor=factor)
     return float(factor)
 
 
 def check_length(length: int, name: str = "original_max_positions") -> int:
     """The length, refused below 1."""
-    check_integers(1, **{name: length})
+    check_value(name, length, int)
+    check_numbers(1, **{name: length})
     return length
 
 

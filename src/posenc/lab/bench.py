@@ -17,7 +17,7 @@ from posenc.attention import attention
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.lab.engines import Tick
 from posenc.lab.machine import check_present, cores, cpu, describe
 from posenc.lab.study import Study, code, versions
@@ -77,10 +77,10 @@ class BenchSettings:
 
 
 class BenchStudy(Study[Trial, Times]):
-    """Every encoding in every mode at every length.
+    """Every encoding in every mode, "forward" or "train", at every length.
 
     Raises:
-        InputError: an unknown encoding, one that needs more than a head's shape, or a length that is none.
+        InputError: an unknown encoding or mode, one that needs more than a head's shape, or a length that is none.
     """
 
     name = "bench"
@@ -99,6 +99,7 @@ class BenchStudy(Study[Trial, Times]):
 
     def made(self, trial: Trial) -> Encoding:
         """The encoding in the shape of the trial, with the weights that it starts with."""
+        check_word("mode", trial.mode, ("forward", "train"))
         torch.manual_seed(0)
         encoding = create(
             trial.encoding, dim=HEADS * HEAD_DIM, num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM, num_layers=1,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from posenc.lab.measure import check_record, measure, work
 from posenc.lab.messages import located, users_line
 from posenc.lab.records import BUDGET, RunRecord
 from posenc.lab.results import Ranking, collect
-from posenc.lab.study import Pages, Progress, Study, run
+from posenc.lab.study import Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.lab.train import build
@@ -94,9 +94,8 @@ class Comparison:
         for each, record in done.items():
             variant = record.variants[0]
             values = variant.extra[m.key][at] if m.higher_is_better else variant.paired[at]
-            scores.setdefault(each.encoding, {}).setdefault(self.at_rates[each.settings], []).append(
-                m.worse * fmean(values)
-            )
+            by_rate = scores.setdefault(each.encoding, {})
+            by_rate.setdefault(self.at_rates[each.settings], []).append(m.worse * fmean(values))
         best = {name: min((fmean(values), rate) for rate, values in by.items())[1] for name, by in scores.items()}
         return {each: record for each, record in done.items() if self.at_rates[each.settings] == best[each.encoding]}
 
@@ -110,8 +109,7 @@ class Comparison:
             raise InputError(f"must lie between 1 and {MOST_SEEDS}", seeds=self.seeds)
         if not self.encodings:
             raise InputError("name at least one", argument="encodings")
-        twice = {e for e in self.encodings if self.encodings.count(e) > 1}
-        if twice:
+        if twice := {e for e in self.encodings if self.encodings.count(e) > 1}:
             raise InputError(f"{', '.join(sorted(twice))} is named twice", argument="encodings")
         self.settings.check_data(corpus)
         for encoding in self.encodings:
@@ -175,10 +173,8 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def describe(self, job: Sequence[Run]) -> str:
         run = job[0]
-        rate = next(
-            (c.at_rates[run.settings] for c, _ in self.comparisons if c.rates and run.settings in c.at_rates), None
-        )
-        return f"{run.encoding}, seed {run.seed}{'' if rate is None else f', rate {rate:g}'}"
+        rates = [c.at_rates[run.settings] for c, _ in self.comparisons if c.rates and run.settings in c.at_rates]
+        return f"{run.encoding}, seed {run.seed}{f', rate {rates[0]:g}' if rates else ''}"
 
     def found(self, cell: Run, record: RunRecord) -> str:
         of = record.variants[0].extra.get(BUDGET, {})
@@ -191,14 +187,16 @@ class ComparisonStudy(Study[Run, RunRecord]):
             return {run: measure(run, self.corpora[run.settings, run.data], partial(tick, what=self.describe(job)))}
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        return self.of_comparison(*self.comparisons[0], done)
+        return self.of_comparison(*self.comparisons[0], done)[0]
 
-    def of_comparison(self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
-        """The results of one of the comparisons, from its runs."""
+    def of_comparison(
+        self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]
+    ) -> tuple[dict[str, Any], Ranking]:
+        """The results of one of the comparisons, from its runs, and what ranks them."""
         settings, done = plan.settings, plan.at_best_rate(done) if plan.rates else done
         ranking = Ranking(collect(done), settings, corpus, swept=bool(plan.rates))
         best = {run.encoding: plan.at_rates[run.settings] for run in done} if plan.rates else {}
-        return {
+        results = {
             **({"rates": {"tried": sorted(plan.rates), "best": best}} if best else {}),
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
@@ -210,6 +208,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
+        return results, ranking
 
 
 def _of_rates(tried: Sequence[float], best: Mapping[str, float]) -> list[str]:
@@ -232,27 +231,22 @@ def compare(
     *,
     workers: int | None = None,
     engine: Engine | None = None,
-    progress: Progress | None = None,
-    command: str = "",
-    pages: Pages | None = None,
-    begin: Callable[[], object] = lambda: None,
-    share: tuple[int, int] = (1, 1),
-    merge: Sequence[str | Path] = (),
+    **options: Any,
 ) -> dict[str, Any]:
-    """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
-    what results.json holds. pages: what makes files of the results, such as `posenc.report.compare.files`. engine: where runs are
-    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. share, merge: see `posenc.lab.study.run`.
+    """Run a comparison into a folder; runs that are there already are not trained again. Returns what results.json holds.
+
+    engine: where runs are trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core.
+    options: of `posenc.lab.study.run`, such as pages, what makes files of the results (`posenc.report.compare.files`).
 
     Raises:
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
+    if engine is not None and workers is not None:
+        raise InputError("is of the default engine", "give engine=ProcessPool(workers) alone", workers=workers)
     study = ComparisonStudy([(comparison, corpus)])
     engine = engine or (ProcessPool() if workers is None else ProcessPool(workers))
-    return run(
-        study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,
-        merge=merge,
-    )  # fmt: skip
+    return run(study, directory, engine=engine, **options)
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:

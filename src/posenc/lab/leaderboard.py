@@ -11,7 +11,7 @@ from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.engines import Engine, ProcessPool
 from posenc.lab.experiment import Dataset, Run
 from posenc.lab.records import RunRecord
-from posenc.lab.results import Ranking, collect
+from posenc.lab.results import Ranking
 from posenc.lab.statistics import average
 from posenc.lab.study import run
 
@@ -30,8 +30,11 @@ class Leaderboard(ComparisonStudy):
 
     def check(self) -> None:
         """Raises:
-        InputError: what a comparison refuses, or comparisons of different encodings.
+        InputError: what a comparison refuses, comparisons of different encodings, or two of one task.
         """
+        names = tuple(comparison.settings.name for comparison, _ in self.comparisons)
+        if len(set(names)) < len(names):
+            raise InputError("names a task twice", "name each once", task=names)
         if len({(comparison.encodings, comparison.seeds) for comparison, _ in self.comparisons}) > 1:
             raise InputError("the tasks of one table compare the same encodings and seeds", argument="encodings")
         super().check()
@@ -44,11 +47,7 @@ class Leaderboard(ComparisonStudy):
         for comparison, corpus in self.comparisons:
             name = comparison.settings.name
             if part := {run: record for run, record in done.items() if run.settings.name == name}:
-                tasks[name] = self.of_comparison(comparison, corpus, part)
-                best = comparison.at_best_rate(part) if comparison.rates else part
-                rankings[name] = Ranking(collect(best), comparison.settings, corpus)
-        if not tasks:
-            raise InputError("no run is finished: run the same command again, or a share with runs in it")
+                tasks[name], rankings[name] = self.of_comparison(comparison, corpus, part)
         one, rows = next(iter(tasks.values())), table(rankings)
         return {
             "settings": {"tasks": list(tasks), "encodings": one["settings"]["encodings"]},
@@ -103,6 +102,6 @@ def compare_tasks(
     `posenc.lab.study.run`.
 
     Raises:
-        InputError: as `compare`; comparisons of different encodings.
+        InputError: as `compare`; comparisons of different encodings, or two of one task.
     """
     return run(Leaderboard(comparisons), directory, engine=engine or ProcessPool(), **options)

@@ -59,7 +59,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cpu": cpu(),
         "cores": cores(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        "memory_gib": round(_kibibytes(MEMORY, "MemTotal") / 2**30, 1),
+        "memory_gib": round(_bytes(MEMORY, "MemTotal") / 2**30, 1),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -74,7 +74,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free now: the GPU's, or what the system and the process's limit leave."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = _kibibytes(MEMORY, "MemAvailable") or 2**40
+    free = _bytes(MEMORY, "MemAvailable") or 2**40
     try:
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         free = min(free, most - int(Path("/sys/fs/cgroup/memory.current").read_text()))
@@ -83,7 +83,7 @@ def free_bytes(device: torch.device) -> int:
     return free
 
 
-def _kibibytes(file: Path, name: str) -> int:
+def _bytes(file: Path, name: str) -> int:
     """An entry of a file of /proc, in bytes; 0: there is none."""
     try:
         lines = file.read_text().splitlines()
@@ -116,9 +116,9 @@ def peak(work: Callable[[], object], device: torch.device, *, collect: bool = Tr
     with _c_library() as library:
         library.malloc_trim(0)  # freed memory goes back to the system
     CLEAR.write_text("5")  # the peak starts again from what is resident now
-    before = _kibibytes(STATUS, "VmRSS")
+    before = _bytes(STATUS, "VmRSS")
     work()
-    return max(0, _kibibytes(STATUS, "VmHWM") - before)
+    return max(0, _bytes(STATUS, "VmHWM") - before)
 
 
 def keep_freed_memory(most: int = 2**28, piece: int = 2**25) -> None:

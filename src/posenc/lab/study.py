@@ -54,7 +54,7 @@ class Study(ABC, Generic[C, M]):
     name: ClassVar[str]
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
-    """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name."""
+    """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name, which no command shows."""
 
     @abstractmethod
     def cells(self) -> list[C]:
@@ -207,6 +207,8 @@ def run(
         with store.lock(command or f"posenc.{study.name}, from Python"):
             facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}
             ids = _identities(facts)
+            if not (here := dict(list(ids.items())[part - 1 :: parts])):
+                raise InputError(f"has no {study.unit}", f"make at most {len(ids)} shares", share=f"{part}/{parts}")
             cells = {id: cell for cell, id in ids.items()}
             planned = set(cells)
 
@@ -218,8 +220,7 @@ def run(
             if merge:
                 store.merge(merge, study.record(next(iter(ids))), check, planned)
             begin()
-            ids = dict(list(ids.items())[part - 1 :: parts])
-            return _run(study, ids, facts, store, engine, progress, command, pages or (lambda _: {}))
+            return _run(study, here, facts, store, engine, progress, command, pages or (lambda _: {}))
 
 
 def _run(

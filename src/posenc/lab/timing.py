@@ -22,13 +22,11 @@ Clock = Callable[[Call, int], float]
 @dataclass(frozen=True)
 class Effort:
     """How long to measure. rounds: of each trial; block: least seconds of a timed block, short work is repeated to fill
-    it; budget: seconds after which a trial stops, once it has three rounds; patience: seconds of one call beyond which
-    a candidate is left out."""
+    it; budget: seconds after which a trial stops, once it has three rounds."""
 
     rounds: Annotated[int, "rounds of each trial"] = 7
     block: float = 0.03
     budget: float = 3.0
-    patience: Annotated[float, "leave out what takes longer for one call, in seconds"] = 3.0
 
 
 def _timed(now: Callable[[], float], call: Call, repeats: int) -> float:

@@ -437,7 +437,7 @@ class Positions(Visibility):
 
         Raises:
             InputError: causal with fewer keys than queries, with positions of `from_ids` that fall, which may be those of
-                packed documents, or whose queries are not the last keys, or with positions of `cross` of two texts.
+                packed documents, or whose queries are not the last keys, or with positions of `cross` of two sequences.
         """
         check_flags(causal=causal)
         if causal and self.num_keys < self.num_queries and self.of_keys is None:
@@ -675,6 +675,11 @@ class Positions(Visibility):
         """Check that positions are one-dimensional, for an encoding that needs this."""
         if self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
+
+    def require_integers(self, user: str, remedy: str = "round the positions") -> None:
+        """Check that positions are integers, for an encoding that counts by them."""
+        if self.fractional:
+            raise InputError(f"{user} takes integer positions only: {remedy}")
 
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries).

@@ -21,7 +21,7 @@ ROTATING = ("llama4_text", "smollm3", "mistral_large4_text")
 """Model types whose no_rope_layers has a number for each layer, 0 where the layer does not rotate."""
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
-TABLES = ("rope_parameters", "rope_scaling")
+ROPE_TABLES = ("rope_parameters", "rope_scaling")
 BESIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 """Fields that may stand in a table and beside it."""
 
@@ -47,7 +47,7 @@ class ConfigFile:
                 self.raw, self.part = dict(part), path
                 break
         for fields in (raw, self.raw):
-            for key in (*TABLES, *(path[0] for path in PARTS)):
+            for key in (*ROPE_TABLES, *(path[0] for path in PARTS)):
                 if not isinstance(fields.get(key), Mapping | None):
                     raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
             if not isinstance(kind := fields.get("model_type"), str | None):
@@ -120,7 +120,7 @@ class ConfigFile:
 
     def contradictions(self) -> Iterator[str]:
         """Two fields for one number that differ."""
-        tables = {key: self.raw[key] for key in TABLES if isinstance(self.raw.get(key), Mapping)}
+        tables = {key: self.raw[key] for key in ROPE_TABLES if isinstance(self.raw.get(key), Mapping)}
         for key, table in tables.items():
             one, other = table.get("rope_type"), table.get("type")
             if one and other and one != other and {one, other} not in ({"su", "longrope"}, {"mrope", "default"}):
@@ -151,14 +151,14 @@ class ConfigFile:
 
     def tables(self) -> Iterator[dict[str, Any]]:
         """The file's tables of the rotation with the base that may stand beside them, or the base alone. "mrope" is "default"."""
-        for table in (self.raw.get(key) for key in TABLES):
+        for table in (self.raw.get(key) for key in ROPE_TABLES):
             if isinstance(table, Mapping):
                 nested = [each for each in table.values() if isinstance(each, Mapping)]
                 for each in nested or [table]:
                     kind = each.get("rope_type", each.get("type", "default"))
                     rope_type = {"rope_type": "default" if kind == "mrope" else kind}
                     yield {"rope_theta": self.raw.get("rope_theta", 1e4), **each} | rope_type
-        if "rope_theta" in self.raw and not any(isinstance(self.raw.get(key), Mapping) for key in TABLES):
+        if "rope_theta" in self.raw and not any(isinstance(self.raw.get(key), Mapping) for key in ROPE_TABLES):
             yield {"rope_theta": self.raw["rope_theta"], "rope_type": "default"}
 
     def faults(self) -> Iterator[str]:
@@ -170,7 +170,7 @@ class ConfigFile:
 
     def beside(self) -> Iterator[str]:
         """Tables of the rotation beside the part of the language model, where no module reads them."""
-        for key in TABLES:
+        for key in ROPE_TABLES:
             table = self.outer.get(key)
             if self.raw != self.outer and isinstance(table, Mapping) and table != self.raw.get(key):
                 yield f"{key} {dict(table)} stands beside the part that has the language model's fields"
@@ -192,7 +192,7 @@ def _check_kinds(name: str, fields: Mapping[str, Any]) -> None:
     for key in BESIDE:
         if isinstance(fields.get(key), list | Mapping) or (key != "rope_theta" and isinstance(fields.get(key), str)):
             raise InputError(f"{name}: {key}={shown(fields[key])}: must be a number")
-    for key in TABLES:
+    for key in ROPE_TABLES:
         table = fields.get(key) or {}
         for kind in (FULL, SLIDING):
             if not isinstance(table.get(kind), Mapping | None):

@@ -124,10 +124,11 @@ def convert_layout(
         InputError: no tensor, a width that is no multiple of head_dim, a rotated part that is odd or exceeds the head, an unknown
             layout, axis 0 of a tensor with more than two axes, a quantised weight.
     """
-    if not isinstance(weight, Tensor):
+    if not isinstance(weight, Tensor) or not weight.dim():
         raise InputError("convert the weights of queries and keys one by one, and not those of values", weight=weight)
     check_integers(1, head_dim=head_dim, rotary_dim=rotary_dim)
-    check_integers(rotary_start=rotary_start, axis=axis)
+    check_integers(rotary_start=rotary_start)
+    check_integers(-weight.dim(), weight.dim() - 1, axis=axis)
     width = head_dim - rotary_start if rotary_dim is None else rotary_dim
     if rotary_dim is None:
         check_even("head_dim - rotary_start" if rotary_start else "head_dim", width)

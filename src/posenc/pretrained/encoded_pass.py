@@ -20,7 +20,7 @@ NAME = "posenc_encoding"
 
 
 @dataclass
-class Plan:
+class LayerPlan:
     """What an attention layer does. number: of the layer. rotates: whether the encoding acts in it, as the model's rotation did.
     gates: of the layer's input, from the hook before its attention to that."""
 
@@ -114,7 +114,7 @@ def attend(call: AttentionCall) -> Tensor:
     Raises:
         InputError: a model without one.
     """
-    plan: Plan | None = getattr(call.module, "_posenc_plan", None)
+    plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
     given: Any = call.mask
     if plan is None or not isinstance(given, tuple):
         raise InputError(

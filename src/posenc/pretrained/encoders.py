@@ -23,7 +23,7 @@ def read_tables(name: str) -> None:
     """Let the attention of `T5_TYPES` give its table in place of a bias of N x N, while its implementation is `name`."""
     for kind, prefix in T5_TYPES.items():
         attention = getattr(import_module(f"transformers.models.{kind}.modeling_{kind}"), f"{prefix}Attention")
-        if not hasattr(attention.forward, "__wrapped__"):
+        if not hasattr(attention.forward, "gives_table"):  # which others' wrappers of it have too
             _give_table(attention, name)
 
 
@@ -45,6 +45,7 @@ def _give_table(attention: Any, name: str) -> None:
         return self if config and config._attn_implementation == name else compute_bias(self, *given, **named)
 
     attention.forward, attention.compute_bias = with_table, table
+    attention.forward.gives_table = True
 
 
 class TableOfModel(T5):

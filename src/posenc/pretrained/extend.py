@@ -9,11 +9,11 @@ from typing import Any
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Rerotated
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_integers, check_numbers
+from posenc.errors import InputError
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
-from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
+from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table, refuse_longer
 from posenc.pretrained.methods import Lengths, Plan, check_lengths, from_plain_rope, plan, reach, written_factor
 from posenc.pretrained.models import Layer, ModelStructure, Rope, longer_lengths, model_structure, record_of, unwrap
 from posenc.pretrained.parameters import STEP
@@ -131,12 +131,11 @@ def extend(
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
-    check_numbers(factor=factor)
-    check_integers(1, target_length=target_length)
     inner = unwrap(model)
     previous = record_of(inner)
     planned: Callable[..., ModelChange] = plan_table if has_learned_table(inner) else plan_rotary
     attachment = planned(inner, method, factor, target_length, options)
+    refuse_longer(inner)
     report: Extension | TableExtension = attachment.report
     if previous is not None:
         if previous.report == report:
@@ -210,7 +209,7 @@ def target_of(
             ),
             target_length=target_length,
         )
-    return target_length
+    return None if target_length is None else int(target_length)  # of NumPy, transformers refuses it
 
 
 def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Design:
@@ -319,11 +318,12 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, base=theta) for n in lengths]
-    exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
-    if not all(same_frequencies(rotation, each) for each in before):
-        exact = 0
+    same = all(same_frequencies(rotation, each) for each in before)
+    exact = (
+        min(structure.loaded_length if chosen.exact is None else chosen.exact, structure.loaded_length) if same else 0
+    )
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
-    changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
+    changed = sum(_changes(structure, chosen, layer, same) for layer in structure.layers)
     return Extension(
         model_type=structure.model_type,
         method=chosen.text,
@@ -348,8 +348,8 @@ def _discards(structure: ModelStructure, chosen: Plan) -> bool:
     return structure.rope.scaled and chosen.schedule is not None and chosen.replaces
 
 
-def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
-    scheduled = chosen.schedule is not None and layer.layer_type in structure.unbounded
+def _changes(structure: ModelStructure, chosen: Plan, layer: Layer, same: bool) -> bool:
+    scheduled = not same and chosen.schedule is not None and layer.layer_type in structure.unbounded
     mapped = chosen.map is not None and layer.window is None
     around = bool(chosen.attention) and layer.window is None
     return around or (layer.rotates and (scheduled or mapped or not chosen.rotates))

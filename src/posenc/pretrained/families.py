@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model types of transformers that posenc knows, and how each differs from Llama."""
+"""The model types of transformers that posenc knows, by model_types.toml, and how each differs from Llama."""
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from posenc.errors import InputError, unknown
@@ -34,77 +36,29 @@ class Family:
     """Its attention is not causal"""
 
 
-_ENCODER = "it is an encoder, whose queries see keys on both sides"
-_SPARSE = "an indexer chooses which keys its queries see"
+KNOWN = tomllib.loads(Path(__file__).with_name("model_types.toml").read_text(encoding="utf-8"))
+
+
+def _by_type(section: str, key: str) -> dict[str, str]:
+    return {kind: group[key] for group in KNOWN[section] for kind in group["types"]}
+
 
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(
-        (
-            "llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3", "gemma",
-            "gemma2", "gemma3_text", "smollm3", "stablelm", "starcoder2", "granite", "granitemoe", "seed_oss", "olmoe",
-            "apertus", "arcee", "bitnet", "cwm", "dots1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm4_moe",
-            "granitemoeshared", "hy_v3", "hyperclovax", "jais2", "lfm2", "minimax_m2", "ministral3", "nemotron",
-            "qwen3_next", "solar_open", "vaultgemma",
-        ),
-        Family(),
-    ),
-    **dict.fromkeys(("olmo", "olmo2", "olmo3", "olmo_hybrid", "flex_olmo"), Family(float_table=True)),
-    **dict.fromkeys(("exaone4", "exaone_moe", "afmoe"), Family(full_rotates=False)),
-    **dict.fromkeys(("glm", "glm4", "helium"), Family(layout="interleaved")),
-    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Family(layout="interleaved", float_table=True)),
-    **dict.fromkeys(("deepseek_v3", "mistral4", "glm4_moe_lite", "youtu", "minicpm3"), Family(latent=True)),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), Family(latent=True, schedules_only=_SPARSE)),
-    **dict.fromkeys(
-        ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"),
-        Family(table="sections"),
-    ),
-    "cohere": Family(layout="interleaved", table="repeated"),
-    "cohere2": Family(layout="interleaved", table="repeated", full_rotates=False),
-    "deepseek_v2": Family(layout="interleaved", table="complex", latent=True),
-    "gpt_neox": Family(attention="attention"),
-    "gpt_oss": Family(table="pairs"),
-    "modernbert": Family(attention="attn", schedules_only=_ENCODER, encoder=True),
-    "modernbert-decoder": Family(attention="attn"),
-    **dict.fromkeys(("eurobert", "nomic_bert"), Family(schedules_only=_ENCODER, encoder=True)),
-}  # fmt: skip
+    kind: Family(**{key: value for key, value in group.items() if key != "types"})
+    for group in KNOWN["families"]
+    for kind in group["types"]
+}
 """Supported config.model_type, of the decoder where a model has several parts -> how it differs from Llama. For a type whose
 module rotary_emb has the interface of one of these: FAMILIES["its type"] = FAMILIES["llama"]."""
 
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(("codegen", "gptj", "roformer"), "it rotates by a table that no configuration stretches"),
-    **dict.fromkeys(("bloom", "mpt"), "its positions are biases of the distance, ALiBi's, which end nowhere"),
-    **dict.fromkeys(("inkling_text", "inkling2_text"), "its positions are biases of the distance, which it has learned"),
-    **dict.fromkeys(
-        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"),
-        "its positions are biases of the distance, T5's, which no length limits: it reads longer inputs as it is",
-    ),
-    "esm": "its rotation takes another base alone: load it with rope_theta=",
-    **dict.fromkeys(("deberta", "deberta-v2"), "its positions are relative, by a learned table of distances"),
-    "xlnet": "its positions are relative, by sinusoids of the distance, which no length limits",
-    **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
-    **dict.fromkeys(
-        ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"),
-        "its rotary module reads alpha, which no schedule states",
-    ),
-    **dict.fromkeys(
-        (
-            "granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text", "cohere_compass_text", "cohere2_moe", "flint",
-            "kolibri1",
-        ),
-        "posenc does not read which of its layers rotate, and by which base",
-    ),
-    "phimoe": "its rotary module adds numbers (short_mscale, long_mscale), which no schedule states",
-    "recurrent_gemma": "its rotary modules refuse every rope_type but default",
-}  # fmt: skip
+REFUSED = _by_type("refused", "why")
 """Model types without a rotation that a configuration could change, or whose rotation posenc does not read -> why."""
 
-UNREAD: dict[str, str] = {
-    "deepseek_v4": "its queries see compressed keys and not tokens",
-    "falcon": "its attention is not called as those of other types are",
-    "llama4_text": "its layers with positions attend within chunks, and the others have a temperature",
-    "nanochat": "it rotates the other way round",
-}
+UNREAD = _by_type("unread", "why")
 """Model types that posenc neither extends nor examines -> why. Of a configuration alone, programs are compared nevertheless."""
+
+TABLES = _by_type("tables", "path")
+"""config.model_type -> path of its learned table of positions in the base model."""
 
 ENCODED = "posenc_"
 """How the model type begins of a model with an encoding in place of its rotation, see hf.py."""
@@ -128,7 +82,10 @@ def family_of(model_type: str, config: Any = None) -> Family:
     Raises:
         InputError: nothing is; why not, where that is known, or how to go on.
     """
-    if why := (without_positions(config) if config is not None else "") or (REFUSED | UNREAD).get(model_type):
+    learned = dict.fromkeys(
+        TABLES, "its positions are a learned table: posenc.extend takes hierarchical or interpolate"
+    )
+    if why := (without_positions(config) if config is not None else "") or (learned | REFUSED | UNREAD).get(model_type):
         raise InputError(f"model type {model_type!r} is not supported: {why}")
     if model_type not in FAMILIES:
         raise InputError(

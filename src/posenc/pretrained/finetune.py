@@ -13,19 +13,25 @@ import torch
 from torch import Tensor
 from torch.random import fork_rng
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from posenc.encodings.augment import skipped_positions
-from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
+from posenc.errors import InputError, Positive, Size, as_numbers, check_arguments, check_integers, holds_integers, needs
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
+from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.models import model_structure, unwrap
 from posenc.pretrained.scratch import scratch
 from posenc.pretrained.stopping import stoppable
 
+needs("transformers", "lab")
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+
 SETTINGS = "steps", "learning_rate", "length", "batch_size", "lora", "pose", "target_length", "warmup", "seed"
+STATED = {"output_dir", "max_steps", "learning_rate", "seed", "per_device_train_batch_size", "auto_find_batch_size", "warmup_steps",
+          "logging_strategy", "logging_steps", "logging_nan_inf_filter", "save_strategy", "train_sampling_strategy"}  # fmt: skip
+"""Arguments of the Trainer that those of `finetune` state, or on which its report relies."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Windows(Dataset[dict[str, Tensor]]):
 
 def finetune(
     model: Any, text: str | Tensor | Sequence[Any], tokenizer: Any = None, *,
-    steps: int = 1000, learning_rate: float = 2e-5, length: int | None = None, batch_size: int = 1, lora: int | None = None,
+    steps: Size = 1000, learning_rate: Positive = 2e-5, length: int | None = None, batch_size: Size = 1, lora: Size | None = None,
     pose: bool = False, target_length: int | None = None, warmup: int = 20, seed: int = 0, checkpoint: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None, arguments: Mapping[str, Any] | None = None,
 ) -> Finetuning:  # fmt: skip
@@ -91,15 +97,15 @@ def finetune(
         pose: windows of `length` see every distance up to target_length (None: max_position_embeddings) (Zhu et al. 2023,
             arXiv 2309.10400). checkpoint: a folder for the Trainer's checkpoints, written every twentieth of the steps and at
             the end; the same call resumes there, also with more steps. progress: called with a step's number and its loss.
-        arguments: of `TrainingArguments`, such as bf16, gradient_accumulation_steps, deepspeed or report_to.
+        arguments: others of `TrainingArguments`, such as bf16, gradient_accumulation_steps, deepspeed or report_to.
 
     Raises:
         InputError: a text shorter than a window or with tokens beyond the vocabulary, sizes below 1, half precision without
-            LoRA, a loss that is not finite, a checkpoint of another training; peft is missing.
+            LoRA, a loss that is not finite, arguments stated twice, a checkpoint of another training; peft is missing.
     """
     settings, texts = prepared(
-        model, text, tokenizer, checkpoint, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
-        lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
+        model, text, tokenizer, checkpoint, arguments, steps=steps, learning_rate=learning_rate, length=length,
+        batch_size=batch_size, lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
     use_cache = getattr(model.config, "use_cache", None)
     with scratch() as unused, modes_restored(model), fork_rng(), stoppable() as stopped:
@@ -157,17 +163,20 @@ class _Watch(TrainerCallback):
 
 
 def prepared(
-    model: Any, text: Any, tokenizer: Any = None, checkpoint: str | Path | None = None, **given: Any
-) -> tuple[dict[str, Any], list[Tensor]]:
+    model: Any, text: Any, tokenizer: Any = None, checkpoint: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None, **given: Any,
+) -> tuple[dict[str, Any], list[Tensor]]:  # fmt: skip
     """All settings of `finetune`, and the tokens of each text, checked: for callers that do long work before training."""
     known = signature(finetune).parameters
     s = {name: known[name].default for name in SETTINGS} | given
-    limit = int(model_structure(model).config.max_position_embeddings)
+    check_arguments(finetune, s)
+    if twice := sorted(STATED & dict(arguments or {}).keys()):
+        remedy = "leave it out; finetune has arguments of its own, such as steps and batch_size"
+        raise InputError(f"{twice[0]} is what finetune states itself", remedy, arguments=arguments)
+    limit = table_of(model)[1] if has_learned_table(model) else model_structure(model).config.max_position_embeddings
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}
-    check_sizes(steps=s["steps"], batch_size=s["batch_size"], lora=s["lora"])
     check_integers(0, warmup=s["warmup"])
     check_integers(2, length=s["length"])  # one token to predict the other from
-    check_positive(learning_rate=s["learning_rate"])
     if s["target_length"] is not None and not s["pose"]:
         raise InputError("needs pose=True, which skips positions up to there", target_length=s["target_length"])
     check_integers(s["length"], target_length=s["target_length"])
@@ -180,7 +189,7 @@ def prepared(
         why = f"the weights are {half.pop()}, which loses small steps"
         raise InputError(why, "pass lora=8, or load it with dtype=float32", argument="model")
     if checkpoint is not None:
-        _check_same(Path(checkpoint) / "finetuning.sha256", model, texts, s)
+        _check_same(Path(checkpoint) / "finetuning.sha256", model, texts, s | dict(sorted((arguments or {}).items())))
     return s, texts
 
 

@@ -29,7 +29,7 @@ from posenc.positions import Positions
 from posenc.pretrained.attach import NAME as OF_MODELS
 from posenc.pretrained.attach import attend as attend_as_made
 from posenc.pretrained.attach import register_attention, unrotated
-from posenc.pretrained.encoded_pass import NAME, EncodedPass, Plan, attend, begun
+from posenc.pretrained.encoded_pass import NAME, EncodedPass, LayerPlan, attend, begun
 from posenc.pretrained.encoders import read_tables
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import HostPass, token_index
@@ -267,7 +267,7 @@ class _Encoded:
     config: Any
     encoding: Any
     _arguments: tuple[str, ...]
-    _plans: tuple[Plan, ...]
+    _plans: tuple[LayerPlan, ...]
 
     def __init__(self, config: Any, *given: Any, encoding: str | None = None, **named: Any) -> None:
         if encoding is not None:
@@ -304,7 +304,7 @@ class _Encoded:
             )
         decoder.rotary_emb = Unrotated(structure.rotary)
         self._arguments = tuple(inspect.signature(decoder.forward).parameters)
-        self._plans = tuple(Plan(layer, number) for number, layer in enumerate(structure.layers))
+        self._plans = tuple(LayerPlan(layer, number) for number, layer in enumerate(structure.layers))
         for plan, layer, attends in zip(self._plans, decoder.layers, attentions, strict=True):
             attends._posenc_plan = plan
             layer.register_forward_pre_hook(partial(self._enter, plan.number), with_kwargs=True)
@@ -370,11 +370,10 @@ class _Encoded:
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
         here: EncodedPass = named.pop("posenc_pass")
-        return (here.input.embed(given[0], number), *given[1:]), named | {
-            "attention_mask": (here, named.get("attention_mask"))
-        }
+        named["attention_mask"] = here, named.get("attention_mask")
+        return (here.input.embed(given[0], number), *given[1:]), named
 
-    def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _gate(self, plan: LayerPlan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """The gates of the layer's input, for its attention. A forward pre-hook of that."""
         x = given[0] if given else named["hidden_states"]
         plan.gates = tuple(gates_of(self.acting_encoding, x, plan.number)) if plan.layer.rotates else ()

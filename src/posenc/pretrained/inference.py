@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
+from posenc.pretrained.learned_table import refuse_longer
 from posenc.pretrained.models import cache_name, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type
 
@@ -160,11 +161,12 @@ def chunk_size(model: Any, length: int, chunk: int) -> int:
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:
-    """Refuse tokens beyond the vocabulary, for which PyTorch raises an IndexError and a GPU crashes.
+    """Refuse tokens beyond the vocabulary and, from now on, inputs beyond a learned table, at which a GPU crashes.
 
     Raises:
         InputError: names the largest token.
     """
+    refuse_longer(model)
     rows, least, largest = model.get_input_embeddings().weight.shape[0], int(ids.min()), int(ids.max())
     if least < 0:
         raise InputError(f"text has token {least}: pass token ids, which are not negative")

@@ -2,7 +2,6 @@
 """Learned position tables made longer: BERT's kind, GPT-2, OPT. The longer table is an ordinary one, so that plain
 transformers saves, loads and trains it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +14,10 @@ from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.pretrained.changes import RECORD, Change, ChangeReport, ModelChange
+from posenc.pretrained.families import TABLES as TABLES
+from posenc.pretrained.methods import check_lengths
 from posenc.pretrained.models import unwrap
-
-TABLES: dict[str, str] = {
-    **dict.fromkeys(
-        ("albert", "bert", "camembert", "distilbert", "electra", "esm", "mpnet", "roberta", "xlm-roberta"),
-        "embeddings.position_embeddings",
-    ),
-    "biogpt": "embed_positions",
-    "gpt2": "wpe",
-    "opt": "decoder.embed_positions",
-}
-"""config.model_type -> path of the table in the base model."""
+from posenc.spec import check_options, parse_single
 
 METHODS: dict[str, dict[str, float]] = {"hierarchical": {"alpha": 0.1}, "interpolate": {}}
 """Their options. An alpha of 0.1 is better than the paper's 0.4 where nothing is trained (benchmarks/encoders.md)."""
@@ -80,22 +71,57 @@ def rows_of_table(model: nn.Module) -> Tensor:
     return module.weight[_first_row(module) :]
 
 
+def refuse_longer(model: nn.Module) -> None:
+    """Make a model with a learned table refuse, from now on, inputs for which the table has no rows: errors of an index or
+    of shapes do not say so, and an index out of range ends all use of a GPU."""
+    if has_learned_table(model):
+        inner = unwrap(model)
+        above = TABLES[inner.config.model_type].rpartition(".")[0].removesuffix("embeddings")
+        module = inner.base_model.get_submodule(above)  # the one that is given the cache and the mask
+        if _check_rows not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_check_rows, with_kwargs=True)
+
+
+def _check_rows(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    ids = given.get("input_ids", args[0] if args else None)
+    kind, inputs = module.config.model_type, given.get("inputs_embeds") if ids is None else ids
+    if inputs is None or (ids is None and kind == "esm") or torch.compiler.is_compiling():  # ESM's have positions
+        return
+    table = module.get_submodule(TABLES[kind].removeprefix("decoder."))
+    first, cache, mask, at = _first_row(table), *map(given.get, ("past_key_values", "attention_mask", "position_ids"))
+    rows, tokens = len(table.weight) - first, inputs.shape[1] + int(0 if cache is None else cache.get_seq_length())
+    if tokens > rows:  # only now values are read, for which a GPU has to wait; padding has no positions
+        if at is not None:
+            tokens = int(at.max()) + 1 - (0 if table.padding_idx is None else first)
+        elif table.padding_idx is not None and ids is not None:
+            tokens -= int((ids == table.padding_idx).sum(1).min())
+        elif kind == "opt" and mask is not None and mask.dim() == 2:
+            tokens = int(mask.sum(1).max())
+    if tokens > rows:
+        remedy = f'cut the text, or posenc.extend(model, "hierarchical", target_length={tokens})'
+        raise InputError(f"{tokens} tokens, and the model's table of positions has {rows} rows", remedy)
+
+
 def plan_table(
     inner: Any, method: str, factor: float | None, target_length: int | None, options: Mapping[str, Any]
 ) -> ModelChange:
     """A longer table, computed from the model's own one even where the model is extended already.
 
-    method: "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
+    method: with its options, "hierarchical:alpha=0.2", which may be keywords too. "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
     are; option alpha, 0.1, weighs the coarse digit) or "interpolate" (linear between rows; the first and the last one stay).
 
     Raises:
         InputError: an unknown method or option, a length that is not longer, or one beyond the square.
     """
-    if method not in METHODS:
-        raise unknown("method for a learned table", method, METHODS)
-    if unexpected := sorted(options.keys() - METHODS[method].keys()):
-        raise unknown(f"option of {method}", unexpected[0], METHODS[method])
-    chosen = {name: float(options.get(name, usual)) for name, usual in METHODS[method].items()}
+    spec = parse_single(method)
+    if (name := spec.name) not in METHODS:
+        raise unknown("method for a learned table", name, METHODS)
+    written = spec.values(name, METHODS[name])
+    if twice := sorted(written.keys() & options.keys()):
+        raise InputError(f"{method} has it already", "give it once", argument=twice[0], value=options[twice[0]])
+    chosen = METHODS[name] | written | dict(options)
+    check_options(name, chosen, METHODS[name], Hierarchical.__init__)
+    check_lengths(factor, target_length)
     module, current = table_module(inner), getattr(inner.base_model, RECORD, None)
     weight: Any = module.weight
     most = inner.config.max_position_embeddings
@@ -104,19 +130,17 @@ def plan_table(
         most = current.before(inner.config)["max_position_embeddings"]
     first = _first_row(module)
     length = len(weight) - first
-    if (factor is None) == (target_length is None):
-        raise InputError("give one of the two", factor=factor, target_length=target_length)
-    if factor is not None and not 1 < factor < math.inf:
-        raise InputError("the new length over that of the table, a number above 1", factor=factor)
-    target = int(length * factor) if factor is not None else int(target_length or 0)
+    target = int(target_length or 0) if factor is None else round(length * factor)
+    given = {"target_length": target_length} if factor is None else {"factor": factor}
     if target <= length:
-        raise InputError(f"the table has {length} positions already", "give more", target_length=target)
-    if method == "hierarchical" and target > length**2:
-        raise InputError(f"must be at most {length**2}, the square of the table's {length} rows", target_length=target)
+        remedy = f"give factor=2, or a target_length of more than {length}"
+        raise InputError(f"the table has {length} positions already", remedy, **given)
+    if name == "hierarchical" and target > length**2:
+        raise InputError(f"must make at most {length**2} tokens, the square of the table's {length} rows", **given)
     rows = weight.detach()[first:].to(torch.promote_types(weight.dtype, torch.float32))
     longer = torch.cat((weight.detach()[:first], _resampled(rows, target, **chosen).to(weight)))
     added = (target - length) * longer.shape[1] * longer.element_size()
-    report = TableExtension(method, chosen, length, target, added)
+    report = TableExtension(name, chosen, length, target, added)
     owner = inner.base_model.get_submodule(TABLES[inner.config.model_type].rpartition(".")[0])
     count = torch.arange(len(longer), device=weight.device)[None]
     buffers = {"position_ids": count, "token_type_ids": torch.zeros_like(count)}

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes
 from posenc.tasks import Sample, Task, create
 from posenc.tasks.task import check_depth, encode
 
@@ -70,8 +70,12 @@ def write(
     Raises:
         InputError: an unknown task, or a length or depth out of range.
     """
-    if min(lengths) < 1 or samples < 1:
-        raise InputError("must be at least 1", lengths=list(lengths), samples=samples)
+    for name, given in {"tasks": tasks, "lengths": lengths, "depths": depths}.items():
+        if isinstance(given, str) or not given:
+            raise InputError("pass a list of one or more", argument=name, value=given)
+    check_sizes(samples=samples)
+    for length in lengths:
+        check_sizes(lengths=length)
     for depth in depths:
         check_depth(depth)
     made: dict[str, Task] = {}
@@ -106,7 +110,7 @@ def _write_group(
     }
     texts = {}
     for cell in cells:
-        at = "" if cell["depth"] is None else f"_at_{cell['depth']:g}"
+        at = "" if cell["depth"] is None else f"_at_{float(cell['depth'])!r}".removesuffix(".0")
         name = f"{group}_{cell['length']}{at}"
         texts[name] = TASK.format(name=name, cell=json.dumps(cell), **shared)
     weighted = json.dumps([metric | {"weight_by_size": True} for metric in metrics])

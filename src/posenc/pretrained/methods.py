@@ -19,7 +19,7 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.errors import InputError, check_integers, check_numbers, summary, unknown
+from posenc.errors import LARGEST_SEQUENCE, InputError, check_integers, check_numbers, summary, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.models import Rope
 from posenc.pretrained.parameters import STEP  # `resonance` moves wavelengths by less, to integers
@@ -331,8 +331,6 @@ def check(method: str, options: Options, factor: float | None, target_length: in
     Raises:
         InputError: an unknown method or option, a factor below 1, two lengths, or none where the method depends on it.
     """
-    check_numbers(factor=factor)
-    check_integers(1, target_length=target_length)
     check_lengths(factor, target_length)
     _parts(method, options)
     if factor is None and target_length is None and written_factor(method) is None:
@@ -341,10 +339,12 @@ def check(method: str, options: Options, factor: float | None, target_length: in
 
 def check_lengths(factor: float | None, target_length: int | None) -> None:
     """Raises:
-    InputError: two lengths, or a factor below 1."""
+    InputError: two lengths, what is no number, a factor below 1, or more tokens than a sequence may have."""
+    check_numbers(None, LARGEST_SEQUENCE, factor=factor)
+    check_integers(1, LARGEST_SEQUENCE, target_length=target_length)
     if factor is not None and target_length is not None:
         raise InputError("give one of them", factor=factor, target_length=target_length)
-    if factor is not None and not 1 <= factor < math.inf:
+    if factor is not None and factor < 1:
         raise InputError("the new length over the context length, at least 1", factor=factor)
 
 

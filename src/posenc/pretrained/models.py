@@ -203,9 +203,8 @@ def model_structure(model: nn.Module) -> ModelStructure:
         buffers = tables_of(rotary, prefix, parameters)
         stated = stated_rope(parameters, config, 2 * buffers[0].numel(), width, family)
         if stated.rope_theta != parameters["rope_theta"]:
-            raise InputError(
-                "an odd number of its channels rotates, for which posenc has no schedule", argument="model"
-            )
+            why = "an odd number of its channels rotates, for which posenc has no schedule"
+            raise InputError(why, argument="model")
         factor = attention_factor(rotary, prefix)
         if not all(buffer.is_meta or has_frequencies(buffer, factor, stated) for buffer in buffers):
             raise InputError(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_numbers, check_sizes
+from posenc.errors import InputError, check_integers, check_numbers, check_sizes
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
@@ -66,6 +66,7 @@ def combine(
         raise InputError("must lie in (0, 1]", "1 keeps every token", top_p=top_p)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: pass (contexts + 1, vocabulary)")
+    check_integers(0, len(log_probs) - 2, previous=previous)
     likely = _top_p(log_probs, top_p)
     entropies = -(likely.exp() * likely.clamp(_FLOOR, 0)).sum(-1)[1:]
     sticky = entropies.clone()

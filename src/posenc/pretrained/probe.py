@@ -91,7 +91,7 @@ class Computation:
     def __str__(self) -> str:
         longer = "".join(f", the window of {window} with {window + PROBE}" for window in self.windows)
         done = f"computed: attention of {self.layers} layers with {self.tokens} tokens{longer}, against the declared formula"
-        first = next((at for at in range(len(self.used)) if sum(self.used[at:]) < 0.5), 0)
+        first = next(at for at in range(len(self.used) + 1) if sum(self.used[at:]) < 0.5)
         slow = f"frequencies used: half of the norms of queries times keys is in the {len(self.used) - first + 1} slowest of {len(self.used)} pairs"
         return "\n".join(
             ([done] if self.layers else [])

@@ -20,7 +20,7 @@ from torch import Tensor
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
-from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.families import FAMILIES, KNOWN
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type, score_factor
 
@@ -49,13 +49,7 @@ SGLANG_UNSCALED = ("mixtral", "gemma", "gemma2", "starcoder2", "granitemoe", "ol
 """Model types whose class in SGLang passes the base alone to its factory."""
 SGLANG_PARTIAL = ("phi3", "glm4")
 """Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
-ARCHITECTURES = {
-    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
-    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "phi": "phi2", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2",
-    "granite": "granite", "granitemoe": "granitemoe", "seed_oss": "seed_oss", "gpt_neox": "gptneox", "olmo": "olmo",
-    "olmo2": "olmo2", "olmoe": "olmoe", "glm": "chatglm", "glm4": "glm4", "cohere": "command-r", "gpt_oss": "gpt-oss",
-}  # fmt: skip
+ARCHITECTURES: dict[str, str] = KNOWN["architectures"]
 """config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
@@ -70,11 +64,11 @@ LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "gr
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
 
 
-class ProgramFails(ValueError):
+class ProgramFails(InputError):
     """A program does not run the configuration, and why."""
 
 
-class NotKnown(ValueError):
+class NotKnown(InputError):
     """posenc does not know what a program computes, and why."""
 
 
@@ -454,7 +448,10 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
     name = header["general.architecture"]
 
     def key(text: str, default: Any) -> Any:
-        return header.get(f"{name}.{text}", default)
+        value = header.get(f"{name}.{text}", default)
+        if value is not None and not isinstance(default, str) and not is_number(value):
+            raise ProgramFails(f"{text}={value!r}: it takes a number")
+        return value
 
     context = int(key("context_length", context))
     dim = int(key("rope.dimension_count", 0) or key("attention.key_length", head_dim))
@@ -482,7 +479,7 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
             betas = usual_betas
         schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
         log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
-        usual = 0.1 * math.log(factor) + 1
+        usual = _created(schedule, dim, base).attention_factor
         if not log_multiplier:
             attention *= usual
         elif name != "deepseek2":  # of which the key is a tenth of mscale_all_dim, and both temperatures the same
@@ -492,6 +489,8 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
     found = _created(schedule, dim, base)
     inv_freq, shown = found.inv_freq, schedule["name"]
     if divisors is not None:
+        if len(divisors) != len(inv_freq):
+            raise ProgramFails(f"{len(divisors)} divisors for {len(inv_freq)} pairs")
         inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
     local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
     if local is not None:

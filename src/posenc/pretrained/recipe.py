@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, described, listed
+from posenc.errors import InputError, described, listed, needs
 from posenc.pretrained import extend as of_models
 from posenc.pretrained.agreement import ProgramAnswer, agreement
 from posenc.pretrained.attach import Attachment
 from posenc.pretrained.changes import MISSING, ChangeReport
-from posenc.pretrained.config_file import BESIDE, FULL, SLIDING, TABLES, ConfigFile
+from posenc.pretrained.config_file import BESIDE, FULL, ROPE_TABLES, SLIDING, ConfigFile
 from posenc.pretrained.export import loaded_frequencies, rewriting, written_config
 from posenc.pretrained.extend import Extension, plan_rotary
 from posenc.pretrained.gguf_file import expressed
@@ -94,6 +94,7 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
     Raises:
         InputError: a configuration that cannot be, or a method that needs the model.
     """
+    needs("transformers", "lab")
     if isinstance(given, str | Path):
         file = read_config(given)
     else:
@@ -117,7 +118,7 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
     written, length, answers = written_config(attachment)
     changed = {name: getattr(written, name) for name, old in attachment.design.config.items() if old is not MISSING}
     changed |= {"rope_parameters": written.rope_parameters, "max_position_embeddings": length}
-    removed = tuple(key for key in (*TABLES, *BESIDE) if key in file.raw and key not in changed)
+    removed = tuple(key for key in (*ROPE_TABLES, *BESIDE) if key in file.raw and key not in changed)
     wanted = {kind: each.frequencies() for kind, each in attachment.design.rotations.items()}
     older, scaling = _of_transformers_4(written, length)
     former = ConfigFile(file.name, _replaced(file, older, (*removed, "rope_parameters")))
@@ -140,9 +141,10 @@ def recipe(given: Any, method: str, **options: Any) -> Recipe:
         "Ollama": f"{OLLAMA}\n  FROM ./NEW.gguf\n  PARAMETER num_ctx {length}" if keys else "cannot, as llama.cpp",
         "MLX": _mlx(str(written.model_type), scaling, length),
     }  # fmt: skip
-    return Recipe(
-        file.name, attachment.report, _formula(attachment, written), _nested(file, changed), removed, programs, answers
-    )
+    formula, key = _formula(attachment, written), "max_position_embeddings"
+    if not {key, file.hf.attribute_map.get(key)} & file.raw.keys():
+        formula += (f"{key} is not stated: {file.length} is transformers' default for {file.model_type}",)
+    return Recipe(file.name, attachment.report, formula, _nested(file, changed), removed, programs, answers)
 
 
 def _without_weights(file: ConfigFile) -> Any:

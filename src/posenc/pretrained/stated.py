@@ -90,8 +90,8 @@ def _unread_fields(config: Any, stored: Mapping[str, Any]) -> Evidence:
     """Numbers of a table that transformers' tables do not have, and fields beside it of which its code for the model type has not
     even the name, unless they change nothing. How channels are paired is the type's own."""
     tables = rope_parameters_by_type(config).values()
-    widths = {head_dim_of(config, kind) for kind in getattr(config, "layer_types", None) or [None]}
-    rotated = (int(width * (each.get("partial_rotary_factor") or 1)) for width in widths for each in tables)
+    kinds = set(getattr(config, "layer_types", None) or [None]) if hasattr(config, "hidden_size") else ()
+    rotated = (int(head_dim_of(config, kind) * (x.get("partial_rotary_factor") or 1)) for x in tables for kind in kinds)
     nothing = (None, False, 1, "default", *(table.get("rope_theta") for table in tables), *rotated)
     flat = {
         "rope_theta": stored.get("rope_theta"),

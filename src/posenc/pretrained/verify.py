@@ -88,11 +88,11 @@ class Verification:
 
 
 def verification(
-    model: Any, tokenizer: Any, name: str, text: str, wanted: int, tokens: int | None = None
+    model: Any, tokenizer: Any, name: str, text: str, trained: int, wanted: int, tokens: int | None = None
 ) -> Verification:
     """Prepare to read a text, called `name`, with the model as it was loaded.
 
-    wanted: tokens that the model is to be made for. tokens: tokens to read; None: as many of those wanted as a minute
+    trained, wanted: tokens that the model was made for, and is to be. tokens: tokens to read; None: as many of those wanted as a minute
     allows, by the model's speed on a short piece, and at least 1024.
 
     Raises:
@@ -103,7 +103,6 @@ def verification(
         raise InputError(f"has {len(ids)} tokens", "give a longer one", text=name)
     count = min(len(ids), tokens or wanted)
     stopped = "the text has no more" if count == len(ids) else "as asked for"
-    trained = int(model.config.max_position_embeddings)
     if tokens is None:
         piece = ids[: min(count, trained, 256)]
         loss_by_position(model, piece)  # the first call of a model is slower

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+from posenc.analysis.finding import PALETTE
 from posenc.lab.budgets import verdicts
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
@@ -16,7 +17,7 @@ from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.report.drawn import about, beside, first_of
-from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
+from posenc.report.figures import DASHES, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
@@ -37,7 +38,7 @@ def page(results: Results) -> str:
     """
     s, variants = settings_of(results), results["variants"]
     style = styles(variants)
-    shown = panels(results, s, style) if variants else {}
+    shown = panels(results, s, style)
     figures: dict[str, Any] = {plot.name: plot.figures for panel in shown.values() for plot in panel.plots}
     return rendered(
         next((template for kind, template in TEMPLATES.items() if isinstance(s, kind)), "compare.html"),
@@ -53,16 +54,14 @@ def page(results: Results) -> str:
 
 def files(results: Results) -> dict[str, str | bytes]:
     """The files of a comparison beside results.json."""
-    s, variants = settings_of(results), results["variants"]
-    shown = panels(results, s, styles(variants)) if variants else {}
-    made = page(results)
-    return beside(made, tables(results), first_of(shown), results)
+    shown = panels(results, settings_of(results), styles(results["variants"]))
+    return beside(page(results), tables(results), first_of(shown), results)
 
 
 def tables(results: Results) -> list[Table]:
     """The ranked table with what each variant costs; where it was measured, after the table of losses by budget."""
     s = settings_of(results)
-    shown = columns(results, s) if results["variants"] else []
+    shown = columns(results, s)
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
         "training, s": lambda v: f"{v['training_seconds']:.1f}",

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from posenc.analysis.finding import PALETTE
 from posenc.lab.evals.results import difference, spelled
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
 from posenc.report.drawn import beside, first_of
-from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, trained
+from posenc.report.figures import DASHES, Figure, Rows, Style, axis, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
     print_cells,

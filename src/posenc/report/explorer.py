@@ -2,7 +2,6 @@
 """The explorer: an interactive page in one file, computed in the browser, or the same as a block of another page."""
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -77,11 +76,6 @@ def fields() -> dict[str, dict[str, Any]]:
 def methods() -> list[str]:
     """The methods that extend a rotation: "none", the frequency schedules and the position maps."""
     return ["none", *(name for name in SCHEDULES if name not in HIDDEN), *MAPS]
-
-
-def as_trained() -> set[str]:
-    """Encodings that are drawn with what they learned in small models, and with the sizes of these alone."""
-    return {name for name in re.findall(r'^  "(\w+)/', asset("explorer/trained.js"), re.MULTILINE) if name != "t5"}
 
 
 def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
-"""Colours that differ on light and dark backgrounds, and for most colour-blind readers in this order."""
 DASHES: tuple[list[int], ...] = ([], [7, 4], [3, 3], [8, 3, 2, 3])
 
 Rows = Sequence[Mapping[str, Any]]

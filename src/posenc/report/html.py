@@ -121,14 +121,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def about(seconds: float) -> str:
-    """A duration in words, to the minute or to ten seconds: "40 s", "3 min", "1.8 h"."""
-    if seconds < 90:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
 def percent(share: float, digits: int = 0) -> str:
     """ "62 %" """
     return f"{100 * share:.{digits}f} %"

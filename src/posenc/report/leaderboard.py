@@ -67,7 +67,7 @@ def table_page(results: Results) -> str:
 
 
 def _measured(results: Results) -> dict[str, Results]:
-    return {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["variants"]}
+    return {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items()}
 
 
 def figures_of(results: Results) -> dict[str, Panel]:

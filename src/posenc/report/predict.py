@@ -142,8 +142,9 @@ def trained(
         if name not in ENCODINGS:
             raise unknown("encoding on the page", name, ENCODINGS)
     corpus, settings = (settings or Settings()).load(data)
-    if settings.tokenizer != "bytes" or settings.packed:
-        raise InputError("the page reads running text in bytes", "leave it out", tokenizer=settings.tokenizer)
+    for name, usual in (("tokenizer", "bytes"), ("packed", False)):
+        if (value := getattr(settings, name)) != usual:
+            raise InputError("the page reads running text in bytes", "leave it out", argument=name, value=value)
     if 2 * settings.length > MOST_BYTES:
         raise InputError(f"the page reads {MOST_BYTES} bytes, so train at half of that or less", length=settings.length)
     settings.check_data(corpus)

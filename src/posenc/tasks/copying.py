@@ -3,12 +3,12 @@
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from functools import lru_cache, partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from posenc.errors import InputError, check_word
+from posenc.errors import InputError, check_integers
 from posenc.tasks.running_text import start_tokens
 from posenc.tasks.task import Sample, Task, check_depth
 
@@ -31,14 +31,12 @@ class Copying(Task):
 
     name: ClassVar[str] = "copying"
 
-    segment: int = 16
+    segment: Annotated[int, partial(check_integers, 2)] = 16
     distance: int | None = None
-    kind: str = "tokens"
+    kind: Literal["tokens", "words"] = "tokens"
 
     def __post_init__(self) -> None:
-        check_word("kind", self.kind, ("tokens", "words"))
-        if self.segment < 2:
-            raise InputError("must be at least 2", segment=self.segment)
+        super().__post_init__()
         if self.distance is not None and self.distance < self.segment:
             raise InputError(f"cannot be shorter than the segment, {self.segment} tokens", distance=self.distance)
 

@@ -4,7 +4,7 @@
 from dataclasses import fields
 
 from posenc.errors import unknown
-from posenc.spec import check_options, parse_single, unquoted
+from posenc.spec import parse_single, unquoted
 from posenc.tasks.copying import Copying
 from posenc.tasks.key_value import Facts, KeyValue
 from posenc.tasks.multi_document import MultiDocument
@@ -43,5 +43,4 @@ def create(text: str) -> Task:
     for key, value in spec.options:
         if types[key] in (str, str | None) and options[key] is not None:  # a file called 1984
             options[key] = unquoted(value)
-    check_options(name, options, types, cls.__init__)
     return cls(**options)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError
 from posenc.tasks import words
 from posenc.tasks.passkey import NOISE
 from posenc.tasks.task import Sample, Task, check_depth, first_number, fit, index_at, make_sample
@@ -59,15 +59,13 @@ class KeyValue(Task):
     name: ClassVar[str] = "key_value"
     new_tokens: ClassVar[int] = 100
 
-    keys: str = "uuid"
-    values: str = "uuid"
+    keys: Literal["uuid", "digits", "words"] = "uuid"
+    values: Literal["uuid", "digits", "words"] = "uuid"
     pairs: int | None = None
     query_aware: bool = False
 
     def __post_init__(self) -> None:
-        for option in ("keys", "values"):
-            if getattr(self, option) not in KINDS:
-                raise unknown(f"kind of {option}", getattr(self, option), KINDS)
+        super().__post_init__()
         if self.pairs is not None and not 2 <= self.pairs <= (self._most or self.pairs):
             most = f" to {self._most}" if self._most else " or more"
             raise InputError(f"give 2{most}, or none for as many as fit", pairs=self.pairs)
@@ -119,6 +117,7 @@ class Facts(Task):
     noise: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.noise and (self.items is None or self.query_aware):
             raise InputError("give items, the number of sentences in the noise, and leave out query_aware", noise=True)
         if self.items is not None and not 2 <= self.items <= len(DIGITS):

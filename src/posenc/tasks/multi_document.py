@@ -64,6 +64,7 @@ class MultiDocument(Task):
     closed_book: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.documents is not None and not 1 <= self.documents <= MOST:
             raise InputError(f"give 1 to {MOST}, or none for as many as fit", documents=self.documents)
         if self.query_aware and self.closed_book:

@@ -65,6 +65,7 @@ class Needle(Task):
     source: str = "pydoc"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         lacking = [word for word in _split(self.keywords) if word.lower() not in self.needle.lower()]
         if lacking or not _split(self.keywords):
             raise InputError(

@@ -2,12 +2,12 @@
 """Loss and perplexity on running text, by position, and on running text that repeats."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, check_sizes, check_word
+from posenc.errors import InputError, Size
 from posenc.tasks.running_text import ending, endings, passage, passages, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 
@@ -42,16 +42,11 @@ class Perplexity(Task):
     takes_depth: ClassVar[bool] = False
 
     source: str = "pydoc"
-    protocol: str = "full"
-    stride: int = 256
-    tokens: int | None = None
-    last: int = 256
-    weighting: str = "tokens"
-
-    def __post_init__(self) -> None:
-        check_word("protocol", self.protocol, ("full", "sliding", "last"))
-        check_word("weighting", self.weighting, ("tokens", "windows"))
-        check_sizes(stride=self.stride, last=self.last)
+    protocol: Literal["full", "sliding", "last"] = "full"
+    stride: Size = 256
+    tokens: Size | None = None
+    last: Size = 256
+    weighting: Literal["tokens", "windows"] = "tokens"
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         start = start_tokens(tokenizer)
@@ -106,13 +101,9 @@ class Repeated(Task):
     takes_depth: ClassVar[bool] = False
 
     source: str = "pydoc"
-    period: int | None = None
+    period: Size | None = None
     repeats: bool = True
-    scored: str = "after"
-
-    def __post_init__(self) -> None:
-        check_word("scored", self.scored, ("after", "last"))
-        check_sizes(period=self.period)
+    scored: Literal["after", "last"] = "after"
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         start = start_tokens(tokenizer)
@@ -126,6 +117,8 @@ class Repeated(Task):
         return scored(start, ids, tokens - period if self.scored == "after" else period)
 
     def apart(self, tokenizer: Any, length: int) -> int | None:
+        if self.scored == "after" and not self.repeats:
+            return 1  # nearly all of each text is scored, and they end close to each other
         return endings(tokenizer, self.source, self._period(length))
 
     def _period(self, length: int) -> int:

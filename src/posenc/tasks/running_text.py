@@ -85,7 +85,7 @@ def passage(tokenizer: Any, source: str, tokens: int, seed: int, index: int) -> 
     Raises:
         InputError: the text has fewer tokens.
     """
-    ids = _tokens(tokenizer, source)
+    ids = _tokens(tokenizer, read(source))
     if tokens > len(ids):
         raise InputError(
             f"has {len(ids)} tokens with this tokenizer, fewer than the {tokens} of one passage: give a longer text or a "
@@ -103,7 +103,7 @@ def ending(tokenizer: Any, source: str, tokens: int, scored: int, seed: int, ind
     Raises:
         InputError: what is before a block may be shorter than asked for.
     """
-    ids = _tokens(tokenizer, source)
+    ids = _tokens(tokenizer, read(source))
     half = len(ids) // 2
     if scored > len(ids) - half or tokens - scored > half:
         raise InputError(
@@ -118,12 +118,12 @@ def ending(tokenizer: Any, source: str, tokens: int, scored: int, seed: int, ind
 
 def passages(tokenizer: Any, source: str, tokens: int) -> int:
     """How many passages of so many tokens `passage` cuts a text into before any two overlap."""
-    return len(_tokens(tokenizer, source)) // tokens
+    return len(_tokens(tokenizer, read(source))) // max(tokens, 1)
 
 
 def endings(tokenizer: Any, source: str, scored: int) -> int:
     """How many of the texts of `ending` have no scored token in common."""
-    ids = _tokens(tokenizer, source)
+    ids = _tokens(tokenizer, read(source))
     return (len(ids) - len(ids) // 2) // scored
 
 
@@ -143,6 +143,6 @@ def _block(room: int, size: int, seed: int, index: int) -> int:
 
 
 @lru_cache(maxsize=2)
-def _tokens(tokenizer: Any, source: str) -> Tensor:
-    """The complete text, without the tokens that a tokenizer puts around one."""
-    return torch.tensor(tokenizer(read(source), add_special_tokens=False, verbose=False).input_ids)
+def _tokens(tokenizer: Any, text: str) -> Tensor:
+    """A complete text, without the tokens that a tokenizer puts around one."""
+    return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError
+from posenc.errors import InputError, check_fields
 from posenc.spec import Spec
 
 
@@ -49,6 +49,9 @@ class Task(ABC):
     """Whether the depth of the answer in the text can be chosen."""
     new_tokens: ClassVar[int] = 0
     """Tokens that a model may generate; 0: the task is scored by likelihood alone."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:

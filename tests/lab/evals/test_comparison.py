@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from posenc.lab.evals.comparison import comparison
+from posenc.lab.evals.comparison import comparison, past
 from posenc.lab.evals.config import Cell
 from posenc.lab.evals.reader import TextOutcome
 from posenc.lab.evals.results import Measured
@@ -35,6 +35,12 @@ def done():
         for depth in depths
     ]
     return {cell: Measured(tuple(outcome(cell, i) for i in range(TEXTS)), 9.0, 100.0, 5, 0.2) for cell in cells}
+
+
+@pytest.mark.parametrize("length", [129, 130, 136, 137, 192, 2048])
+def test_running_text_is_compared_past_the_context_length_whatever_the_length(length):
+    text = TextOutcome(length, None, 5.0, 0.5, 0, blocks=tuple(range(16)))
+    assert past(text, length, TRAINED) == fmean([b for b in range(16) if b * length >= 16 * TRAINED] or [15])
 
 
 def test_methods_are_ordered_and_compared_with_truncated_input(done):

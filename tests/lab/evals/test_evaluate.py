@@ -14,6 +14,7 @@ from posenc.lab.evals.config import NONE, PRESETS, TRUNCATION, EvaluationSetting
 from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
 from posenc.lab.study import Progress
 from posenc.pretrained import loss_by_position
+from posenc.pretrained.models import model_structure
 from posenc.tasks import TASKS
 from posenc.tasks.copying import Copying
 from references.small_models import small_model
@@ -270,7 +271,8 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks='passkey', lengths=20: passkey needs about"),
-        ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
+        ({"depths": (0.5, 5)}, r"depths=5: must be at most 1"),
+        ({"depths": "0.5"}, r"depths='0.5': pass a number"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (
             {"lengths": (2**24,), "tasks": ("copying",)},
@@ -354,8 +356,9 @@ def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_p
 def test_a_preset_of_times_takes_lengths_instead_but_not_both():
     assert settings_of("longer", lengths=(300, 600)).times == ()
     assert settings_of("longer", samples=2).on(100).lengths == (200, 400, 800)
-    with pytest.raises(InputError, match=r"times=2, lengths=512: give one of the two"):
-        settings_of("longer", lengths=512, times=2)
+    for preset, more in (("longer", {}), (None, {"tasks": "passkey"})):
+        with pytest.raises(InputError, match=r"times=2, lengths=512: give one of the two"):
+            settings_of(preset, lengths=512, times=2, **more)
     with pytest.raises(InputError, match=r"times=0: must be above 0"):
         settings_of("longer", times=(2, 0))
 
@@ -367,3 +370,14 @@ def test_presets_name_what_there_is(name):
     for method in settings.methods:
         llama = small_model("llama", max_position_embeddings=2048)
         posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2_vl_text", "qwen3_vl_text", "scaled"])
+def test_the_context_length_is_that_which_methods_count_from(tokenizer, kind):
+    scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    settings = {"rope_parameters": scaled} if kind == "scaled" else {}
+    subject = small_model(kind.replace("scaled", "llama"), vocab_size=VOCABULARY, **settings)
+    length = model_structure(subject).loaded_length
+    for expected in (length, 2 * length):
+        assert Evaluation(subject, tokenizer, EvaluationSettings("perplexity"), "").trained_length == expected
+        posenc.extend(subject, "ntk", target_length=2 * length)

@@ -4,7 +4,7 @@
 from posenc.errors import InputError
 from posenc.lab.data.corpora import CORPORA, split
 from posenc.lab.data.corpus_text import Corpus
-from posenc.lab.data.sources import documents
+from posenc.lab.data.sources import documents, has_rows
 from posenc.lab.data.tokens import HEAD, build
 
 DATA_TOKENS = 50_000_000
@@ -34,7 +34,7 @@ def load(
     Raises:
         InputError: no such text, no text in it, a tokenizer that cannot be loaded, or a package that is missing.
     """
-    if text_column is not None and source in (*CORPORA, "pydoc"):
+    if text_column is not None and (source in CORPORA or not has_rows(source)):
         raise InputError(f"data={source!r} has no columns", "leave it out", text_column=text_column)
     if source in CORPORA:
         files = CORPORA[source]()

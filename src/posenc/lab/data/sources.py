@@ -38,6 +38,13 @@ def documents(source: str, text_column: str | None = None, most: int = -1) -> tu
     return source, (document for path in files(source) for document in _read(path, text_column, most))
 
 
+def has_rows(source: str) -> bool:
+    """Whether some of a text comes in rows, which have columns."""
+    if source.startswith(HUB):
+        return True
+    return source != "pydoc" and any(path.suffix.lower() in ROWS for path in files(source))
+
+
 def files(source: str) -> list[Path]:
     """The file that a source names, or those in a folder that are text or rows, in the order of their paths.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every method past the context length, side by side: the "longer" part of results.json.
 
-The loss is compared, which differs where all answers are right or none is. Running text is compared by its tokens past the
-context length. All methods read the same documents, and differences are paired.
+The loss is compared, which differs where all answers are right or none is. Running text is compared by its blocks past the
+context length, at least the last. All methods read the same documents, and differences are paired.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,5 +77,6 @@ def _by_text(cells: Sequence[tuple[Cell, Measured]], number: Callable[[TextOutco
 
 def past(outcome: TextOutcome, length: int, trained_length: int) -> float:
     """The mean loss past the context length, of running text; else the loss of the answer."""
-    losses = [loss for loss in outcome.blocks[ceil(BLOCKS * trained_length / length) :] if loss is not None]
+    first = min(ceil(BLOCKS * trained_length / length), BLOCKS - 1)  # of a slightly longer text, the last block alone
+    losses = [loss for loss in outcome.blocks[first:] if loss is not None]
     return fmean(losses) if losses else outcome.loss

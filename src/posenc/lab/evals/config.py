@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Annotated, Any
 
-from posenc.errors import InputError, check_flags, counted, is_integer, unknown
+from posenc.errors import InputError, check_flags, check_numbers, counted, is_integer, unknown
 from posenc.spec import parse_single
 from posenc.tasks import Task, create, running_text
 from posenc_cli.arguments import How
@@ -65,11 +65,11 @@ class EvaluationSettings:
         if self.batch_size is not None:
             _check_count("batch_size", self.batch_size, 1, 4096)
         for times in self.times:
+            check_numbers(times=times)
             if not 0 < times <= LONGEST:
                 raise InputError(f"must be above 0 and at most {LONGEST}", "give 2 for twice the length", times=times)
         for depth in self.depths:
-            if not 0 <= depth <= 1:
-                raise InputError("must be from 0 (start of the text) to 1 (end)", depths=depth)
+            check_numbers(0, 1, depths=depth)
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
         for name in ("times", "depths"):
             object.__setattr__(self, name, tuple(sorted(map(float, getattr(self, name)))))
@@ -189,14 +189,14 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
     Raises:
         InputError: an unknown preset, or a value that is not valid.
     """
+    if given.get("lengths") and given.get("times"):
+        raise InputError("give one of the two", times=given["times"], lengths=given["lengths"])
     if preset is None:
         if "tasks" not in given:
             raise InputError("name at least one, or a preset", argument="tasks")
         return EvaluationSettings(**given)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    if given.get("lengths") and given.get("times"):
-        raise InputError("give one of the two", times=given["times"], lengths=given["lengths"])
     if "lengths" in given:
         given = {"times": ()} | given
     return replace(PRESETS[preset], **given)

@@ -60,7 +60,10 @@ class Evaluation(Study[Cell, Measured]):
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
-        length = getattr(unwrap(self.model).config, "max_position_embeddings", None)
+        length = getattr(unwrap(self.model).config.get_text_config(), "max_position_embeddings", None)
+        if attached(unwrap(self.model)) is None:  # else the configuration has the new length
+            with suppress(InputError):
+                length = model_structure(self.model).loaded_length
         self.trained_length: int = int(length) if length else max(self.settings.lengths)
         self.settings = self.settings.on(self.trained_length)
         self.target_length: int = max(*self.settings.lengths, self.trained_length)
@@ -221,11 +224,8 @@ class Evaluation(Study[Cell, Measured]):
 
     def work(self, job: Sequence[Cell]) -> float:
         """The size of some cells, in tokens."""
-        size = 0
-        for cell in job:
-            new = self.tasks[cell.task].new_tokens * self.settings.generate
-            size += self.settings.samples * (cell.length + STEP_COST * new)
-        return size
+        step = STEP_COST * self.settings.generate
+        return self.settings.samples * sum(cell.length + step * self.tasks[cell.task].new_tokens for cell in job)
 
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:
@@ -331,8 +331,7 @@ def evaluate(
     The model is restored afterwards.
     """
     name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
-    chosen = settings_of(preset, **settings)
-    study = Evaluation(model, tokenizer, chosen, name)
+    study = Evaluation(model, tokenizer, settings_of(preset, **settings), name)
     return run(study, directory, progress=progress, command=command, pages=pages, begin=begin)
 
 

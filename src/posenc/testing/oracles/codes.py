@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codes that are added to the input of a model."""
 
-import cmath
 import math
 from collections.abc import Callable, Sequence
 
@@ -76,11 +75,6 @@ def hierarchical(table: Table, position: int, alpha: float) -> list[float]:
 def axial(first: Table, second: Table, position: int) -> list[float]:
     """Kitaev et al. 2020: a row of either table, side by side."""
     return [*first[position // len(second)], *second[position % len(second)]]
-
-
-def complex_word(amplitude: float, frequency: float, phase: float, position: float) -> complex:
-    """Wang et al. 2020, section 2: r e^(i (omega pos + theta))."""
-    return amplitude * cmath.exp(1j * (frequency * position + phase))
 
 
 def slope(

@@ -62,11 +62,6 @@ def read(scores: Tensor, rows: Tensor) -> Tensor:
     return scores.expand(*shape[:-1], -1).gather(-1, rows.expand(shape))
 
 
-def shaw_rows(distance: Tensor, left: int, right: int) -> Tensor:
-    """Rows of w_clip(j - i), counted from the leftmost (Shaw et al. 2018, section 3.2)."""
-    return ((-distance).clamp(-left, right) + left).long()
-
-
 def transformer_xl(q: Tensor, u: Tensor, v: Tensor, keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Queries for terms (a) and (c), and terms (b) and (d), unscaled (Dai et al. 2019, section 3.3).
 
