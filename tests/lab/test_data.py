@@ -20,17 +20,6 @@ def test_the_default_text_is_pythons_reference():
     assert b"assert" in content
 
 
-def test_files_and_folders(tmp_path):
-    (tmp_path / "b.txt").write_bytes("zwölf".encode())
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.md").write_bytes(b"eleven")
-    (tmp_path / "image.png").write_bytes(b"\x89PNG")
-    one = data.load(str(tmp_path / "b.txt"))
-    assert spelled(one).decode() == "zwölf"
-    both = data.load(str(tmp_path))
-    assert spelled(both) == "zwölf\n\neleven".encode()
-
-
 def test_hugging_face_dataset(tmp_path):
     pytest.importorskip("datasets")
     rows = [{"id": i, "text": f"document {i}"} for i in range(5)]

@@ -29,16 +29,6 @@ def test_the_text(depth, length, index, query_aware):
     assert sample.prompt.count(question) == 1 + query_aware
 
 
-def test_the_format_in_full():
-    sample = create("facts:items=3").sample(ByteTokenizer(), 400, depth=1)
-    names, codes = zip(*re.findall(r"The code of (\w+) is (\d+)\.", sample.prompt), strict=True)
-    assert sample.prompt == (
-        f"The code of {names[0]} is {codes[0]}. The code of {names[1]} is {codes[1]}. The code of {names[2]} is {codes[2]}.\n"
-        f"Question: What is the code of {names[2]}? Answer: The code of {names[2]} is"
-    )
-    assert sample.answer == f" {codes[2]}"
-
-
 @pytest.mark.parametrize(("items", "length", "index"), [(2, 600, 0), (5, 1500, 1), (6, 4000, 99)])
 def test_in_noise_every_question_is_of_the_same_text(items, length, index):
     task, tokenizer = create(f"facts:items={items}:noise=true"), ByteTokenizer()
