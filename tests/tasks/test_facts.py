@@ -22,7 +22,7 @@ def test_the_text(depth, length, index, query_aware):
     assert len(facts) >= 2
     assert len({name for name, _ in facts}) == len({code for _, code in facts}) == len(facts)
     name, code = facts[index_at(depth, len(facts))]
-    assert sample.references == (code,)
+    assert (sample.references, sample.answer) == ((code,), f" {code}")
     question = f"Question: What is the code of {name}?"
     assert sample.prompt.endswith(f".\n{question} Answer: The code of {name} is")
     assert sample.prompt.startswith(f"{question}\nThe code of " if query_aware else "The code of ")
