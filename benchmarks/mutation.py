@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/mutation.json"
+HOUR = 3600  # seconds, more than any fault's tests take
 SWAPPED = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -129,7 +130,10 @@ def pytest(folder, *args, **environment):
     paths = os.pathsep.join([str(folder / "src"), *environment.pop("path", [])])
     environment = os.environ | {"PYTHONPATH": paths} | environment
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", *args]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    try:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HOUR)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "FAILED (it does not end)", "")
 
 
 def reached(found, work, commit):
@@ -209,8 +213,8 @@ def run(work, count, seed):
         print(
             n, *(records[n].get(key) for key in ("file", "line", "old", "new", "reached", "default", "all")), flush=True
         )
-    stripped = [{key: value for key, value in r.items() if key not in ("start", "end")} for r in records]
-    RESULTS.write_text(json.dumps({"commit": commit, "seed": planned["seed"], "faults": stripped}, indent=1) + "\n")
+        stripped = [{key: value for key, value in r.items() if key not in ("start", "end")} for r in records]
+        RESULTS.write_text(json.dumps({"commit": commit, "seed": planned["seed"], "faults": stripped}, indent=1) + "\n")
     show()
 
 

@@ -291,6 +291,8 @@ def test_scales_of_layers_that_take_turns_inside_sums():
 def test_a_sink_that_is_no_number():
     with pytest.raises(posenc.InputError, match="sink=nan"):
         attention(*tensors(3, 3), sink=float("nan"))
+    with pytest.raises(posenc.InputError, match=r"sink=array.*: pass a number"):
+        attention(*tensors(3, 3), sink=torch.zeros(2).numpy())
 
 
 @pytest.mark.parametrize("name", ["integer", "complex_order", "mixed_rope", "rope", "sinusoidal", "kerple"])

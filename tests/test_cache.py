@@ -134,6 +134,33 @@ def test_a_gradient_reaches_cached_keys():
 
 
 @torch.no_grad()
+def test_positions_left_out_are_the_next_ones_of_each_layer():
+    encoding, given, cache = made("rope"), tokens(), KVCache()
+    for first, end in ((0, 5), (5, 6), (6, N)):
+        outs = [attend(encoding, part(given, first, end), None, cache, layer) for layer in (0, 1)]
+    full = attend(encoding, given, Positions.arange(N, causal=True))
+    for out in outs:
+        assert_close(out, full[:, :, 6:], rtol=0, atol=1e-10)
+    meta = [x.to("meta") for x in given[:3]]
+    assert attention(*meta, Rotary(8), cache=KVCache()).is_meta
+
+
+@pytest.mark.parametrize("slots", [[3], [[3], [5]], [4, 5]])
+@pytest.mark.parametrize("trains", [False, True])
+def test_tokens_in_slots_take_the_place_of_those_there(slots, trains):
+    encoding, (q, k, v, _), positions = made("rope"), tokens(n=8), Positions.in_slots(slots, 8)
+    at = positions.q[:, None, :, None].expand(2, 4, -1, 8)
+    new = [x.flip(1).gather(2, at) for x in (q, k, v)]
+    k_after, v_after = (x.scatter(2, at, y) for x, y in zip((k, v), new[1:], strict=True))
+    with torch.set_grad_enabled(trains):
+        cache = KVCache()
+        attention(q, k, v, encoding, Positions.arange(8, causal=True), cache=cache)
+        out = attention(*new, encoding, positions, cache=cache)
+    assert_close(out, attention(new[0], k_after, v_after, encoding, positions), rtol=0, atol=1e-10)
+    assert_close(cache.layer(0)[1], v_after)
+
+
+@torch.no_grad()
 def test_bad_input_is_refused_before_anything_is_stored():
     encoding, given = made("rope"), tokens()
     cache = KVCache(capacity=8)
@@ -161,7 +188,10 @@ def test_bad_input_is_refused_before_anything_is_stored():
         ),
         (lambda: cache.crop(6), "length=6: the cache has 5"),
         (lambda: cache.layer(3), "layer=3"),
-        (lambda: cache.reorder(torch.tensor([True])), "rows="),
+        (lambda: cache.reorder(torch.tensor([True])), "rows of torch.bool"),
+        (lambda: cache.reorder(torch.tensor([0, 5])), "row numbers below 2"),
+        (lambda: attention(*new[:3], encoding, cache=cache, backend="triton"), "cannot serve this"),
+        (lambda: attention(new[0][:, :3], *new[1:3], encoding, cache=cache), "3 query heads cannot share 4"),
         (lambda: KVCache(capacity=0), "capacity=0"),
         (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "cannot rotate queries and keys apart"),
     ):
@@ -171,6 +201,10 @@ def test_bad_input_is_refused_before_anything_is_stored():
     packed = KVCache()
     attend(encoding, given, Positions.packed([5, 7], causal=True), packed)
     with pytest.raises(InputError, match="not one text a row"):
+        packed.positions()
+    attend(encoding, given, Positions.arange(N, causal=True), packed)
+    attend(encoding, given, Positions.arange(N, causal=True).with_window(2), packed, layer=1)
+    with pytest.raises(InputError, match="layers differ in their windows"):
         packed.positions()
 
 
@@ -182,15 +216,14 @@ def test_keys_that_another_encoding_rotated_are_refused():
         attention(q, q, q, Rotary(8), Positions.arange(5, causal=True), cache=cache)
         attention(more, more, more, Rotary(8), cache.positions(), cache=cache)
         for kept in (cache, pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
-            attention(more, more, more, Rotary(8), kept.positions(), cache=kept)
             other = Rotary(8, rope_theta=500.0)
             if rotated is False:
                 attention(more, more, more, other, kept.positions(), cache=kept)
                 continue
-            with pytest.raises(
-                InputError, match=r"^cache: layer 0 has keys under rope\(.*rope_theta=500.*one encoding"
-            ):
-                attention(more, more, more, other, kept.positions(), cache=kept)
+            for call in (posenc.explain, attention):
+                with pytest.raises(InputError, match=r"^cache: layer 0 has keys under rope\(.*500.*one encoding"):
+                    call(more, more, more, other, kept.positions(), cache=kept)
+            attention(more, more, more, Rotary(8), kept.positions(), cache=kept)
 
 
 @torch.no_grad()

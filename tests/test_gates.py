@@ -120,7 +120,7 @@ def test_a_sum_gives_each_part_its_gates():
     two, positions = made("two").double(), Positions.arange(N, causal=True)
     forgetting, temperate, rope = two
     expected = attention(q, k, v, two, positions, gates=gates_of(two, x))
-    f, t = gates_of(forgetting, x)[0], gates_of(temperate, x)[0]
+    f, t = gates_of(forgetting, x)[0], gates_of(temperate.at(positions), x)[0]
     assert f.shape == (2, HEADS, N, 1)
     assert t.shape == (2, KV, N, 3)
     other = temperate + rope + forgetting

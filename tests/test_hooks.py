@@ -217,6 +217,13 @@ def test_what_is_made_of_parts_has_no_hooks_besides_theirs(composite):
         InputError, match=r"Overriding is made of its parts and cannot override scale: write an Encoding"
     ):
         type("Overriding", (composite,), {"scale": lambda self, head_dim: 5.0})
+    for hook in (*HOOKS, "branches", "share"):
+        theirs, ours = (list(inspect.signature(getattr(cls, hook)).parameters) for cls in (posenc.Encoding, composite))
+        assert ours == theirs, hook
+    made = composite(posenc.ALiBi(2))
+    made.acting_in(0)
+    made.parts[0] = posenc.T5(2)
+    assert made.acting_in(0).leaves[0].encoding is made.parts[0]
 
 
 def test_a_users_map_is_copied_and_pickled():

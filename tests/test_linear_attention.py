@@ -186,6 +186,19 @@ def test_what_a_hook_returns_is_checked_as_in_attention(call, wrong):
         call(q, k, v, wrong(), Positions.arange(N))
 
 
+def test_arguments_are_taken_as_attention_takes_them():
+    (q, k, v), p, rope = tensors(kv_heads=4), Positions.arange(N, causal=True), Rotary(6)
+    want = linear_attention(q, k, v, rope, p)
+    assert_close(linear_attention(q, k, v, rope.at(p)), want, **EXACT)
+    assert_close(linear_attention(q, k, v, PerLayer(rope, posenc.ALiBi(4)), p), want, **EXACT)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(linear_attention(q.float(), k.float(), v.float(), rope, p), want.float())
+    for part in (rope.heads(slice(0, 2), num_heads=4), posenc.create("learned_rope", head_dim=6).to("meta")):
+        for call in (posenc.attention, linear_attention):
+            with pytest.raises(InputError, match=r"this part of rope is of query heads 0 to 1|tensors on cpu and meta"):
+                call(q, k, v, part, p)
+
+
 YARN = {"name": "yarn", "factor": 16, "original_max_positions": 64}
 
 

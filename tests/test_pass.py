@@ -22,6 +22,7 @@ from posenc import ALiBi, Encoding, InputError, KVCache, NoPE, Pass, Positions, 
 from posenc.bias import Relative, dense_sum
 from posenc.conformance.fixtures import DECODER, attention_inputs, named
 from posenc.encoding import gates_of
+from posenc.positions.visibility import Branch, Region
 
 N = 11
 SUMS = (
@@ -122,13 +123,20 @@ def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch)
         assert_close(here.attention(q, k, v, layer=layer), out)
 
 
-@pytest.mark.parametrize("change", ["step", "freeze"])
+CHANGES = {
+    "step": lambda encoding, optimizer: optimizer.step(),
+    "freeze": lambda encoding, optimizer: encoding.requires_grad_(False),
+    "load": lambda encoding, optimizer: encoding.load_state_dict(posenc.T5(2).state_dict(), assign=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_pass_is_of_the_parameters_that_it_was_made_from(change):
     encoding, positions = posenc.T5(2), Positions.arange(N, causal=True)
     optimizer, given = torch.optim.SGD(encoding.parameters(), lr=10.0), inputs()
     here = encoding.at(positions)
     here.attention(*given).square().sum().backward()
-    optimizer.step() if change == "step" else encoding.requires_grad_(False)
+    CHANGES[change](encoding, optimizer)
     for use in (here.attention, here.embed):
         with pytest.raises(InputError, match=r"have changed since this pass was made: .* encoding.at\(positions\)"):
             use(*given) if use == here.attention else use(torch.randn(1, N, 8))
@@ -173,7 +181,17 @@ class Sometimes(Encoding):
         return [None, Relative(lambda head, distance: distance.abs() * 0.5, 2, positions), dense][layer]
 
 
-@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes])
+class Nearer(Rotary):
+    """Another branch of a map, and another function of the scores."""
+
+    def branches(self, layer=0):
+        return [Branch(Region(None, 2 + 2 * layer))]
+
+    def modify(self, positions, layer=0):
+        return posenc.bias.SoftCap(1.0 + layer)
+
+
+@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8)])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_an_encoding_may_differ_from_layer_to_layer(cls, order):
     encoding, positions, given = cls(), Positions.arange(N, causal=True), inputs()

@@ -3,6 +3,7 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.encoding import Encoding, Pass, checked_gates, require_fit
-from posenc.errors import InputError, check_flags, check_integers, check_sizes
+from posenc.encoding import Acting, Effects, Encoding, Gates, Pass, checked_gates, require_fit
+from posenc.errors import LARGEST_SIZE, InputError, check_flags, check_integers, check_sizes, check_tensor
 from posenc.positions import Positions
+from posenc.positions.ids import Device
 from posenc.positions.memory import in_backward
 from posenc.positions.visibility import Hidden
 
@@ -22,11 +24,15 @@ ROOM = 64
 
 class _Layer(NamedTuple):
     """tensors: keys, values and gates, (batch, heads, room, width), of which the first `tokens` are filled. rotated: keys and
-    values are as `rotate_keys` and `rotate_values` left them."""
+    values are as `rotate_keys` and `rotate_values` left them. at: where its last call was. by, rotation: the encoding that
+    rotated its keys, and that one's spec; "" where it is not known."""
 
     tensors: tuple[Tensor, ...]
     tokens: int
     rotated: bool
+    at: Positions
+    by: ref[Encoding] | None
+    rotation: str
 
     def filled(self, tokens: int) -> list[Tensor]:
         return [x[:, :, :tokens] for x in self.tensors]
@@ -52,13 +58,11 @@ class KVCache:
             check_sizes(capacity=capacity)
         self.rotated, self.capacity = rotated, capacity
         self._layers: dict[int, _Layer] = {}
-        self._last: Positions | None = None
-        self._last_layer = -1
         self.plans: dict[Any, Any] = {}  # of a token's calls, for those of the next ones
-        self._rotated_by: dict[int, tuple[ref[Encoding] | None, str]] = {}  # of each layer, with its spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_rotated_by": {}, "plans": {}}  # references that are weak cannot be copied by pickle
+        layers = {n: x._replace(by=None) for n, x in self._layers.items()}  # pickle cannot copy weak references
+        return vars(self) | {"_layers": layers, "plans": {}}
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
@@ -79,26 +83,31 @@ class KVCache:
             raise InputError(f"the cache has {sorted(self._layers) or 'no layers yet'}", layer=layer)
         return tuple(self._layers[layer].filled(len(self)))
 
-    def positions(self, num_queries: int = 1) -> Positions:
+    def positions(self, num_queries: int = 1, *, device: Device = None, layer: int | None = None) -> Positions:
         """Causal positions of the next tokens of each row: those after the cache, where a row's padding does not count, under the
         window and after the prefix of the tokens that it was filled with.
 
+        device: of the positions of an empty cache; later ones are where those before are. layer: of this layer's tokens; None:
+        of those that every layer has.
+
         Raises:
-            InputError: the tokens in the cache are not one text a row, counted from 0: pass Positions of your own.
+            InputError: the tokens in the cache are not one text a row, counted from 0, or layers have them under unlike windows
+                or prefixes: pass Positions of your own.
         """
         check_integers(1, num_queries=num_queries)
-        last, count = self._last, len(self)
-        if last is None or count == 0:
-            return Positions.arange(num_queries, causal=True)
-        return _next(last, count, num_queries)
+        layers = [x for number, x in self._layers.items() if layer is None or number == layer]
+        count = min([x.tokens for x in layers]) if layers else 0
+        if count == 0:
+            return Positions.arange(num_queries, causal=True, device=device)
+        return _next([x.at for x in layers], count, num_queries)
 
-    def at(self, encoding: Encoding | None, num_queries: int = 1) -> Pass:
-        """The next forward pass of a generation: the encoding at `positions(num_queries)`.
+    def at(self, encoding: Encoding | None, num_queries: int = 1, *, device: Device = None) -> Pass:
+        """The next forward pass of a generation: the encoding at `positions(num_queries, device=device)`.
 
         Raises:
             InputError: what `positions` refuses.
         """
-        return Pass(encoding, self.positions(num_queries))
+        return Pass(encoding, self.positions(num_queries, device=device))
 
     def detach(self) -> None:
         """Let no gradient go back through the tokens that are in the cache, as between the segments of a text."""
@@ -119,109 +128,114 @@ class KVCache:
         """Make row i what row rows[i] was, as a beam search does; there may be more or fewer rows than before.
 
         Raises:
-            InputError: no 1-D tensor of integers.
+            InputError: no 1-D tensor of integers, or, on the CPU, rows that are not there.
         """
-        if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise InputError("pass a 1-D tensor of row numbers", rows=rows)
-        self._layers = {
-            n: layer._replace(tensors=tuple(x.index_select(0, rows.to(x.device)) for x in layer.filled(layer.tokens)))
-            for n, layer in self._layers.items()
-        }
-        last = self._last
-        if last is not None and last.batch > 1:
+        check_tensor("rows", rows, integers=True)
+        batch = min([layer.tensors[0].shape[0] for layer in self._layers.values()], default=LARGEST_SIZE)
+        line = rows.dim() == 1 and rows.numel() > 0
+        if not line or (rows.device.type == "cpu" and not 0 <= int(rows.min()) <= int(rows.max()) < batch):
+            raise InputError(f"pass a 1-D tensor of row numbers below {batch}", rows=rows)
+        rows = rows.long()
+        moved: dict[Positions, Positions] = {}
 
-            def pick(x: Tensor) -> Tensor:
-                return x if x.shape[0] == 1 else x.index_select(0, rows.to(x.device))
+        def pick(x: Tensor) -> Tensor:
+            return x if x.shape[0] == 1 < batch else x.index_select(0, rows.to(x.device))
 
-            self._last = last.select(pick, pick, known=last.extents)
+        for number, layer in self._layers.items():
+            at = layer.at
+            if at.batch > 1:  # layers that have the same positions have the same ones afterwards
+                at = moved[at] = moved[at] if at in moved else at.select(pick, pick, known=at.extents)
+            self._layers[number] = layer._replace(tensors=tuple(map(pick, layer.filled(layer.tokens))), at=at)
 
     # ---------------------------------------------------------------- as `attention` uses it
 
     def extended(
-        self, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
-        gates: Tensor | Sequence[Tensor] | None, stores: bool = True,
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], bool]:  # fmt: skip
-        """The keys, values and gates of all tokens, once those of new ones are stored; and whether keys are rotated."""
+        self, k: Tensor, v: Tensor, encoding: Encoding | None, acting: Acting, positions: Positions, layer: int, gates: Gates,
+        stores: bool = True,
+    ) -> _Layer:  # fmt: skip
+        """A layer with the keys, values and gates of the new tokens, which `store` makes the cache's once a call has succeeded.
+        stores: it will; and what the positions say is overwritten may be so already."""
         step = positions.shared(_Step, lambda: _Step.of(positions))
         if k.dim() != 4 or k.shape[2] != step.tokens or step.new.batch not in (1, k.shape[0]):
             require_fit(step.new, k=k)
         given: tuple[Tensor, ...] = ()
-        if gates is not None or (encoding is not None and encoding.acting_in(layer).gates):
+        if gates is not None or acting.gates:
             given = checked_gates(encoding, gates, k, layer, step.hidden)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
-        if stores and not torch.compiler.is_compiling():
-            self._check_layer(encoding, positions, layer, rotated and step.before > 0)
+        by = self._check_layer(encoding, positions, layer, rotated and step.before > 0, stores)
         if rotated and encoding is not None:
-            k, v, rotated = _rotated(k, v, encoding, step.new, layer, before is not None or self.rotated is True)
-        made = self._filled(layer, (k, v, *given), positions, step, rotated, stores)
-        if stores:
-            self._last, self._last_layer = positions.origin or positions, layer
-            if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
-                self._layers[layer] = made
-        k, v, *of_all = made.filled(step.before + step.tokens)
-        return k, v, tuple(of_all), rotated
+            k, v, rotated = _rotated(k, v, Effects(acting, step.new), before is not None or self.rotated is True)
+        tensors = self._filled(layer, (k, v, *given), positions, step, stores)
+        return _Layer(tensors, step.before + step.tokens, rotated, positions.origin or positions, *by)
 
-    def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
-        """Refuse an encoding that differs from the one that rotated the keys in the cache."""
-        if in_backward():
-            return
-        if (positions.origin or positions) is self._last and layer == self._last_layer and len(self._layers) == 1:
+    def store(self, layer: int, made: _Layer) -> None:
+        """Take a layer that `extended` returned."""
+        if not in_backward():  # a checkpoint that computes a layer again, whose tokens are there already
+            self._layers[layer] = made
+
+    def _check_layer(
+        self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool, stores: bool
+    ) -> tuple[ref[Encoding] | None, str]:
+        """The encoding and its spec, once one has been refused whose spec is not that of the keys in the cache. Of two that differ
+        in their weights alone, nothing is known."""
+        before = self._layers.get(layer)
+        by, rotation = (None, "") if before is None else (before.by, before.rotation)
+        if torch.compiler.is_compiling() or in_backward():
+            return by, rotation
+        if stores and before is not None and before.at is (positions.origin or positions) and len(self._layers) == 1:
             warnings.warn(
                 f"KVCache: layer={layer} again for the same positions, and no other layer so far: its keys are overwritten; "
                 "pass layer= in each layer of a model",
-                stacklevel=4,
+                stacklevel=5,
             )
-        by = self._rotated_by.get(layer)
-        if by is not None and encoding is not None and by[0] is not None and by[0]() is encoding:
-            return
-        rotation = _rotation(encoding, layer)
-        if by is not None and over_rotated and rotation and by[1] and rotation != by[1]:
+        if by is not None and encoding is not None and by() is encoding:
+            return by, rotation
+        new = _rotation(encoding, layer)
+        if over_rotated and new and rotation and new != rotation:
             remedy = "use a cache with one encoding, or KVCache(rotated=False)"
-            raise _unfit(f"layer {layer} has keys under {by[1]}, new ones come under {rotation}; {remedy}")
-        self._rotated_by[layer] = None if encoding is None else ref(encoding), rotation
+            raise _unfit(f"layer {layer} has keys under {rotation}, new ones come under {new}; {remedy}")
+        return None if encoding is None else ref(encoding), new
 
     def _filled(
-        self, layer: int, new: tuple[Tensor, ...], positions: Positions, step: "_Step", rotated: bool, stores: bool
-    ) -> _Layer:
-        """A layer's tokens with the new ones. stores: in the place of what they had for them."""
+        self, layer: int, new: tuple[Tensor, ...], positions: Positions, step: "_Step", stores: bool
+    ) -> tuple[Tensor, ...]:
+        """A layer's tensors with the new tokens. stores: in the place of what they had for them."""
         before, tokens = step.before, step.before + step.tokens
         old = self._layers.get(layer)
-        if old is None or old.tokens < before:
-            if before:
-                has = 0 if old is None else old.tokens
-                raise _unfit(f"layer {layer} has {has} tokens, positions are for {before}: pass cache.positions(n)")
-            old = _Layer(tuple([x[:, :, :0] for x in new]), 0, rotated)
-        if len(old.tensors) != len(new):
+        has, tensors = (0, tuple([x[:, :, :0] for x in new])) if old is None else (old.tokens, old.tensors)
+        if has < before:
+            raise _unfit(f"layer {layer} has {has} tokens, positions are for {before}: pass cache.positions(n)")
+        if len(tensors) != len(new):
             made = f"its encoding makes {len(new)}, {len(new) - 2} of them gates"
-            raise _unfit(f"layer {layer} has {len(old.tensors)} tensors, {made}: use it with one encoding")
+            raise _unfit(f"layer {layer} has {len(tensors)} tensors, {made}: use it with one encoding")
         if self.capacity is not None and tokens > self.capacity:
             raise _unfit(f"{tokens} tokens, capacity={self.capacity}: make it larger, or leave it out")
-        for x, more in zip(old.tensors, new, strict=True):
+        for x, more in zip(tensors, new, strict=True):
             if (x.shape[:2], x.shape[3], x.dtype) != (more.shape[:2], more.shape[3], more.dtype):
                 given = f"{more.dtype} {tuple(more.shape)}: another batch, model or precision needs another cache"
                 raise _unfit(f"layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {given}")
-        ragged = positions.q_order.shape[0] > 1
+        stays = before if step.in_line else min(has, tokens)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not stores:
-            stored = old.filled(before)
+            stored = [x[:, :, :stays] for x in tensors]
             if before == 0:  # of what is overwritten no graph is left
                 stored = [x.detach() for x in stored]
             pairs = zip(stored, new, strict=True)
-            if ragged:
-                room = 0, 0, 0, tokens - before
-                tensors = [pad(x, room).scatter(2, _slots(y, positions), y) for x, y in pairs]
-            else:
-                tensors = [torch.cat(pair, 2) for pair in pairs]
-            return _Layer(tuple(tensors), tokens, rotated)
-        tensors = []
-        for x, more in zip(old.tensors, new, strict=True):
-            x = _with_room(x, before, tokens, self.capacity or 0)
-            if ragged:
-                x.scatter_(2, _slots(more, positions), more)
-            else:
+            if step.in_line:
+                return tuple([torch.cat(pair, 2) for pair in pairs])
+            room = 0, 0, 0, tokens - stays
+            return tuple([pad(x, room).scatter(2, _slots(y, positions), y) for x, y in pairs])
+        if old is not None and has > before:  # also if the call fails
+            self._layers[layer] = old._replace(tokens=before)
+        written = []
+        for x, more in zip(tensors, new, strict=True):
+            x = _with_room(x, stays, tokens, self.capacity or 0)
+            if step.in_line:
                 x[:, :, before:tokens] = more
-            tensors.append(x)
-        return _Layer(tuple(tensors), tokens, rotated)
+            else:
+                x.scatter_(2, _slots(more, positions), more)
+            written.append(x)
+        return tuple(written)
 
 
 def _unfit(problem: str) -> InputError:
@@ -230,22 +244,26 @@ def _unfit(problem: str) -> InputError:
 
 
 class _Step(NamedTuple):
-    """What the layers of a call have in common: its tokens as keys, how many come before them, and those that no query sees."""
+    """What the layers of a call have in common: its tokens as keys, how many come before them, those that no query sees, and whether
+    they are known to be the last keys in their order."""
 
     new: Positions
     before: int
     tokens: int
     hidden: Hidden | None
+    in_line: bool
 
     @classmethod
     def of(cls, positions: Positions) -> "_Step":
-        count = positions.num_queries
+        count, before = positions.num_queries, positions.num_keys - positions.num_queries
         _, keys = positions.hidden()
-        # where rows differ in order, each row's new tokens are behind its last one, all of them visible
-        if keys is not None:
-            keys = None if positions.q_order.shape[0] > 1 else Hidden.of(keys.mask[:, -count:])
+        orders = positions.extents["q_order"], positions.extents["k_order"]
+        lows = [extent.low for extent in orders if extent is not None and extent.consecutive]
+        in_line = len(lows) == 2 and lows[0] - lows[1] == before  # also with a prefix, where `diagonal` is None
+        if keys is not None:  # tokens in slots of their own, as behind each row's last one, are all visible
+            keys = Hidden.of(keys.mask[:, -count:]) if in_line else None
         new = positions.of_side("q")._remembering(positions)
-        return cls(new, positions.num_keys - count, count, keys)
+        return cls(new, before, count, keys, in_line)
 
 
 def _rotation(encoding: Encoding | None, layer: int) -> str:
@@ -260,25 +278,16 @@ def _rotation(encoding: Encoding | None, layer: int) -> str:
     return f"{spec.pop('name')}({', '.join(f'{name}={value!r}' for name, value in spec.items())})"
 
 
-def _rotated(
-    k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
-) -> tuple[Tensor, Tensor, bool]:
+def _rotated(k: Tensor, v: Tensor, effects: Effects, must: bool) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
-    part, _, _, sites, *_ = encoding.acting_in(layer)
+    part, sites = effects.acting.part, effects.sites
     if "rotate" not in sites and "rotate_values" not in sites:
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
-    memory, key = new.memory, ("rotation", part, k.shape, k.dtype, k.device, torch.is_grad_enabled())
-    rotation = None if memory is None else memory.get(key)
+    key = "rotation", part, k.shape, k.dtype, k.device
     try:
-        if rotation is not None and "rotate_values" not in sites:
-            return rotation(None, k)[1], v, True
-        effects = encoding.effects(new, layer)
-        if rotation is None and "rotate" in sites:
-            rotation = effects.rotation(None, k)
-            if memory is not None and rotation is not None:  # for the other layers of the pass
-                memory[key] = rotation
+        rotation = effects.positions.once(key, partial(effects.rotation, None, k))
         keys = effects.keys_rotated(k) if rotation is None else rotation(None, k)[1]
         return keys, effects.values_rotated(v), True
     except InputError:
@@ -287,30 +296,32 @@ def _rotated(
         return k, v, False
 
 
-def _next(last: Positions, count: int, num_queries: int) -> Positions:
-    """The positions of the tokens after the first `count` of a cache, whose last call was at `last`: whatever restricts that goes
+def _next(ends: Sequence[Positions], count: int, num_queries: int) -> Positions:
+    """The positions of the tokens after the first `count` of layers whose last calls were at `ends`: whatever restricts those goes
     along."""
+    last = ends[0]
+    for other in ends[1:]:
+        pairs = (last.prefix, other.prefix), (last.valid, other.valid)
+        if other is not last and not (last.window == other.window and all(_same(*pair, count) for pair in pairs)):
+            remedy = "pass the positions of each layer, such as Positions.arange(1, offset, causal=True).with_window(w)"
+            raise InputError(f"cache.positions(): layers differ in their windows, prefixes or padding: {remedy}")
     mask, new = last.valid, last.k_order.new_ones(1, num_queries, dtype=torch.bool)
     if mask is None:
         counts = last.start == (last.num_keys - last.num_queries, 0)
         made = Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
     else:
-        counted = Positions.from_mask(mask, last.num_queries)
+        counted = Positions.of_mask(mask, last.num_queries)
         at = [p.q if p.q_valid is None else p.q * p.q_valid for p in (last, counted)]
         counts = at[0].shape == at[1].shape and torch.equal(*at)
         mask = torch.cat((mask[:, :count], new.expand(mask.shape[0], -1)), 1)
-        made = Positions.from_mask(mask, num_queries, causal=True)
-    if not counts or last.k_document is not None or last.blocks or last.sharding is not None:
+        made = Positions.of_mask(mask, num_queries, causal=True)
+    if not counts or any(at.k_document is not None or at.blocks for at in ends):
         remedy = "pass Positions of all, such as Positions.from_ids(ids, key_ids, causal=True)"
         raise InputError(f"cache.positions(): the cached tokens are not one text a row, counted from 0: {remedy}")
     prefix = last.prefix
     if prefix is not None:
         prefix = torch.cat((prefix[:, :count], torch.zeros_like(new).expand(prefix.shape[0], -1)), 1)
-    where = ("q", "k", "q_order", "k_order", "valid", "q_valid")
-    return last.derived(
-        **{name: getattr(made, name) for name in where}, known=made.extents, causal=True, prefix=prefix, of_keys=None,
-        images=None, q_placed=None, k_placed=None,
-    )  # fmt: skip
+    return made.derived(prefix=prefix, window=last.window, counted=last.counted)
 
 
 def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:
@@ -322,6 +333,10 @@ def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:
     return wide
 
 
+def _same(a: Tensor | None, b: Tensor | None, count: int) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a[:, :count], b[:, :count]))
+
+
 def _slots(x: Tensor, positions: Positions) -> Tensor:
-    """Where the tokens of x, (batch, heads, n, width), go in rows of different lengths: behind the last one of each."""
-    return positions.q_order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+    """Where the tokens of x, (batch, heads, n, width), go, as in rows of different lengths: behind the last one of each."""
+    return positions.slots()[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])

@@ -86,9 +86,8 @@ def sinusoidal(
     """
     if dtype is not None and not dtype.is_floating_point:
         raise InputError("integers cannot store the codes", "pass a float dtype", dtype=dtype)
-    frequencies = frequency_curve(dim, base=base, curve=curve, exponent=exponent, endpoint=endpoint).to(
-        table_device(positions.device)
-    )
+    frequencies = frequency_curve(dim, base=base, curve=curve, exponent=exponent, endpoint=endpoint)
+    frequencies = frequencies.to(table_device(positions.device))
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 
 

@@ -190,9 +190,8 @@ def lm_infinite(sinks: int, *, window: int) -> PositionMap:
     """
     check_integers(0, sinks=sinks)
     check_integers(1, window=window)
-    first = Branch(
-        Region(nearest=window, below=sinks), lambda i: torch.full_like(i, window), torch.zeros_like, sinks + window
-    )
+    far = Region(nearest=window, below=sinks)
+    first = Branch(far, lambda i: torch.full_like(i, window), torch.zeros_like, sinks + window)
     options = {"sinks": sinks, "window": window}
     return _distance_map("lm_infinite", options, "han2024lm", window, first, sinks == 0)
 
@@ -226,9 +225,8 @@ def lampe(window: int, *, used: int, length: int) -> PositionMap:
 
     shift = window - 1 - window * used // (length - 1)
     far = Branch(Region(nearest=window), lambda i: scaled(i) + shift, scaled)
-    return _distance_map(
-        "lampe", {"window": window, "used": used, "length": length}, "zhang2025lampe", window, far, False
-    )
+    options = {"window": window, "used": used, "length": length}
+    return _distance_map("lampe", options, "zhang2025lampe", window, far, False)
 
 
 def dual_chunk(chunk: int, *, local: int) -> PositionMap:

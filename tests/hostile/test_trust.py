@@ -42,9 +42,9 @@ READS = {
 LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
 
 OWN = {
-    "backends/gpus.py:", "pretrained/findings.py:_read", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset", "report/explorer.py:formulas",
+    "backends/gpus.py:", "pretrained/findings.py:_read", "pretrained/families.py:", "encodings/catalogue.py:entries", "encodings/catalogue.py:measured", "report/html.py:asset", "report/explorer.py:formulas",
     "lab/study.py:code", "lab/machine.py:cpu",
-    "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
+    "lab/machine.py:free_bytes", "lab/machine.py:_bytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""
 USERS = {"lab/user_code.py:module_of_file", "lab/user_code.py:_made_of"}

@@ -107,6 +107,8 @@ def test_cross_takes_queries_and_keys_from_two_positions():
 def test_a_document_in_pieces_counts_on():
     p = Positions.packed(document_ids=torch.tensor([[3, 3, 1, 1, 3, 1], [0, 1, 0, 1, -1, -1]]))
     assert p.q.tolist() == [[0, 1, 0, 1, 2, 2], [0, 0, 1, 1, 0, 0]]
+    narrow = Positions.packed(document_ids=torch.tensor([0, 1, 0, 1], dtype=torch.uint8)).with_prefix([2, 1])
+    assert narrow.prefix.tolist() == [[True, True, True, False]]
 
 
 def test_positions_are_stored_exactly():
@@ -207,6 +209,13 @@ def test_moving_and_sharing():
         (lambda: Positions.from_ids([0, 1, 2], [0, 1]).with_causal(True), "2 keys for 3 causal queries"),
         (lambda: Positions.packed(document_ids=torch.zeros(2, 2)), "document_ids"),
         (lambda: Positions.grid(0, 3), "height=0"),
+        (lambda: Positions.from_ids([[0], [1]], [[0, 1, 2]] * 3), "tokens of 2 and 3 rows"),
+        (
+            lambda: Positions.arange(4).moved(lambda at, order: at / 0),
+            r"move returned a tensor .* return finite numbers",
+        ),
+        (lambda: Positions.arange(4).moved(lambda at, order: at[:, :2]), "move returned a tensor of shape"),
+        (lambda: Positions.arange(4).moved(lambda at, order: 3), "move returned 3"),
     ],
 )
 def test_bad_input_is_named(make, message):
@@ -301,6 +310,7 @@ def test_restarts_are_documents():
         lambda: Positions.from_ids(RESTARTS, causal=True),
         lambda: Positions.from_ids(RESTARTS).with_causal(True),
         lambda: Positions.from_ids(RESTARTS).to("cpu").moved(lambda at, order: at * 2.0).with_causal(True),
+        lambda: Positions.from_ids(RESTARTS).moved(lambda at, order: order).with_causal(True),
         lambda: Positions.from_ids([2], [0, 1, 0, 1, 2], causal=True),
         lambda: Positions.from_ids([[0, 1, 2], [1, 1, 0]], causal=True),
         lambda: Positions.from_ids([0.5, 0.25], causal=True),
@@ -321,6 +331,7 @@ def test_positions_that_may_fall():
     assert Positions.from_ids([3, 1, 2]).mask().all()
     assert Positions.from_ids([[[1, 0], [0, 1]]], causal=True).causal
     assert Positions.from_ids([3, 1, 2], causal=True, packed=False).mask()[0, 0, 2].all()
+    assert Positions.from_ids([0, 1, 2, 3]).take([3, 1]).with_causal(True).causal
     assert Positions.from_ids([3, 1, 2], packed=False).moved(lambda at, order: at + 1).with_causal(True).causal
     draft = Positions.from_ids([0, 1, 2, 2, 3, 3], causal=True)  # a tree, by depth
     assert draft.visible_counts().tolist() == [[1, 2, 3, 4, 5, 6]]

@@ -56,6 +56,7 @@ DERIVED = {
     "gated": (lambda p: p.with_gates((torch.zeros(1, 1, N, 1),)), EVERY, EVERY),
     "some keys": (lambda p: p.keys(1, 6), EVERY, EVERY[1:6]),
     "taken": (lambda p: p.take(TAKEN), TAKEN, TAKEN),
+    "last queries": (lambda p: p.select(slice(5, None), None), EVERY[5:], EVERY),
     "first shard": (lambda p: p.shard(0, 2), EVERY[:4], EVERY),
     "zigzag shard": (lambda p: p.shard(1, 2, layout="zigzag"), EVERY[2:6], EVERY),
     "zigzag shard of two runs": (lambda p: p.shard(0, 2, layout="zigzag"), [0, 1, 6, 7], EVERY),
@@ -75,16 +76,18 @@ def test_what_restricts_goes_along_and_comes_after(text, restriction, derivation
     before = derive(restrict(make(N)))
     counts_tokens = {"prefix", "table"} & limits.keys()  # of those that are left
     after = before if derivation == "taken" and counts_tokens else restrict(derive(make(N)))
+    lengths = brute(N, **facts)[:, rows][:, :, TAKEN if derivation == "taken" else EVERY].sum(-1)
     for positions in (before, after):
+        found = positions.lengths() * (1 if positions.q_valid is None else positions.q_valid)
+        assert torch.equal(found.expand(len(want), -1), lengths)
         assert torch.equal(positions.mask()[:, 0], want[:, :, columns].expand(positions.batch, -1, -1))
         counted = want if derivation != "taken" else want[:, :, columns]
         assert torch.equal(positions.visible_counts().expand(len(want), -1), counted.sum(-1))
         if positions.sharding is not None and positions.of_keys is None:
-            calls = [call.mask()[:, 0] for call in calls_of(positions, positions.causal)]
-            width = [call.shape[2] for call in calls]
-            parts = [w[:, :, :n] for w, n in zip(want.split([c.shape[1] for c in calls], 1), width, strict=True)]
-            for call, part in zip(calls, parts, strict=True):
-                assert torch.equal(call, part.expand(len(call), -1, -1))
+            calls = calls_of(positions, positions.causal)
+            for call, part in zip(calls, want.split([call.num_queries for call in calls], 1), strict=True):
+                assert torch.equal(call.mask()[:, 0], part[:, :, : call.num_keys].expand(call.batch, -1, -1))
+                assert torch.equal(call.visible_counts().expand(len(part), -1), part.sum(-1))
 
 
 @pytest.mark.parametrize("derivation", DERIVED)
@@ -121,9 +124,9 @@ def test_a_cache_goes_on_under_what_it_was_filled_with_or_refuses(text, restrict
         return
     for at in (N - 2, N - 1):
         new = (x[:, :, at : at + 1] for x in (q, k, v))
-        out = attention(*new, encoding, cache=cache)
+        out, last = attention(*new, encoding, cache=cache), cache._layers[0].at
         want = brute(N, **facts, **{**limits, "causal": True})[:, at : at + 1]
-        assert torch.equal(cache._last.mask()[:, 0], want[:, :, : at + 1].expand(cache._last.batch, -1, -1))
+        assert torch.equal(last.mask()[:, 0], want[:, :, : at + 1].expand(last.batch, -1, -1))
         whole = attention(q, k, v, encoding, restrict(make(N)).with_causal(True), backend="reference")
         assert_close(out, whole[:, :, at : at + 1], atol=1e-5, rtol=0)
 

@@ -7,7 +7,6 @@ import torch
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.backends import fused
-from posenc.distributed.exchange import calls_of
 from posenc.positions.segments import segments
 
 SIZE = 4
@@ -98,24 +97,6 @@ def test_rectangles_are_the_mask(layout):
     torch.testing.assert_close(counts, positions.mask()[:, 0].sum(-1))
 
 
-def test_the_mask_is_the_tables_entry():
-    table, positions = big_bird(5), LAYOUTS["both ways"]()
-    mask = positions.mask()[0, 0]
-    for i in range(19):
-        for j in range(19):
-            assert mask[i, j] == table[i // SIZE, j // SIZE]
-
-
-def test_padding_and_documents_count_from_their_first_token():
-    alone = Positions.arange(14, causal=True).with_blocks(SIZE, big_bird(5)).mask()[0, 0]
-    padded = LAYOUTS["padded"]().mask()[0, 0]
-    torch.testing.assert_close(padded[5:, 5:], alone)
-    packed = LAYOUTS["packed"]().mask()[0, 0]
-    torch.testing.assert_close(
-        packed[8:, 8:], Positions.arange(11, causal=True).with_blocks(SIZE, big_bird(3)).mask()[0, 0]
-    )
-
-
 @pytest.mark.parametrize("text", ["none", "t5", "alibi"])
 def test_hidden_blocks_are_not_visited(text, monkeypatch):
     visited, flash = [], fused._flash
@@ -130,36 +111,6 @@ def test_hidden_blocks_are_not_visited(text, monkeypatch):
     q = torch.randn(1, 2, n, D)
     attention(q, q, q, posenc.create(text, num_heads=2), positions)
     assert 0 < sum(visited) <= n * size * (1 if text == "none" else 2)  # those of a term are by head
-
-
-def test_shards_have_the_blocks_of_the_full_sequence():
-    full = Positions.arange(24, causal=True)
-    blocked = full.with_blocks(SIZE, big_bird(6))
-    for layout in ("contiguous", "zigzag"):
-        for rank in range(2):
-            for part in (
-                blocked.shard(rank, 2, layout=layout),
-                full.shard(rank, 2, layout=layout).with_blocks(SIZE, big_bird(6)),
-            ):
-                index = part.sharding.indices()
-                torch.testing.assert_close(part.mask()[0, 0], blocked.mask()[0, 0][index])
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-def test_a_shard_counts_what_it_sees_in_the_full_sequence(layout):
-    full = Positions.arange(24, causal=True)
-    for narrow in (lambda p: p.with_window(3), lambda p: p.with_blocks(SIZE, big_bird(6))):
-        counts = narrow(full).visible_counts()
-        for rank in range(2):
-            shard = full.shard(rank, 2, layout=layout)
-            parts = [narrow(call).visible_counts() for call in calls_of(shard, True)]
-            torch.testing.assert_close(torch.cat(parts, 1), shard.sharding.take(counts))
-
-
-def test_tokens_taken_stay_in_their_blocks():
-    index = torch.tensor([17, 3, 9, 4])
-    positions = LAYOUTS["both ways"]()
-    torch.testing.assert_close(positions.take(index).mask()[0, 0], positions.mask()[0, 0][index][:, index])
 
 
 def test_dropout_and_half_precision():

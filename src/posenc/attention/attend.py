@@ -2,7 +2,6 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Never
@@ -14,18 +13,18 @@ from posenc.attention.call import (
     Call,
     assembled,
     check_dims,
-    check_given,
     check_names,
-    check_numbers,
     checked,
     effects_of,
+    gathered,
+    given,
     prepare,
     visible_part,
 )
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.cache import KVCache
 from posenc.distributed import exchange
-from posenc.encoding import NOTHING, Effects, Encoding, Pass, Rotation, checked_gates, require_fit
+from posenc.encoding import Effects, Encoding, Gates, Pass, Rotation, checked_gates, require_fit
 from posenc.errors import InputError, check_word
 from posenc.functional import exactly
 from posenc.positions import Positions
@@ -49,7 +48,7 @@ def attention(
     dropout_p: float = 0.0,
     layer: int = 0,
     keys_rotated: bool = False,
-    gates: Tensor | Sequence[Tensor] | None = None,
+    gates: Gates = None,
     cache: KVCache | None = None,
     backend: str = "auto",
     **others: Never,
@@ -81,7 +80,9 @@ def attention(
         gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
             first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
         cache: a `posenc.KVCache`, which has the keys, values and gates of the tokens before; k, v and gates are then of the
-            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones.
+            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones of
+            the layer. A model of several layers passes layer= in each. A call that raises leaves the cache as it was, but for
+            tokens that positions roll back.
         backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
             kernels, for GPUs), or "reference".
 
@@ -91,47 +92,39 @@ def attention(
     """
     if others:
         check_names("attention", others)
-    call = _given(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
+    call = given(call)
     with exactly(q):
-        call, plans = (call, None) if cache is None else (_cached(call, cache), cache.plans)
+        if cache is not None:
+            call, extended = _cached(call, cache)
+            out = _attended(call, backend, cache.plans)
+            cache.store(layer, extended)  # a call that fails has stored nothing
+            return out
         if call.positions is None or call.positions.sharding is None:
-            return _attended(call, backend, plans)
+            return _attended(call, backend)
         return torch.cat([_attended(part, backend) for part in _of_shard(call, gather=True)], 2)
 
 
 Pass.compute = staticmethod(attention)
 
 
-def _given(q: Tensor, k: Tensor, v: Tensor, encoding: Any, positions: Positions | None, *options: Any) -> Call:
-    """A call, of the encoding and the positions of a pass if it is given one as its encoding, once its arguments are of their types."""
-    if isinstance(encoding, Pass):
-        if positions is not None:
-            raise InputError("a pass has its positions: leave them out", positions=positions)
-        if encoding.versions:
-            encoding.require_current()
-        encoding, positions = encoding.encoding, encoding.positions
-    check_given(encoding, positions, q=q, k=k, v=v)
-    call = Call(q, k, v, encoding, positions, *options)
-    if not torch.compiler.is_compiling():
-        check_numbers(call)
-    return call
-
-
-def _cached(call: Call, cache: object, stores: bool = True) -> Call:
-    """The call with the keys, values and gates of all tokens. stores: the new ones stay in the cache."""
+def _cached(call: Call, cache: object, stores: bool = True) -> tuple[Call, Any]:
+    """The call with the keys, values and gates of all tokens, and its layer with them. stores: the new ones will be stored."""
     positions = call.positions
     if not isinstance(cache, KVCache):
         raise InputError("pass a posenc.KVCache()", cache=cache)
     if call.keys_rotated:
         raise InputError("a cache rotates the new keys by itself", "pass them unrotated", keys_rotated=True)
     if positions is None:
-        positions = cache.positions(call.q.shape[2])
+        check_dims(q=call.q)
+        positions = cache.positions(call.q.shape[2], device=call.q.device, layer=call.layer)
     elif positions.sharding is not None:
         raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
     elif call.q.dim() != 4 or call.q.shape[2] != positions.num_queries:
         require_fit(positions, q=call.q)
-    k, v, gates, rotated = cache.extended(call.k, call.v, call.encoding, positions, call.layer, call.gates, stores)
-    return call.changed(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=rotated)
+    layer = cache.extended(call.k, call.v, call.encoding, call.acting, positions, call.layer, call.gates, stores)
+    k, v, *gates = layer.filled(layer.tokens)
+    return call.changed(k=k, v=v, positions=positions, gates=gates or None, keys_rotated=layer.rotated), layer
 
 
 # -------------------------------------------------------------------- what the layers of a pass share
@@ -181,8 +174,7 @@ class _Kept:
 def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
     """The output of a call among keys that are all here. plans: those of the tokens before, in a generation."""
     exchange.refuse_ring()
-    acting: Any = NOTHING if call.encoding is None else call.encoding.acting_in(call.layer)
-    positions, memory = call.positions, None
+    positions, memory, acting = call.positions, None, call.acting
     at: Any = positions
     here = of_token = None
     if positions is not None:
@@ -193,7 +185,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
             memory = Memory.of_pass(lasts=False)  # for this call
             positions = positions.in_pass(memory)
         at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
-    call = call.changed(acting=acting, positions=positions, at=at, causal=call.causal if positions is None else None)
+    call = call.changed(positions=positions, at=at, causal=call.causal if positions is None else None)
     if memory is not None and memory.lasts:
         alike = _key(call, backend)
         here = None if alike is None else (alike, call.k.shape, call.v.shape, at)
@@ -203,7 +195,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
         if plans is not None and alike is not None and call.q.shape[2] == 1 and at.all_visible:
             of_k, of_v = call.k.shape, call.v.shape
             order = of_k[2].bit_length()  # of the length, of which thresholds are
-            of_token = alike, memory.world, of_k[:2], of_k[3:], of_v[:2], of_v[3:], order
+            of_token = alike, memory.modes, of_k[:2], of_k[3:], of_v[:2], of_v[3:], order
     kinds, plan = (None, None) if of_token is None or plans is None else plans.get(of_token, (None, None))
     call = checked(call) if plan is None else visible_part(call)
     effects = effects_of(call)
@@ -270,9 +262,9 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
     check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
-    call = _given(q, k, v, encoding, positions, *Call(q, k, v, **options)[5:13])
+    call = given(Call(q, k, v, encoding, positions, **options))
     if cache is not None:
-        call = _cached(call, cache, stores=False)
+        call, _ = _cached(call, cache, stores=False)
     calls, gathered = [call], ""
     if call.positions is not None and call.positions.sharding is not None:
         calls, gathered = _of_shard(call, gather=False), "keys and values gathered from all processes; "
@@ -298,13 +290,12 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
     if call.keys_rotated:
         raise InputError("a cache and the shards of a sequence exclude one another", keys_rotated=True)
     causal = positions.causal if call.causal is None else positions.with_causal(call.causal).causal
-    gates = checked_gates(call.encoding, call.gates, k, call.layer)
     if gather:
-        gates = tuple(exchange.gather(gate, positions, 2) for gate in gates)
-        k, v = exchange.gather_keys(k, v, positions)
+        call = gathered(call, positions)
+        k, v, gates = call.k, call.v, call.gates or ()
     else:
-        k, v, *more = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in (k, v, *gates))
-        gates = tuple(more)
+        given = k, v, *checked_gates(call.encoding, call.gates, k, call.layer)
+        k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in given)
     calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     parts = []
     for part, at in zip(q.split([at.num_queries for at in calls], 2), calls, strict=True):

@@ -2,7 +2,7 @@
 """One call of attention: its arguments, and what an encoding makes of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,13 @@ from torch.nn.functional import dropout
 from posenc.backends import Problem
 from posenc.backends.problem import Rotated
 from posenc.bias import Added, Score, SoftCap, Values
+from posenc.distributed import exchange
 from posenc.encoding import (
     NOTHING,
     Effects,
     Encoding,
+    Gates,
+    Pass,
     Rotation,
     checked_gates,
     require_fit,
@@ -39,7 +42,8 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    encoding: Encoding | None = None
+    encoding: Any = None
+    """An `Encoding`, or None; as it is given also a `Pass`"""
     positions: Positions | None = None
     causal: bool | None = None
     scale: float | None = None
@@ -48,7 +52,7 @@ class Call(NamedTuple):
     dropout_p: float = 0.0
     layer: int = 0
     keys_rotated: bool = False
-    gates: Tensor | Sequence[Tensor] | None = None
+    gates: Gates = None
     acting: Any = NOTHING
     """What of the encoding acts in the layer"""
     at: Positions | None = None
@@ -59,6 +63,31 @@ class Call(NamedTuple):
         if not torch.compiler.is_compiling():
             return self._replace(**changes)
         return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
+
+
+def given(call: Call) -> Call:
+    """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
+    acts in its layer."""
+    encoding, positions = call.encoding, call.positions
+    if isinstance(encoding, Pass):
+        if positions is not None:
+            raise InputError("a pass has its positions: leave them out", positions=positions)
+        if encoding.versions:
+            encoding.require_current()
+        encoding, positions = encoding.encoding, encoding.positions
+    check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
+    if not torch.compiler.is_compiling():
+        check_numbers(call)
+    acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
+    return call.changed(encoding=encoding, positions=positions, acting=acting)
+
+
+def gathered(call: Call, positions: Positions) -> Call:
+    """The call at a shard's positions, with the gates, keys and values that all processes have."""
+    given = checked_gates(call.encoding, call.gates, call.k, call.layer)
+    gates = tuple(exchange.gather(gate, positions, 2) for gate in given)
+    k, v = exchange.gather_keys(call.k, call.v, positions)
+    return call.changed(k=k, v=v, gates=gates or None)
 
 
 def prepare(call: Call) -> Problem:
@@ -142,7 +171,7 @@ def assembled(
     )  # fmt: skip
     if problem.weighs:
         if prefix is not None or sink is not None:
-            raise InputError(f"{call.encoding} has no softmax for a sink or a prefix of keys: leave it out")
+            raise InputError(f"{call.acting.part.known_as} has no softmax for a sink or a prefix of keys: leave it out")
     elif prefix is not None:
         problem = _with_prefix(problem, factor, projected, *prefix, call.softcap)
     return _with_values_rotated_back(problem, effects) if "rotate_values" in sites else problem
@@ -150,13 +179,10 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
-    if torch.is_grad_enabled():
-        for leaf in effects.acting.leaves:
-            if "bias" in leaf.sites:
-                for parameter in leaf.encoding.parameters():
-                    if parameter.requires_grad:
-                        return True
-    return False
+    biases = (
+        [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites] if torch.is_grad_enabled() else []
+    )
+    return any(parameter.requires_grad for encoding in biases for parameter in encoding.parameters())
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -165,7 +191,8 @@ def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[li
     if not products:
         return [], q, k, factor
     if effects.acting.maps:
-        raise InputError(f"{effects.acting.part} has other scores than q . k, in which a position map has no part")
+        who = effects.acting.part.known_as
+        raise InputError(f"{who} has other scores than q . k, in which a position map has no part")
     pair = products[0].factors()
     if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
         return [], pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
@@ -258,7 +285,7 @@ def _in_branches(call: Call, effects: Effects, reads_all: bool) -> list[Rotated]
     if call.keys_rotated:
         why = "a position map rotates a key differently for near and for far queries"
         raise InputError(why, "keep keys unrotated in the cache", keys_rotated=True)
-    key = "branches", effects.acting.part, q.shape, k.shape, q.dtype, reads_all
+    key = "branches", effects.acting.part, effects.acting.number, q.shape, k.shape, q.dtype, reads_all
     made = positions.once(key, partial(_branch_rotations, q, k, effects, reads_all))
     parts = []
     for region, first, end, at, rotation in made:
@@ -296,7 +323,7 @@ def resolve_positions(
     if causal is not None:
         check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
-    _check_order(q, encoding)
+    _check_axes(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             remedy = "pass positions=Positions.arange(n, offset=cached), or others"
@@ -331,7 +358,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
 
 
-def _check_order(q: Tensor, encoding: Encoding | None) -> None:
+def _check_axes(q: Tensor, encoding: Encoding | None) -> None:
     """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
     if encoding is None or torch.compiler.is_compiling():  # a graph is for any length
         return
@@ -379,7 +406,7 @@ def check_numbers(call: Call) -> None:
         check_value("scale", scale, float)
         if 0 < abs(scale) < LEAST_DIVISOR:
             raise InputError("too near 0 for float32", f"pass 0, or at least {LEAST_DIVISOR} either way", scale=scale)
-    if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
+    if sink is not None and not isinstance(sink, Tensor) and not (isinstance(sink, float) and sink == -torch.inf):
         check_value("sink", sink, float)
     if type(dropout_p) is not float:
         check_value("dropout_p", dropout_p, float)

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear attention under a rotary encoding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Never
 
 import torch
 from torch import Tensor
 from torch.nn.functional import elu, pad
 
-from posenc.attention.call import check_given, check_names, resolve_positions
-from posenc.distributed import exchange
-from posenc.encoding import Encoding, checked_gates
+from posenc.attention.call import Call, check_names, checked, effects_of, gathered, given
+from posenc.encoding import Encoding, Gates, Pass
 from posenc.errors import InputError, check_integers
+from posenc.functional import exactly
 from posenc.positions import Positions
-from posenc.positions.visibility import left_out
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -25,14 +24,14 @@ def linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding | None = None,
+    encoding: Encoding | Pass | None = None,
     positions: Positions | None = None,
     *,
     feature: Callable[[Tensor], Tensor] = elu_plus_one,
     causal: bool | None = None,
     layer: int = 0,
     chunk_size: int = 64,
-    gates: Tensor | Sequence[Tensor] | None = None,
+    gates: Gates = None,
     **others: Never,
 ) -> Tensor:
     """Linear attention under a rotary encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
@@ -55,35 +54,38 @@ def linear_attention(
     """
     if others:
         check_names("linear_attention", others)
-    check_given(encoding, positions, q=q, k=k, v=v)
-    if positions is not None and positions.sharding is not None:
-        gates = tuple(exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer))
-        k, v = exchange.gather_keys(k, v, positions)
-    positions = resolve_positions(q, k, v, encoding, positions, causal)
-    of_queries, of_keys = positions.hidden()
-    q, k, v = left_out(of_queries, q), left_out(of_keys, k), left_out(of_keys, v)
-    given = checked_gates(encoding, gates, k, layer, of_keys)
+    check_integers(1, chunk_size=chunk_size)
+    call = given(Call(q, k, v, encoding, positions, causal, layer=layer, gates=gates))
+    with exactly(q):
+        return _summed(call, feature, chunk_size)
+
+
+ALLOWED = {"augment", "embed", "gates", "rotate", "rotate_values"}
+"""Where an encoding may act"""
+
+
+def _summed(call: Call, feature: Callable[[Tensor], Tensor], chunk_size: int) -> Tensor:
+    """`linear_attention` of a call."""
+    if call.positions is not None and call.positions.sharding is not None:
+        call = gathered(call, call.positions)
+    call = checked(call)
+    acting, positions, q, k, v = call.acting, call.at, call.q, call.k, call.v
+    for leaf in acting.leaves:
+        name, refused = leaf.encoding.known_as, ", ".join(site for site in leaf.sites if site not in ALLOWED)
+        if not leaf.encoding.isometric:
+            remedy = "use one that only turns them, such as rope"
+            raise InputError(f"{name} changes the norms, which the denominator would not follow: {remedy}")
+        if refused:
+            raise InputError(
+                f"linear attention has no scores for {name} ({refused}): use an encoding that only rotates"
+            )
+    assert positions is not None
     if positions.window is not None or positions.blocks:
         raise InputError("linear attention has no windows and blocks: use posenc.attention")
-    check_integers(1, chunk_size=chunk_size)
-    check_integers(0, layer=layer)
     precise = torch.promote_types(q.dtype, torch.float32)
     fq, fk = feature(q.to(precise)), feature(k.to(precise))
-    rq, rk = fq, fk
-    effects = None if encoding is None else encoding.effects(positions.with_gates(given), layer)
-    if encoding is not None and effects is not None:
-        if not encoding.isometric:
-            remedy = "use one that only turns them, such as rope"
-            raise InputError(f"{encoding} changes the norms, which the denominator would not follow: {remedy}")
-        acting = ("restrict", "scores", "bias", "modify", "values", "scale", "sink", "prefix_kv")
-        refused = [site for site in acting if site in encoding.sites()]
-        if refused:
-            sites = ", ".join(refused)
-            raise InputError(
-                f"linear attention has no scores for {encoding} ({sites}): use an encoding that only rotates"
-            )
-        rq, rk = effects.rotated(fq, fk)
-        v = effects.values_rotated(v)
+    effects = effects_of(call)
+    (rq, rk), v = effects.rotated(fq, fk), effects.values_rotated(v)
     if positions.valid is not None:
         fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))
     summed = _RunningSums(positions, k.shape[1], chunk_size)
@@ -92,8 +94,7 @@ def linear_attention(
     out = total / weight.masked_fill(weight == 0, torch.inf)
     if positions.q_valid is not None:
         out = out.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
-    out = out.to(q.dtype)
-    return out if effects is None else effects.rotated_back(out)
+    return effects.rotated_back(out.to(q.dtype))
 
 
 class _RunningSums:

@@ -65,10 +65,8 @@ class Flex(Kernel):
         if problem.q.device.type == "cpu":
             return "FlexAttention uncompiled: scores and probabilities are materialised", "backend='auto'"
         dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
-        how = (
-            "a bias without a linear form is read from a dense tensor" if dense else "every bias is looked up in-kernel"
-        )
-        return f"FlexAttention: {how}", ""
+        how = "bias without a linear form is read from a dense tensor" if dense else "bias is looked up in-kernel"
+        return f"FlexAttention: {'a' if dense else 'every'} {how}", ""
 
     def _attend(self, problem: Problem) -> Tensor:
         parts = [self._part(part, bool(problem.branches) or problem.sink is not None) for part in problem.each()]

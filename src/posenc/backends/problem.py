@@ -91,9 +91,8 @@ class Problem:
             part = replace(self, q=branch.q, k=k, branches=(), region=branch.region)
             if k.shape[2] < self.v.shape[2]:
                 end = first + k.shape[2]
-                part = replace(
-                    part, v=self.v[:, :, first:end], positions=self.positions.keys(first, end), first_key=first
-                )
+                v, positions = self.v[:, :, first:end], self.positions.keys(first, end)
+                part = replace(part, v=v, positions=positions, first_key=first)
             problems.append(part)
         return problems
 

@@ -184,7 +184,7 @@ def _takes_formulas(problem: Problem) -> bool:
 
 
 def _fused(problem: Problem) -> Plan:
-    lowered = for_all_layers(problem.constant and problem.values is None, lower)
+    lowered = for_all_layers(problem.constant and problem.values is None and not problem.modifiers, lower)
 
     def compute(problem: Problem) -> Tensor:
         out, lse = run(problem, lowered(problem))
@@ -262,9 +262,8 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     for _, q0, q1, k0, k1, diagonal, _ in known:
         if q0 < end and first < q1:
             after = 0 if positions.causal else window.nearest
-            least = min(
-                least, k0 if window.farthest is None else max(k0, max(first, q0) + diagonal - window.farthest + 1)
-            )
+            start = 0 if window.farthest is None else max(first, q0) + diagonal - window.farthest + 1
+            least = min(least, max(k0, start))
             most = max(most, k1 if after is None else min(k1, min(end, q1) + diagonal - after))
     return (least, most) if least < most else (0, 1)
 

@@ -138,9 +138,8 @@ def rotary_kernel(
         raise InputError("rotary_kernel needs Triton: pip install triton, or use posenc.functional.rotary")
     if not (_of_one_kernel(q, k, cos) and _of_one_kernel(q, k, sin) and cos.shape == sin.shape):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("cos", cos), ("sin", sin)))
-        raise InputError(
-            f"{shapes}: pass the same tokens of q and k, and constants for them, (1 or batch, 1, n, pairs)"
-        )
+        remedy = "pass the same tokens of q and k, and constants for them, (1 or batch, 1, n, pairs)"
+        raise InputError(f"{shapes}: {remedy}")
     from posenc.backends.triton_kernels import rotate
 
     return rotate(q, k, cos, sin, layout, start)

@@ -129,9 +129,8 @@ class Score:
             if not hasattr(self, name):
                 return f"has no {name}: set {', '.join(f'self.{name}' for name in SIZES)}"
         if (self.num_queries, self.num_keys) != (q.shape[2], k.shape[2]):
-            return (
-                f"is of {self.num_queries} queries and {self.num_keys} keys; q has {q.shape[2]} and k has {k.shape[2]}"
-            )
+            given = f"q has {q.shape[2]} and k has {k.shape[2]}"
+            return f"is of {self.num_queries} queries and {self.num_keys} keys; {given}"
         # not `in (1, all)`, in which Dynamo takes sizes that are symbols for different ones
         if self.num_heads != 1 and self.num_heads != q.shape[1]:
             return f"has {self.num_heads} heads, q has {q.shape[1]}: give one per query head, or one for all"
@@ -368,9 +367,8 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
     least, most = (int(end) for end in rows.aminmax())
     if least < 0 or most >= table.shape[-2]:
         wrong, reach = least if least < 0 else most, f"from {int(distance.min())} to {int(distance.max())}"
-        raise InputError(
-            f"index gives row {wrong} of a table of {table.shape[-2]} rows: give every distance {reach} one"
-        )
+        remedy = f"give every distance {reach} one"
+        raise InputError(f"index gives row {wrong} of a table of {table.shape[-2]} rows: {remedy}")
     return rows
 
 

@@ -540,10 +540,8 @@ class SlopeTerm(Term):
 
     def enter(self, row: int, heads: Slice) -> None:
         self.slopes, self.of_slopes = self.part(0, row, heads)
-        (self.of_query, self.moves_query), (self.of_key, self.moves_key) = (
-            self.part(number, row, (0, 1)) for number in (1, 2)
-        )
-        self.of_query, self.of_key = self.of_query[0], self.of_key[0]
+        (of_query, self.moves_query), (of_key, self.moves_key) = (self.part(number, row, (0, 1)) for number in (1, 2))
+        self.of_query, self.of_key = of_query[0], of_key[0]
 
     def distances(self, tile: Tile) -> Tensor:
         """Those of a tile, (rows, columns): of positions counted from its first key, which float32 has exactly where the
@@ -555,9 +553,8 @@ class SlopeTerm(Term):
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         slopes, distance = self.slopes[:, None, slice(*tile.keys)], self.distances(tile)
-        torch.mul(distance, -slopes.expand(out.shape[0], -1, -1), out=out) if fresh else out.addcmul_(
-            distance, slopes, value=-1
-        )
+        slopes = slopes.expand(out.shape[0], -1, -1)
+        torch.mul(distance, -slopes, out=out) if fresh else out.addcmul_(distance, slopes, value=-1)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
         if self.of_slopes is not None:

@@ -12,7 +12,7 @@ from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.shards import Shard, chunks_of
 
-_PLAIN = torch.nn.functional.scaled_dot_product_attention
+_PLAIN = torch._C._nn.scaled_dot_product_attention  # whatever torch.nn.functional has when this is imported
 
 
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:

@@ -7,6 +7,7 @@ from posenc.encoding.effects import (
     NOTHING,
     Acting,
     Effects,
+    Gates,
     Rotation,
     augmented_by,
     checked_gates,
@@ -20,6 +21,6 @@ from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
 from posenc.encoding.passes import Pass
 
 __all__ = [
-    "HOOKS", "NOTHING", "SITES", "Acting", "Composite", "Effects", "Encoding", "HeadRange", "Pass", "PerLayer", "Projections", "Rotation",
+    "HOOKS", "NOTHING", "SITES", "Acting", "Composite", "Effects", "Encoding", "Gates", "HeadRange", "Pass", "PerLayer", "Projections", "Rotation",
     "Size", "Sum", "augmented_by", "checked_gates", "gates_of", "require_fit", "require_positions", "require_values", "swapped",
 ]  # fmt: skip

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodings that are made of encodings: sums, and another one for each layer."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
+from posenc.bias import Modifier, Score
 from posenc.encoding.declared import HeadRange, is_torchs
 from posenc.encoding.effects import (
     Acting,
@@ -69,6 +69,38 @@ class Composite(Encoding):
         used = {site for part in self for site in part.sites()}
         return tuple(site for site in SITES if site in used)
 
+    # each hook is what the effects of the parts are together
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.effects(positions, layer).embedded(x)
+
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        return self.effects(positions, layer).restricted()
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return self.effects(positions, layer).rotated(q, k)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.effects(positions, layer).queries_rotated(q)
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.effects(positions, layer).keys_rotated(k)
+
+    def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
+        return next(iter(self.effects(positions, layer).products(q, k, scale)), None)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
+        return self.effects(positions, layer).terms(q, k)
+
+    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
+        return self.effects(positions, layer).modifiers()
+
+    def rotate_values(self, v: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.effects(positions, layer).values_rotated(v)
+
+    def turn_back(self, out: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.effects(positions, layer).rotated_back(out)
+
     def augment(self, positions: Positions, batch: int) -> Positions:
         for part in dict.fromkeys(self):
             positions = augmented_by(part, positions, batch)
@@ -101,9 +133,8 @@ class Composite(Encoding):
             part.reset_parameters()
 
     def _head_counts(self) -> tuple[set[int], set[int], set[int]]:
-        heads, sharing, together = (
-            {n for part in of_parts for n in part} for of_parts in zip(*(p._head_counts() for p in self), strict=True)
-        )
+        counts = zip(*(part._head_counts() for part in self), strict=True)
+        heads, sharing, together = ({n for part in of_parts for n in part} for of_parts in counts)
         return heads, sharing, together
 
     def _check_part(self, q: Tensor, k: Tensor) -> None:
@@ -114,8 +145,6 @@ class Composite(Encoding):
         cut = {each: each._of_process(of) for each in self}
         copied = deepcopy(self)
         copied.parts = nn.ModuleList(cut[each] for each in self)
-        if isinstance(copied, Sum):
-            copied._acting = {}
         return copied
 
     def spec(self) -> dict[str, Any]:
@@ -126,27 +155,6 @@ class Composite(Encoding):
 
     def extra_repr(self) -> str:
         return ""
-
-
-def _of_parts(effect: str, pick: Callable[[Any], Any] = lambda made: made) -> Callable[..., Any]:
-    """A hook of a composite: (tensors .., positions, layer=0) -> the effect of its parts."""
-
-    def hook(self: Composite, *given: Any, positions: Positions | None = None, layer: int | None = None) -> Any:
-        tensors = list(given)
-        if layer is None:
-            layer = 0 if isinstance(tensors[-1], (Positions, Tensor)) else tensors.pop()
-        positions = tensors.pop() if positions is None else positions
-        return pick(getattr(self.effects(positions, layer), effect)(*tensors))
-
-    return hook
-
-
-for _hook, _effect in {
-    "embed": "embedded", "rotate": "rotated", "rotate_queries": "queries_rotated", "rotate_keys": "keys_rotated",
-    "bias": "terms", "restrict": "restricted", "modify": "modifiers", "rotate_values": "values_rotated", "turn_back": "rotated_back",
-}.items():  # fmt: skip
-    type.__setattr__(Composite, _hook, _of_parts(_effect))
-type.__setattr__(Composite, "scores", _of_parts("products", lambda terms: next(iter(terms), None)))
 
 
 def _leaves(part: Encoding) -> list[Encoding]:
@@ -181,7 +189,6 @@ class Sum(Composite):
             if (leaf.shifts_queries and before) or (leaf.normalises and not all(other.isometric for other in before)):
                 self.commutes = False
         self.shift_invariant = self.commutes and self.shift_invariant
-        self._acting: dict[int, tuple[Any, ...]] = {}
         only("encodings that rotate values", [part if "rotate_values" in part.sites() else None for part in self])
 
     @staticmethod
@@ -208,18 +215,12 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        traced = torch.compiler.is_compiling()  # where what is stored later must change nothing
-        # without the sum: what refers to itself is freed by a search for garbage alone
-        found = None if traced else self._acting.get(layer)
-        if found is None:
-            parts = [part.acting_in(layer) for part in self]
-            leaves, gates = tuple(leaf for part in parts for leaf in part.leaves), sum(part.gates for part in parts)
-            sites = tuple([site for site in SITES if any(site in part.sites for part in parts)])
-            constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
-            found = leaves, sites, gates, constant, maps
-            if not traced:
-                self._acting[layer] = found
-        return Acting(self, layer, *found)
+        parts = [part.acting_in(layer) for part in self]
+        leaves = tuple(leaf for part in parts for leaf in part.leaves)
+        used = {site for leaf in leaves for site in leaf.sites}
+        sites, gates = tuple([site for site in SITES if site in used]), sum(part.gates for part in parts)
+        constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
+        return Acting(self, layer, leaves, sites, gates, constant, maps)
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:

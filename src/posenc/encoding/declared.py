@@ -110,9 +110,8 @@ class Declared(nn.Module, metaclass=_Fixed):
         known = cls.arguments()
         for name in given.keys() - known.keys():
             if meant := meaning(name, known):
-                raise TypeError(
-                    f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}: did you mean {meant!r}?"
-                )
+                problem = f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{problem}: did you mean {meant!r}?")
 
     @classmethod
     def check_late(cls, name: str) -> None:

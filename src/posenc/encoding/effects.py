@@ -19,6 +19,8 @@ from posenc.positions.visibility import Branch, Hidden, left_out
 
 Hooked = Any
 """An `Encoding`, which is made of what is here"""
+Gates = Tensor | Sequence[Tensor] | None
+"""What an encoding makes of a layer's input, see `gates_of`"""
 Rotation = Callable[[Tensor | None, Tensor | None], tuple[Any, Any]]
 """(queries, keys) -> the same, rotated; either may be None and stays so."""
 
@@ -49,18 +51,16 @@ def require_fit(
             if tensor.dim() == 4 and tensor.shape[1] == count:
                 raise swapped(name, tensor, f"positions are for {count} {what}")
             hint = "; of some pass their positions: Positions.from_ids(ids)" if q is None or k is None else ""
-            raise InputError(
-                f"positions are for {count} {what}, {name} has {tensor.shape[-2]}: give one for each token{hint}"
-            )
+            given = f"positions are for {count} {what}, {name} has {tensor.shape[-2]}"
+            raise InputError(f"{given}: give one for each token{hint}")
         if batch not in (1, tensor.shape[0]):
             raise InputError(f"positions have {batch} rows, {name} has {tensor.shape[0]}: give one row or as many")
 
 
 def swapped(name: str, x: Tensor, why: str) -> InputError:
     """The error for (batch, seq, heads, head_dim) in the place of (batch, heads, seq, head_dim)."""
-    return InputError(
-        f"{name} of shape {tuple(x.shape)}, and {why}: pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
-    )
+    remedy = f"pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
+    return InputError(f"{name} of shape {tuple(x.shape)}, and {why}: {remedy}")
 
 
 class Leaf(NamedTuple):
@@ -132,7 +132,7 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
 def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
-    x: (batch, seq, dim), the input of the layer's projections. A token whose x is not finite, or so large that its squares
+    encoding: or the `Pass` of one. x: (batch, seq, dim), the input of the layer's projections. A token whose x is not finite, or so large that its squares
     cannot be summed (about 1e18 in float32), has gates of NaN: `attention` refuses them where the token is visible. Where
     it is hidden, it reaches no output and no gradient.
 
@@ -141,8 +141,10 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
         raise InputError("pass the input of the layer's projections, (batch, seq, dim) of a floating dtype", x=x)
-    parts = [leaf for leaf in encoding.acting_in(layer).leaves if leaf.gates]
-    require_values(encoding, x)
+    leaves = encoding.acting_in(layer).leaves
+    for leaf in leaves:
+        require_values(leaf.encoding, x)
+    parts = [leaf for leaf in leaves if leaf.gates]
     if not parts:
         return ()
     # nothing of such a token may be in a product: a gradient of 0 times infinity is NaN, in the weights that all tokens share
@@ -163,11 +165,7 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
 
 
 def checked_gates(
-    encoding: Hooked | None,
-    gates: Tensor | Sequence[Tensor] | None,
-    k: Tensor,
-    layer: int,
-    hidden: Hidden | None = None,
+    encoding: Hooked | None, gates: Gates, k: Tensor, layer: int, hidden: Hidden | None = None
 ) -> tuple[Tensor, ...]:
     """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
     `Positions.hidden`."""
@@ -190,7 +188,7 @@ def checked_gates(
         gate = left_out(hidden, gate)
         looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
         if looks and not intercepted() and not bool(gate.isfinite().all()):
-            raise InputError("not finite", f"check the layer's input and the weights of {encoding}", gates=gate)
+            raise InputError("not finite", "check the layer's input and the weights that make them", gates=gate)
         checked.append(gate.expand(k.shape[0], -1, -1, -1))
     return tuple(checked)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.bias import KeyValues, Modifier, Score, Values
 from posenc.encoding.declared import is_torchs
-from posenc.encoding.effects import Acting, Effects, Leaf, Rotation, agreed_scale, check_layer
+from posenc.encoding.effects import Acting, Effects, Gates, Leaf, Rotation, agreed_scale, check_layer
 from posenc.encoding.heads import Sliced
 from posenc.encoding.passes import Pass
 from posenc.errors import InputError
@@ -182,7 +182,7 @@ class Encoding(Sliced):
         through them. The model calls this in every forward pass, so an encoding may serve several models. Modules are
         references and stay the model's."""
 
-    def gates(self, x: Tensor, layer: int = 0) -> Tensor | Sequence[Tensor] | None:
+    def gates(self, x: Tensor, layer: int = 0) -> Gates:
         """Numbers for each token, (batch, heads, seq, width), from the input of the layer's projections, x (batch, seq, dim):
         each token's from its part of x alone. The model caches them as it does keys, and `attention` gives those of all keys
         to the hooks that act there, as `positions.gate(name)`; `positions.of_queries` are those of the queries."""

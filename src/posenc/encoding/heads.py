@@ -59,9 +59,8 @@ class Sliced(Declared):
             raise InputError(f"{self.known_as} {what}: leave it out")
         made = deepcopy(self) if _count(self, "num_heads") is None else self._cut(of)
         before = self._part or HeadRange(self._given(), 0, of.end, of.heads, of.sharing)
-        vars(made)["_part"] = before._replace(
-            first=before.first + of.first, end=before.first + of.end, sharing=of.sharing
-        )
+        first, end = before.first + of.first, before.first + of.end
+        vars(made)["_part"] = before._replace(first=first, end=end, sharing=of.sharing)
         return made
 
     def _cut(self, of: HeadRange) -> Self:
@@ -86,10 +85,9 @@ class Sliced(Declared):
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
         """The arguments in which an encoding of heads first .. end - 1 differs."""
-        of_keys: int | None = getattr(self, "num_kv_heads", None)
+        heads, of_keys = _count(self, "num_heads"), _count(self, "num_kv_heads")
         changed = {"num_heads": end - first}
-        if of_keys is not None:
-            heads: int = getattr(self, "num_heads")  # noqa: B009
+        if heads is not None and of_keys is not None:
             changed["num_kv_heads"] = of_keys * (end - first) // heads
         return {name: value for name, value in changed.items() if name in self.arguments()}
 

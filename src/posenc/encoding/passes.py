@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding.effects import Hooked, require_positions
+from posenc.encoding.effects import NOTHING, Acting, Hooked, require_positions
 from posenc.encoding.heads import Sliced
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -21,8 +21,8 @@ class Pass:
         for number, layer in enumerate(layers):
             ... here.attention(q, k, v, layer=number)
 
-    It is made in each forward pass, since it is of the parameters as they are: after an optimiser's step, or once they are frozen
-    or no more, it is refused. A write to `.data`, which PyTorch does not count, is not seen. encoding: None does nothing.
+    It is made in each forward pass, since it is of the parameters as they are: after an optimiser's step, or once they are replaced,
+    frozen or no more, it is refused. A write to `.data`, which PyTorch does not count, is not seen. encoding: None does nothing.
 
     Raises:
         InputError: no encoding, or no `Positions`.
@@ -38,17 +38,23 @@ class Pass:
         self.encoding: Any = encoding
         self._memory = Memory.of_pass()
         self.positions = (positions.origin or positions).in_pass(self._memory)
-        parameters = () if encoding is None or torch.compiler.is_compiling() else encoding.parameters()
-        self.versions = [(x, x._version, x.requires_grad) for x in parameters if not x.is_inference()]
+        modules = () if encoding is None or torch.compiler.is_compiling() else encoding.modules()
+        owners = [module._parameters for module in modules]
+        owned = [(owner, name, x) for owner in owners for name, x in owner.items() if x is not None]
+        self.versions = [(*of, of[2]._version, of[2].requires_grad) for of in owned if not of[2].is_inference()]
 
     def require_current(self) -> None:
-        """Refuse to go on once a parameter has been written to, or frozen or no more: what is shared has its gradient or has not."""
+        """Refuse to go on once a parameter has been replaced, written to, or frozen or no more."""
         if torch.compiler.is_compiling():
             return
-        for parameter, version, learns in self.versions:
-            if parameter._version != version or parameter.requires_grad is not learns:
+        for owner, name, x, version, learns in self.versions:
+            if owner.get(name) is not x or x._version != version or x.requires_grad is not learns:
                 remedy = "make one in each forward pass, encoding.at(positions)"
                 raise InputError(f"the encoding's parameters have changed since this pass was made: {remedy}")
+
+    def acting_in(self, layer: int) -> Acting:
+        """What acts in a layer."""
+        return NOTHING if self.encoding is None else self.encoding.acting_in(layer)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`posenc.attention` here; options: its keyword arguments, such as layer."""

@@ -109,9 +109,8 @@ class LieRE(Encoding):
         turning = self.remember(positions, (side, self.own_layer(layer)), partial(self.turning, at, layer))
         grouped = by_key_head(self, x, self.kv_heads).unflatten(-1, (self.blocks, self.width)).double()
         if len(turning) == 1:
-            turned = torch.einsum(
-                "bhnxcd,bhgnxd->bhgnxc", turning[0].expand(x.shape[0], *turning[0].shape[1:]), grouped
-            )
+            turns = turning[0].expand(x.shape[0], *turning[0].shape[1:])
+            turned = torch.einsum("bhnxcd,bhgnxd->bhgnxc", turns, grouped)
         else:
             vectors, turns = turning
             apart = torch.einsum("hxdc,bhgnxd->bhgnxc", vectors.conj(), grouped.to(vectors.dtype))

@@ -80,10 +80,8 @@ def cite(encoding: Encoding | type[Encoding] | str) -> str:
     cited: list[Any] = [encoding]
     if isinstance(encoding, str):
         terms = read(encoding).terms
-        cited = [
-            each for t in terms for each in (lookup(t.name, may_import=True), *((create_map(t.map),) if t.map else ()))
-        ]
-        cited = [*patterns_of(encoding), *cited]
+        of_terms = ((lookup(t.name, may_import=True), *((create_map(t.map),) if t.map else ())) for t in terms)
+        cited = [*patterns_of(encoding), *(each for of_term in of_terms for each in of_term)]
     parts = [part for each in cited for part in (each.modules() if isinstance(each, Encoding) else [each])]
     keys, known = dict.fromkeys(key for each in cited for key in each.papers), entries(parts)
     if missing := [key for key in keys if key not in known]:
@@ -147,8 +145,7 @@ def pattern_rows() -> list[dict[str, Any]]:
 
 def short(entry: str) -> str:
     """First author, year and arXiv number of a BibTeX entry; a source that is not on arXiv goes by its address."""
-    fields = {
-        key.strip(): value.strip().strip("{},") for key, _, value in (x.partition("=") for x in entry.splitlines())
-    }
+    lines = (line.partition("=") for line in entry.splitlines())
+    fields = {key.strip(): value.strip().strip("{},") for key, _, value in lines}
     where = f"arXiv {fields['eprint']}" if "eprint" in fields else fields["url"].removeprefix("https://")
     return f"{fields['author'].split(',')[0].strip('{')} {fields['year']}, {where}"

@@ -50,10 +50,9 @@ class _Disentangled(ContentBias):
     def add_projections(self, key_bias: bool) -> None:
         """The encoding's projections, for the sides that the terms need."""
         shape = self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std
-        self.key: HeadProjection | None = (
-            HeadProjection(*shape, bias=key_bias) if self.acting & {"c2p", "p2p"} else None
-        )
-        self.query: HeadProjection | None = HeadProjection(*shape) if self.acting & {"p2c", "p2p"} else None
+        of_key, of_query = self.acting & {"c2p", "p2p"}, self.acting & {"p2c", "p2p"}
+        self.key: HeadProjection | None = HeadProjection(*shape, bias=key_bias) if of_key else None
+        self.query: HeadProjection | None = HeadProjection(*shape) if of_query else None
 
     def counted(self, distance: Tensor) -> Tensor:
         """A distance (query position minus key position) as the table counts it."""

@@ -63,9 +63,8 @@ class Bucketed(Protocol):
 def bucket_of(encoding: Bucketed, distance: Tensor, causal: bool) -> Tensor:
     """T5's bucket of query position minus key position. causal: whether the positions are."""
     both = not causal if encoding.bidirectional is None else encoding.bidirectional
-    return t5_bucket(
-        -distance, bidirectional=both, num_buckets=encoding.num_buckets, max_distance=encoding.max_distance
-    )
+    count, farthest = encoding.num_buckets, encoding.max_distance
+    return t5_bucket(-distance, bidirectional=both, num_buckets=count, max_distance=farthest)
 
 
 def check_buckets(encoding: Bucketed) -> None:

@@ -36,9 +36,8 @@ def solved(initial: Tensor, layers: Sequence[Tensor], positions: Tensor, step: f
     start = positions.floor().long()
     last = int(start.max())
     if last > FARTHEST:
-        raise InputError(
-            f"FLOATER: position {last}, at most {FARTHEST} steps from 0: subtract each text's first position"
-        )
+        remedy = "subtract each text's first position"
+        raise InputError(f"FLOATER: position {last}, at most {FARTHEST} steps from 0: {remedy}")
     weight1, bias1, weight2, bias2 = layers
     first, second, of_time1, of_time2 = weight1[:, :-1].T, weight2[:, :-1].T, weight1[:, -1], weight2[:, -1]
 

@@ -51,9 +51,8 @@ class ProjectedRelative(Encoding):
     init_std: float = 0.02
 
     def setup(self) -> None:
-        self.projection: HeadProjection = HeadProjection(
-            self.dim, self.num_heads, self.profiles, self.num_layers, self.init_std, bias=False
-        )
+        shape = self.dim, self.num_heads, self.profiles, self.num_layers, self.init_std
+        self.projection: HeadProjection = HeadProjection(*shape, bias=False)
         self.table: nn.Parameter = normal_parameter(self.num_layers, self.extent, self.profiles, init_std=self.init_std)
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:

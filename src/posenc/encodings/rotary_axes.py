@@ -244,9 +244,8 @@ class AxialRotary(AxesRotary):
         if self.channels != "apart" or self.layout == "interleaved":
             return super().rope(x, cos, sin)
         sizes = self.pairs[:: -1 if self.x_first else 1]
-        blocks = zip(
-            x.split([2 * pairs for pairs in sizes], -1), cos.split(sizes, -1), sin.split(sizes, -1), strict=True
-        )
+        parts = x.split([2 * pairs for pairs in sizes], -1)
+        blocks = zip(parts, cos.split(sizes, -1), sin.split(sizes, -1), strict=True)
         return torch.cat([rotary(*block, layout="half") for block in blocks], -1)
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:

@@ -72,10 +72,8 @@ class Shaw(ContentBias):
     def _learned(self, term: str) -> nn.Parameter | None:
         if self.fixed or term not in self.acting:
             return None
-        heads = self.num_heads if self.per_head else 1
-        return normal_parameter(
-            self.num_layers, heads, self.clip + self.ahead + 1, self.head_dim, init_std=self.init_std
-        )
+        heads, rows = self.num_heads if self.per_head else 1, self.clip + self.ahead + 1
+        return normal_parameter(self.num_layers, heads, rows, self.head_dim, init_std=self.init_std)
 
     def tables(self) -> dict[str, Tensor]:
         if not self.fixed:

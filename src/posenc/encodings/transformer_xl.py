@@ -62,9 +62,8 @@ class TransformerXL(ContentBias):
 
     def setup(self) -> None:
         check_integers(1, MOST_CODES // self.dim, clamp_len=self.clamp_len)
-        self.projection: HeadProjection = HeadProjection(
-            self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std, bias=False
-        )
+        shape = self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std
+        self.projection: HeadProjection = HeadProjection(*shape, bias=False)
         pairs = self.num_layers if self.untie else 1
         self.u: nn.Parameter = normal_parameter(pairs, self.num_heads, self.head_dim, init_std=self.init_std)
         self.v: nn.Parameter = normal_parameter(pairs, self.num_heads, self.head_dim, init_std=self.init_std)
@@ -100,9 +99,8 @@ class TransformerXL(ContentBias):
         number = self.own_layer(layer)
         if self.clamp_len is not None:
             self.check_integers(positions)
-            return QueryRelative(
-                queries, self.projection(self.get_buffer("codes").to(q.device, dtype), number), self.row, positions
-            )
+            codes = self.get_buffer("codes").to(q.device, dtype)
+            return QueryRelative(queries, self.projection(codes, number), self.row, positions)
         positions.require_one_axis(type(self).__name__)
         visible = segments(positions)
         if positions.num_queries > 1 and positions.span is not None and visible is not None and visible.regular:

@@ -59,9 +59,8 @@ class TUPE(ContentBias):
     def setup(self) -> None:
         self.query: HeadProjection = HeadProjection(self.dim, self.num_heads, self.head_dim, 1, self.init_std)
         self.key: HeadProjection = HeadProjection(self.dim, self.num_heads, self.head_dim, 1, self.init_std)
-        self.table: nn.Parameter = normal_parameter(
-            self.max_positions + self.untie_cls, self.dim, init_std=self.init_std
-        )
+        rows = self.max_positions + self.untie_cls
+        self.table: nn.Parameter = normal_parameter(rows, self.dim, init_std=self.init_std)
         self.norm: nn.LayerNorm = nn.LayerNorm(self.dim)
 
     def scale(self, head_dim: int) -> float:

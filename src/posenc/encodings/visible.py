@@ -84,9 +84,8 @@ class Window(Encoding):
 
     def _of_distance(self, head: Tensor, distance: Tensor) -> Tensor:
         before, after = (side[head] for side in self.limits.to(distance.device))
-        return torch.zeros((), device=distance.device).masked_fill(
-            (distance > before) | (-distance > after), -torch.inf
-        )
+        beyond = (distance > before) | (-distance > after)
+        return torch.zeros((), device=distance.device).masked_fill(beyond, -torch.inf)
 
 
 @dataclass(eq=False, repr=False)

@@ -174,18 +174,15 @@ class WindowTable(_PatchBias):
         assert grid.images is not None
         numbers, _ = of_images(grid, [sizes.index(size) for size in grid.images])
         starts = [0, *accumulate((2 * height - 1) * (2 * width - 1) for height, width in sizes)]
-        of_size = torch.tensor(
-            [(*size, start) for size, start in zip(sizes, starts, strict=False)], device=grid.q.device
-        )
+        of_each = [(*size, start) for size, start in zip(sizes, starts, strict=False)]
+        of_size = torch.tensor(of_each, device=grid.q.device)
 
         def row(i: Tensor, j: Tensor) -> Tensor:
             height, width, start = of_size[i[..., -1]].unbind(-1)
             return start + _row(i[..., :2] - j[..., :2], height, width)
 
-        places = torch.cat(
-            (grid.q.expand(numbers.shape[0], -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1
-        )
-        return row, grid.derived(q=places)
+        numbers = numbers.expand(-1, grid.num_queries)[..., None]
+        return row, grid.derived(q=torch.cat((grid.q.expand(numbers.shape[0], -1, -1), numbers), -1))
 
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do

@@ -15,9 +15,12 @@ from posenc.errors import (
     check_tokens,
     holds_integers,
     refuse_in_program,
+    shown,
 )
+from posenc.functional import intercepted, transformed
 
 Ids = Tensor | Sequence[Any]
+Device = torch.device | str | None
 
 ROUNDED_ABOVE = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 2**24, torch.float64: 2**53}
 """The integers up to which a dtype has every one."""
@@ -58,6 +61,15 @@ def as_mask(name: str, mask: Ids) -> Tensor:
     return mask.to(torch.bool, copy=True)  # the caller may change theirs later
 
 
+def moved_to(at: object, before: Tensor) -> Tensor:
+    """Where `Positions.moved` puts tokens at (batch or 1, n[, axes]), in a dtype that is exact."""
+    if isinstance(at, Tensor) and at.dim() in (2, 3) and at.shape[1] == before.shape[1] and not at.is_complex():
+        looks = at.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted())
+        if not looks or bool(at.isfinite().all()):
+            return exact(at) if at.is_floating_point() else at.long()
+    raise InputError(f"move returned {shown(at)}: return finite numbers (batch or 1, {before.shape[1]}[, axes])")
+
+
 def settled(at: Tensor, placed: Tensor | None) -> Tensor:
     """A copy of positions, (batch or 1, n) or (batch or 1, n, axes), with tokens without a place at 0 on every axis."""
     if placed is None or at.dim() == 2:
@@ -88,10 +100,14 @@ def as_padding(name: str, mask: Ids) -> Tensor:
     return as_mask(name, mask)
 
 
-def check_order(q: Tensor, k: Tensor, checks: tuple[str, ...]) -> None:
+def check_order(q: Tensor, k: Tensor, *checks: str) -> None:
     """Raises:
-    InputError: "last": causal queries whose positions are not those of the last keys; "falls": positions that fall."""
-    if q.is_meta or k.is_meta:
+    InputError: "cross": always, of causal queries; "last": those whose positions are not those of the last keys; "falls":
+        positions that fall."""
+    if "cross" in checks:
+        remedy = "pass Positions.arange(n, offset=cached, causal=True) for one"
+        raise InputError("queries and keys of Positions.cross are two sequences", remedy, causal=True)
+    if q.is_meta or k.is_meta or torch.compiler.is_compiling():
         return
     if "last" in checks and not torch.equal(*torch.broadcast_tensors(q, k[:, k.shape[1] - q.shape[1] :])):
         raise InputError(
@@ -149,12 +165,7 @@ def exact(ids: Tensor) -> Tensor:
 # ---------------------------------------------------------------- documents in one sequence
 
 
-def documents_of(
-    lengths: Sequence[int] | Tensor | None,
-    cu_seqlens: Sequence[int] | Tensor | None,
-    document_ids: Tensor | None,
-    device: torch.device | str | None,
-) -> Tensor:
+def documents_of(lengths: Ids | None, cu_seqlens: Ids | None, document_ids: Tensor | None, device: Device) -> Tensor:
     """The document of each token, (batch or 1, n), from one of the three, see `Positions.packed`."""
     if sum(x is not None for x in (lengths, cu_seqlens, document_ids)) != 1:
         raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
@@ -173,11 +184,11 @@ def documents_of(
         name, given = ("lengths", lengths) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
         check_tokens(sum(sizes.tolist()), **{name: given})
         document_ids = torch.repeat_interleave(torch.arange(sizes.shape[0], device=sizes.device), sizes)
-    documents = as_numbers("document_ids", document_ids)
+    documents = as_numbers("document_ids", document_ids, device)
     documents = documents[None] if documents.dim() == 1 else documents
     if documents.dim() != 2 or not holds_integers(documents) or 0 in documents.shape:
         raise InputError(f"document_ids of shape {tuple(documents.shape)}: pass integers (n,) or (batch, n)")
-    return documents.clone()  # the caller may change theirs later
+    return documents.long().clone()  # the caller may change theirs later
 
 
 def begins(ids: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -207,8 +218,6 @@ def index_in_document(documents: Tensor) -> Tensor:
 
 def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tensor) -> Tensor:
     """Valid tokens in each token's document (or row), (batch or 1, n)."""
-    if documents is None and valid is None:
-        return torch.full_like(order, order.shape[1])
     documents = torch.zeros_like(order) if documents is None else documents
     valid = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
     rows = max(documents.shape[0], valid.shape[0])
@@ -244,7 +253,7 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
     return prefix
 
 
-def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
+def _token_counts(name: str, counts: Any, device: Device) -> Tensor:
     numbers = as_numbers(name, counts, device)
     if not holds_integers(numbers) or numbers.dim() != 1 or numbers.shape[0] == 0:
         raise InputError("pass a list of integers, numbers of tokens", argument=name, value=counts)
@@ -272,7 +281,7 @@ def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
     return images
 
 
-def patch_coordinates(size: Sequence[int], prefix: int, device: torch.device | str | None) -> Tensor:
+def patch_coordinates(size: Sequence[int], prefix: int, device: Device) -> Tensor:
     """The coordinates of an image's tokens: (prefix + patches, axes), zeros for those before the patches."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
     patches = torch.stack(axes, -1).flatten(0, -2)

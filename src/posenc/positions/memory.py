@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
-World = tuple[int, int, int]
+Modes = tuple[int, int, int]
 AS_IT_IS: AbstractContextManager[Any] = nullcontext()
 
 
-def world() -> World:
+def modes() -> Modes:
     """Which modes make of operations what they like: dispatch modes such as FakeTensorMode, transforms of torch.func,
     forward-mode differentiation. What is made under some is nothing under others."""
     return (
@@ -25,11 +25,11 @@ def world() -> World:
 
 
 class Memory(dict[Hashable, Any]):
-    """Values by key. lasts: for several calls, not for one alone. world: the modes that it is for."""
+    """Values by key. lasts: for several calls, not for one alone. modes: those that it is for."""
 
     def __init__(self, lasts: bool) -> None:
         super().__init__()
-        self.lasts, self.world = lasts, world()
+        self.lasts, self.modes = lasts, modes()
 
     @classmethod
     def of_pass(cls, lasts: bool = True) -> "Memory | None":

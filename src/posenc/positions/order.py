@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import refuse_in_onnx
-from posenc.positions.ids import begins
+from posenc.positions.ids import numbered
 from posenc.positions.positions import Positions
 
 
@@ -38,23 +38,17 @@ def _in_order(p: Positions) -> Order:
     document = torch.zeros_like(k)
     q_key, k_key = q - low, k - low
     if p.k_document is not None and p.q_document is not None:
-        document, of_q = _numbered(p.k_document.expand(rows, -1), p.q_document.expand(rows, -1))
+        documents = torch.cat((p.k_document.expand(rows, -1), p.q_document.expand(rows, -1)), 1)
+        document, of_q = numbered(documents).split([k.shape[1], q.shape[1]], 1)
         q_key, k_key = q_key + of_q * span, k_key + document * span
     if p.valid is not None:
-        document = document.masked_fill(~p.valid, k.shape[1])
-        k_key = torch.where(p.valid, k_key, (k.shape[1] + 1) * span)
+        last = k.shape[1] + q.shape[1]  # more than there are documents
+        document = document.masked_fill(~p.valid, last)
+        k_key = torch.where(p.valid, k_key, (last + 1) * span)
     ordered, index = k_key.sort(dim=1, stable=True)
     at = torch.searchsorted(ordered, q_key.contiguous(), right=True) - 1
     document = document.gather(1, index)
     return Order(index, index.argsort(1), at.clamp(min=0), torch.searchsorted(document, document))
-
-
-def _numbered(of_keys: Tensor, of_queries: Tensor) -> tuple[Tensor, Tensor]:
-    """The documents of keys and queries, as numbers from 0 on."""
-    ids, index = of_keys.sort(dim=1)
-    numbers = begins(ids, torch.ne).cumsum(1)
-    where = torch.searchsorted(ids, of_queries.contiguous()).clamp(max=ids.shape[1] - 1)
-    return torch.empty_like(numbers).scatter(1, index, numbers), numbers.gather(1, where)
 
 
 def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from posenc.errors import (
     refuse_in_program,
 )
 from posenc.positions.ids import (
+    Device,
     Ids,
     as_indices,
     as_mask,
@@ -34,6 +35,7 @@ from posenc.positions.ids import (
     document_lengths,
     documents_of,
     index_in_document,
+    moved_to,
     patch_coordinates,
     prefix_mask,
     select,
@@ -83,8 +85,9 @@ class Positions(Visibility):
     images: tuple[tuple[int, ...], ...] | None = None
     """(height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the images of
     all documents or rows, by number. None: not known, as of tokens that were moved."""
-    unchecked: tuple[str, ...] = ()
-    """What `with_causal` has to check of ids that somebody gave, see `posenc.positions.ids.check_order`"""
+    unchecked: tuple[Any, ...] = ()
+    """Ids that somebody gave, wherever tokens are now, and what `with_causal` has to check of them, see
+    `posenc.positions.ids.check_order`"""
     known: InitVar[Mapping[str, Extent | None] | None] = None
     """What the maker knows of q, k and their orders; of others it is read, where that makes no device wait"""
     extents: dict[str, Extent | None] = field(init=False)
@@ -116,9 +119,7 @@ class Positions(Visibility):
     # ---------------------------------------------------------------- construct
 
     @classmethod
-    def arange(
-        cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: torch.device | str | None = None
-    ) -> "Positions":
+    def arange(cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: Device = None) -> "Positions":
         """n new tokens that follow `offset` tokens of a KV cache: queries offset..offset+n-1, keys 0..offset+n-1.
 
         offset may be an int or a (batch,) tensor; rows of a ragged cache keep the key of position p in slot p, and
@@ -148,14 +149,9 @@ class Positions(Visibility):
 
     @classmethod
     def from_ids(
-        cls,
-        position_ids: Ids,
-        key_ids: Ids | None = None,
-        *,
-        causal: bool = False,
-        packed: bool | None = None,
+        cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False, packed: bool | None = None,
         placed: Ids | None = None,
-    ) -> "Positions":
+    ) -> "Positions":  # fmt: skip
         """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, of any sign.
 
         key_ids, when given, are the positions of all keys (cached ones first), so the queries are the last tokens; for keys in
@@ -189,7 +185,7 @@ class Positions(Visibility):
         q_order = order if k is q else torch.arange(first, last + 1, device=q.device)[None]
         made = cls(
             q=q, k=k, q_order=q_order, k_order=order, q_document=documents[:, first:] if packed else None,
-            k_document=documents if packed else None, q_placed=q_placed, k_placed=k_placed, unchecked=tuple(checks),
+            k_document=documents if packed else None, q_placed=q_placed, k_placed=k_placed, unchecked=(q, k, *checks),
             known={"q_order": Extent(first, last, True), "k_order": Extent(0, last, True)},
         )  # fmt: skip
         return made.with_causal(causal)
@@ -207,13 +203,18 @@ class Positions(Visibility):
         """
         valid = as_mask("attention_mask", attention_mask)
         check_flags(causal=causal)
-        ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
         if not torch.compiler.is_compiling() and not bool(valid.any(1).all()):
             warnings.warn(
                 f"posenc: row {int((~valid.any(1)).nonzero()[0])} of the mask has no token, and its outputs are zeros: "
                 "Positions.from_mask takes ones for tokens, Positions.from_padding True for padding (PyTorch's key_padding_mask)",
                 stacklevel=2,
             )
+        return cls.of_mask(valid, num_queries, causal)
+
+    @classmethod
+    def of_mask(cls, valid: Tensor, num_queries: int | None = None, causal: bool = False) -> "Positions":
+        """`from_mask`, of bool (batch, num_keys) that nobody changes later, and whose rows may be empty."""
+        ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
         return cls.of_tokens(ids, num_queries, causal, valid, extent=Extent(0, last))
 
     @classmethod
@@ -262,15 +263,9 @@ class Positions(Visibility):
 
     @classmethod
     def packed(
-        cls,
-        lengths: Sequence[int] | Tensor | None = None,
-        *,
-        cu_seqlens: Sequence[int] | Tensor | None = None,
-        document_ids: Tensor | None = None,
-        slots: int | None = None,
-        causal: bool = False,
-        device: torch.device | str | None = None,
-    ) -> "Positions":
+        cls, lengths: Sequence[int] | Tensor | None = None, *, cu_seqlens: Sequence[int] | Tensor | None = None,
+        document_ids: Tensor | None = None, slots: int | None = None, causal: bool = False, device: Device = None,
+    ) -> "Positions":  # fmt: skip
         """Several documents in one sequence; each starts at position 0 and sees only itself.
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
@@ -294,12 +289,7 @@ class Positions(Visibility):
 
     @classmethod
     def prefix_lm(
-        cls,
-        prefix_lengths: int | Sequence[int] | Tensor,
-        n: int,
-        offset: int | Tensor = 0,
-        *,
-        device: torch.device | str | None = None,
+        cls, prefix_lengths: int | Sequence[int] | Tensor, n: int, offset: int | Tensor = 0, *, device: Device = None
     ) -> "Positions":
         """A prefix that sees itself in both directions, and causal tokens after it (Raffel et al. 2020, section 3.2.1).
 
@@ -313,13 +303,7 @@ class Positions(Visibility):
 
     @classmethod
     def grid(
-        cls,
-        height: int,
-        width: int,
-        frames: int | None = None,
-        *,
-        prefix: int = 0,
-        device: torch.device | str | None = None,
+        cls, height: int, width: int, frames: int | None = None, *, prefix: int = 0, device: Device = None
     ) -> "Positions":
         """Patches of an image, row by row, at (y, x); of a video, frame by frame, at (t, y, x).
 
@@ -333,12 +317,7 @@ class Positions(Visibility):
 
     @classmethod
     def grids(
-        cls,
-        sizes: Sequence[Sequence[int]],
-        *,
-        prefix: int = 0,
-        padded: bool = False,
-        device: torch.device | str | None = None,
+        cls, sizes: Sequence[Sequence[int]], *, prefix: int = 0, padded: bool = False, device: Device = None
     ) -> "Positions":
         """Several images or videos, (height, width) or (height, width, frames) in patches each, as in `grid`.
 
@@ -367,16 +346,10 @@ class Positions(Visibility):
 
     @classmethod
     def of_tokens(
-        cls,
-        ids: Tensor,
-        num_queries: int | None = None,
-        causal: bool = False,
-        valid: Tensor | None = None,
-        documents: Tensor | None = None,
-        placed: Tensor | None = None,
-        images: tuple[tuple[int, ...], ...] | None = None,
-        extent: Extent | None = None,
-    ) -> "Positions":
+        cls, ids: Tensor, num_queries: int | None = None, causal: bool = False, valid: Tensor | None = None,
+        documents: Tensor | None = None, placed: Tensor | None = None,
+        images: tuple[tuple[int, ...], ...] | None = None, extent: Extent | None = None,
+    ) -> "Positions":  # fmt: skip
         """Tokens in their order, at (batch or 1, n) or (batch or 1, n, axes) ids that nobody changes later, of which those that are
         `valid` are no padding; the queries are the last of them. num_queries None: all."""
         check_integers(1, ids.shape[1], num_queries=num_queries)
@@ -416,7 +389,7 @@ class Positions(Visibility):
             q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
             q_placed=queries.q_placed, k_placed=keys.k_placed, counted=queries.counted and keys.counted,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
-            known=known, unchecked=("cross",) if apart else (),
+            known=known, unchecked=(q, k, "cross") if apart else (),
         )  # fmt: skip
 
     # ---------------------------------------------------------------- derive
@@ -471,13 +444,8 @@ class Positions(Visibility):
             raise InputError(f"{self.num_keys} keys for {self.num_queries} causal queries, whose own are among them")
         if causal == self.causal:
             return self
-        if causal and "cross" in self.unchecked:
-            remedy = "pass Positions.arange(n, offset=cached, causal=True) for one"
-            raise InputError("queries and keys of Positions.cross are two sequences", remedy, causal=True)
-        of_k = self.extents["k"]
-        unknown = "last" in self.unchecked or of_k is None or not of_k.consecutive
-        if causal and self.unchecked and unknown and not torch.compiler.is_compiling():
-            self.shared("checked", lambda: check_order(self.q, self.k, self.unchecked))
+        if causal and self.unchecked:
+            self.shared("checked", lambda: check_order(*self.unchecked))
         return self.shared(
             ("causal", causal),
             lambda: self._everywhere(lambda all: all.with_causal(causal)) or self.derived(causal=causal, unchecked=()),
@@ -561,12 +529,16 @@ class Positions(Visibility):
     def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
         (batch or 1, n); the result is copied. Visibility is unchanged. Tokens without a place stay without one; moved to
-        one axis, as text has, every token is at its number."""
+        one axis, as text has, every token is at its number.
+
+        Raises:
+            InputError: move returns what is no tensor of finite numbers for as many tokens.
+        """
         if made := self._everywhere(lambda all: all.moved(move)):
             return made
-        q = settled(move(self.q, self.q_order), self.q_placed)
+        q = settled(moved_to(move(self.q, self.q_order), self.q), self.q_placed)
         same = self.q is self.k and self.q_order is self.k_order
-        k = q if same else settled(move(self.k, self.k_order), self.k_placed)
+        k = q if same else settled(moved_to(move(self.k, self.k_order), self.k), self.k_placed)
         of_q, of_k = (None, None) if q.dim() == 2 else (self.q_placed, self.k_placed)
         return self.derived(q=q, k=k, q_placed=of_q, k_placed=of_k, images=None)
 
@@ -591,9 +563,8 @@ class Positions(Visibility):
         if self.q_placed is not None and made.q_placed is not None and not torch.compiler.is_compiling():
             before = select(unplaced_index(self.q_placed, self.q_document), index)
             if not torch.equal(before, unplaced_index(made.q_placed, made.q_document)):
-                raise InputError(
-                    "index takes tokens without a place, such as [CLS], out of their order, or not the first"
-                )
+                what = "tokens without a place, such as [CLS], out of their order, or not the first"
+                raise InputError(f"index takes {what}")
             if bool(made.q_placed.all()):
                 return made.derived(q_placed=None, k_placed=None)
         return made
@@ -617,7 +588,8 @@ class Positions(Visibility):
         blocks = tuple(x if x.table is None else x._replace(table=x.table.to(device)) for x in made.blocks)
         of_keys = self.of_keys and self.of_keys._replace(full=self.of_keys.full.to(device))
         sharding = self.sharding and self.sharding._replace(full=self.sharding.full.to(device))
-        return made.derived(blocks=blocks, of_keys=of_keys, sharding=sharding)
+        unchecked = tuple(move(x) if isinstance(x, Tensor) else x for x in self.unchecked)
+        return made.derived(blocks=blocks, of_keys=of_keys, sharding=sharding, unchecked=unchecked)
 
     def shard(
         self, rank: int, world_size: int, *, layout: str = "contiguous", group: "ProcessGroup | None" = None
@@ -692,9 +664,12 @@ class Positions(Visibility):
         self.require_counted()
         if self.sharding is not None:
             return self.local(self.sharding.full.lengths())
+        if self.of_keys is not None:
+            return self.of_keys.full.lengths()
         if self.q_document is None and self.valid is None:
             return torch.full_like(self.q_order, self.num_keys)
-        return document_lengths(self.q_document, self.valid, self.q_order)
+        of_keys = document_lengths(self.k_document, self.valid, self.k_order)
+        return self.as_keys(of_keys, lambda: document_lengths(self.q_document, self.q_valid, self.q_order))
 
     def require_one_axis(self, user: str) -> None:
         """Check that positions are one-dimensional, for an encoding that needs this."""

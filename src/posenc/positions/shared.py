@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.positions.memory import Memory, is_learned, recomputes_alone, world
+from posenc.positions.memory import Memory, is_learned, modes, recomputes_alone
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Shared:
         """What the layers of a pass share by key, to read and to add to. None: outside of a pass, where a graph is traced, and
         under modes that the pass was not made in."""
         memory = None if self._memory is None or torch.compiler.is_compiling() else self._memory()
-        return memory if memory is not None and memory.world == world() else None
+        return memory if memory is not None and memory.modes == modes() else None
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that depends on these positions and the key alone: once a pass, and without gradient."""
@@ -113,9 +113,8 @@ class Shared:
     def at(self, branch: Any) -> Self:
         """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
         they are."""
-        return self.shared(
-            ("branch", branch), lambda: self._in_call(branch=branch, ungated=self.ungated and self.ungated.at(branch))
-        )
+        ungated = self.ungated and self.ungated.at(branch)
+        return self.shared(("branch", branch), lambda: self._in_call(branch=branch, ungated=ungated))
 
     def _remembering(self, like: "Shared") -> Self:
         if like._memory is not None:

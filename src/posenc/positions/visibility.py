@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from posenc.errors import InputError
 from posenc.functional import intercepted, transformed
-from posenc.positions.ids import check_range, index_in_document, numbered
+from posenc.positions.ids import check_range, index_in_document, numbered, select
 from posenc.positions.shared import Shared
 
 T = TypeVar("T")
@@ -266,7 +267,12 @@ class Visibility(Shared):
 
     def _rows(self) -> int:
         every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
-        return max([x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None])
+        rows = [x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None]
+        most = max(rows)
+        if not torch.compiler.is_compiling() and any(count not in (1, most) for count in rows):
+            counts = " and ".join(map(str, sorted({*rows} - {1})))
+            raise InputError(f"tokens of {counts} rows: give one row, or as many")
+        return most
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
@@ -410,12 +416,26 @@ class Visibility(Shared):
             return x
         if self.diagonal is not None:
             return x[:, :, self.diagonal : self.diagonal + self.num_queries]
-        slots = self._slots()[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
+        slots = self.slots()[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
         return x.gather(2, slots)
 
-    def _slots(self) -> Tensor:
+    def slots(self) -> Tensor:
         """Which key each query is, (batch or 1, num_queries), where keys lie in their order."""
         return self.q_order - self.k_order[:, :1]
+
+    def as_keys(self, of_keys: Tensor, alone: Callable[[], Tensor]) -> Tensor:
+        """Of a number for each key, (batch or 1, num_keys), those of the queries' tokens, (batch or 1, num_queries); `alone` makes them
+        where queries are other tokens, as in cross-attention."""
+        if self.q_order is self.k_order and self.q_document is self.k_document:
+            return of_keys
+        slots = self.slots()
+        index = slots.clamp(0, self.num_keys - 1)
+        among = slots == index
+        if self.q_document is not None and self.k_document is not None:
+            among = among & (select(self.k_document, index) == self.q_document)
+        return torch.where(
+            among.all(), select(of_keys, index), alone()
+        )  # without reading, for which a device would wait
 
     def require_among_keys(self) -> None:
         """Refuse queries of other tokens than the keys, for what a layer's input says of each key's token alone."""
@@ -426,14 +446,10 @@ class Visibility(Shared):
         elif torch.compiler.is_compiling() or self.q_order.device.type != "cpu":
             return  # reading them would wait for the device
         else:
-            fits = self.shared(
-                "among keys", lambda: bool(((self._slots() >= 0) & (self._slots() < self.num_keys)).all())
-            )
+            fits = self.shared("among keys", lambda: bool(((self.slots() >= 0) & (self.slots() < self.num_keys)).all()))
         if not fits:
-            what = (
-                f"the {self.num_queries} queries are not among the {self.num_keys} keys, whose tokens the gates are of"
-            )
-            raise InputError(f"{what}: pass positions of self-attention")
+            what = f"the {self.num_queries} queries are not among the {self.num_keys} keys"
+            raise InputError(f"{what}, whose tokens the gates are of: pass positions of self-attention")
 
     def require_full_sequence(self, why: str, remedy: str = "pass the full sequence") -> None:
         """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them."""
@@ -456,7 +472,8 @@ class Visibility(Shared):
     def from_first(self) -> tuple[Tensor, Tensor]:
         """How far each query and each key is, by order, from the first token of its row or document, (batch or 1, n)."""
         if self.q_document is not None and self.k_document is not None:
-            return index_in_document(self.q_document), index_in_document(self.k_document)
+            alone, of_keys = partial(index_in_document, self.q_document), index_in_document(self.k_document)
+            return self.as_keys(of_keys, alone), of_keys
         order = self.k_order
         if self.valid is not None:
             order = order.masked_fill(~self.valid, torch.iinfo(torch.long).max)
