@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import posenc
-from posenc.analysis import Finding, codes_of
+from posenc.analysis import Finding
 from posenc.analysis.analyze import QUESTIONS, analyze
 from posenc.errors import InputError
 
@@ -99,17 +99,3 @@ def test_the_same_seed_gives_the_same_numbers():
     numbers = [{s["name"]: s["numbers"] for s in one["sections"]} for one in found]
     assert numbers[0] == numbers[1]
     assert numbers[0]["bias"] != numbers[2]["bias"]
-
-
-def test_a_model_of_transformers_is_read_itself():
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=24,
-    )  # fmt: skip
-    model = BertModel(config).eval()
-    found = analyze(model)
-    assert (found.settings["kind"], found.settings["length"], found.settings["trained"]) == ("model", 24, 24)
-    assert found["kernel"].finding.dim == codes_of(model)(torch.arange(24)).shape[1] == 16

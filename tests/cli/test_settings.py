@@ -149,7 +149,9 @@ def test_an_argument_in_an_error_is_shown_as_its_flag(error, shown):
 
 def test_a_flag_of_another_name_than_its_argument():
     assert with_flags(InputError("too short", lengths=1), cli.COMMANDS["bench"]) == "--n 1: too short"
-    assert with_flags(InputError("no such folder", model="x"), cli.COMMANDS["doctor"]) == "x: no such folder"
+    for model, written in (("my-llm", "my-llm"), ("my model", "'my model'")):
+        refused = InputError("no such folder", model=model)
+        assert with_flags(refused, cli.COMMANDS["doctor"]) == f"{written}: no such folder"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS.values())
