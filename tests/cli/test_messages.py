@@ -1,4 +1,4 @@
-"""What commands say: remedies that can be typed, no argument named twice, one in the singular, pages where --out says."""
+"""What commands say: remedies that can be typed, no argument named twice, what a terminal shows meanwhile."""
 
 import ast
 import io
@@ -38,12 +38,6 @@ def test_a_remedy_names_the_flag_that_the_command_has():
             assert with_flags(both, command) == f"is wrong; pass {setting.written} or {off}"
 
 
-def test_a_positional_is_written_as_it_was_typed():
-    error = InputError("has changed", model="my model")
-    assert with_flags(error, cli.COMMANDS["eval"]) == "'my model': has changed"
-    assert with_flags(InputError("has changed", model="my-llm"), cli.COMMANDS["eval"]) == "my-llm: has changed"
-
-
 def test_what_to_pass_is_a_remedy():
     """Arguments in the first text of an error would not be written as flags."""
     found = [
@@ -75,21 +69,7 @@ def test_an_error_about_another_argument_states_nothing_twice(inner, other, text
     assert str(inner.about(remedy, **other)) == text
 
 
-# ---------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize(
-    ("out", "file"),
-    [("new/", "new/{}"), ("new", "new"), ("old", "old/{}"), ("old/", "old/{}"), ("new/a b é.html", "new/a b é.html")],
-)
-def test_a_page_is_written_where_out_says(out, file, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old").mkdir()
-    assert cli.main(["explore", "--out", out]) == 0
-    path = tmp_path / file.format("posenc-explorer.html")
-    assert path.is_file()
-    assert str(path) in capsys.readouterr().out
-    assert [each for each in tmp_path.rglob("*") if each.is_file() and each.name != ".lock"] == [path]
+# ---------------------------------------------------------------- terminals
 
 
 @pytest.mark.parametrize("terminal", [True, False])

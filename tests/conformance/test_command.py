@@ -106,9 +106,11 @@ def test_a_badge_has_the_verdict(capsys, folder, function, words):
     assert [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")] == ["alibi", words]
 
 
-def test_a_badge_is_where_the_command_was_given(capsys, folder):
-    assert run(capsys, "my_slopes:goes_elsewhere", "--as", "alibi", "--badge", "alibi.svg")[0] == 0
+def test_files_are_where_the_command_was_given(capsys, folder):
+    files = ["--badge", "alibi.svg", "--out", "verdict"]
+    assert run(capsys, "my_slopes:goes_elsewhere", "--as", "alibi", *files)[0] == 0
     assert (folder / "alibi.svg").is_file()
+    assert (folder / "verdict" / "check.json").is_file()
 
 
 def test_a_function_that_could_not_be_run_exits_with_3(capsys, folder):
@@ -183,11 +185,6 @@ def test_what_native_code_prints_does_not_spoil_the_json(capfd, folder):
     out, err = capfd.readouterr()
     assert json.loads(out)["passed"]
     assert "a word from native code" in err
-
-
-def test_out_is_where_the_command_was_given(capsys, folder):
-    assert run(capsys, "my_slopes:goes_elsewhere", "--as", "alibi", "--out", "verdict")[0] == 0
-    assert (folder / "verdict" / "check.json").is_file()
 
 
 def test_the_list_has_every_kind_with_its_call(capsys):

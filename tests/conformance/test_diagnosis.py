@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from posenc import InputError, frequencies
+from posenc import frequencies
 from posenc import functional as F
 from posenc.conformance import conform, golden
 from posenc.conformance.diagnosis import Explanation, explain
@@ -100,12 +100,12 @@ def test_all_roundings_to_a_dtype_are_named_together(kind):
 
 def test_a_function_that_raises_in_every_case_is_not_judged():
     def needs_clang(num_heads):
-        raise FileNotFoundError("clang")
+        raise SystemExit("clang")
 
     verdict = conform(needs_clang, "alibi")
     assert verdict.passed is None
     assert "could not be run" in str(verdict)
-    assert re.fullmatch(r"raises FileNotFoundError: clang \(.*test_diagnosis.py:\d+\)", verdict.findings[0])
+    assert re.fullmatch(r"raises SystemExit: clang \(.*test_diagnosis.py:\d+\)", verdict.findings[0])
     assert json.loads(json.dumps(asdict(verdict)))["passed"] is None
 
 
@@ -152,11 +152,6 @@ def test_state_between_calls_is_noticed():
     )
 
 
-def test_an_unknown_kind_is_named():
-    with pytest.raises(InputError, match="did you mean 'yarn'"):
-        conform(slopes, "yran")
-
-
 def test_cases_that_are_not_offered_are_left_out_and_counted():
     def fixed_base(positions, dim, base):
         if base != 10000:
@@ -171,27 +166,6 @@ def test_cases_that_are_not_offered_are_left_out_and_counted():
     assert verdict.notes == ("5 cases were left out: the function answers them with NotImplementedError",)
     assert conform(nothing, "sinusoidal").findings == ("offers none of the cases",)
     assert conform(nothing, "sinusoidal").passed is None
-
-
-def test_a_fixed_base_is_tested_where_it_is_offered():
-    def fixed_base(x, positions, base):
-        if base != 10000:
-            raise NotImplementedError
-        return turn(x, positions, base)
-
-    verdict = conform(fixed_base, "rotary")
-    assert verdict.passed
-    assert verdict.notes == ("3 cases were left out: the function answers them with NotImplementedError",)
-
-
-def test_what_a_function_raises_is_a_finding():
-    def leaves(num_heads):
-        raise SystemExit
-
-    (finding,) = conform(leaves, "alibi").findings
-    assert re.fullmatch(r"raises SystemExit \(.*test_diagnosis.py:\d+\)", finding)
-    single = conform(lambda x, p, b: turn(x, p, b) if x.dtype == torch.float32 else 1 / 0, "rotary")
-    assert any("with x in bfloat16: raises ZeroDivisionError: division by zero" in f for f in single.findings)
 
 
 def test_a_dtype_that_is_not_offered_is_no_fault():

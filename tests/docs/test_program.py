@@ -370,11 +370,6 @@ def test_help_of_what_only_a_cluster_needs_is_in_help_all(capsys):
     assert "--help-all" not in answered(capsys, "help", "list")[1]
 
 
-def test_a_mistake_is_raised_alike_by_both_parsers():
-    with pytest.raises(InputError, match="did you mean 'quick'"):
-        parse(cli.COMMANDS["compare"], ["--preset", "quik"])
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_words_that_no_entry_has_are_answered_with_pages_that_exist(page):
     assert (Path(__file__).parents[2] / page).is_file()

@@ -32,7 +32,8 @@ def folder(folder, capsys):
 def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
     code, out, _ = run(capsys, "doctor", folder)
     assert code == 0
-    assert "llama: 2 layers, float32" in out
+    assert "llama: 2 layers, float32, attention sdpa, for 64 tokens" in out
+    assert "rotary in all layers: 16 of 16 channels, half layout, rope_theta 10000" in out
     assert out.endswith("nothing found\n")
     code, out, _ = run(capsys, "doctor", folder, "--json", "--out", tmp_path / "out", "--dtype", "bfloat16")
     assert code == 0

@@ -461,17 +461,6 @@ def test_pairs_that_never_turn():
     assert FrequencyTable(2 * math.pi / wavelengths, 1.0, {}).described(64).slow_pairs == 2
 
 
-def test_it_reads_well_as_text_and_json(llama):
-    llama.config.rope_parameters = llama.config.rope_parameters | {"rope_type": "linear", "factor": 4.0}
-    diagnosis = doctor(llama)
-    text = str(diagnosis)
-    assert "llama: 2 layers, float32, attention sdpa, for 64 tokens" in text
-    assert "rotary in all layers: 16 of 16 channels, half layout, rope_theta 10000" in text
-    assert "wrong: config_not_applied" in text
-    assert json.loads(json.dumps(diagnosis.to_dict()))["wrong"] is True
-    assert str(doctor(small_model("llama"))).endswith("nothing found")
-
-
 def test_what_cannot_be_examined_is_refused(llama):
     with pytest.raises(InputError, match=r"learned table of 1024 rows.*rows_of_table.*hierarchical"):
         doctor(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9)))

@@ -15,7 +15,6 @@ from posenc import InputError, frequencies, position_maps
 from posenc.errors import shown
 from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.methods import METHODS, Lengths, plan
-from posenc.pretrained.models import model_structure
 from references.small_models import TRAINED, close, small_model, stepwise, tokens
 
 THETA = {"rope_theta": 10000.0}
@@ -498,16 +497,6 @@ def test_what_is_no_model_is_refused_in_a_line(tmp_path: Any) -> None:
         ):  # fmt: skip
             with pytest.raises(InputError, match=message):
                 call(given)
-
-
-def test_the_structure_of_an_extended_model_is_that_of_the_model_before() -> None:
-    model = small_model("llama")
-    before = model_structure(model)
-    posenc.extend(model, "rerope+yarn", factor=4)
-    found = model_structure(model)
-    assert found.rotary is before.rotary
-    assert found.loaded_length == 64
-    assert isinstance(found.rope.frequencies().inv_freq, Tensor)
 
 
 def test_a_schedules_own_factor_says_how_long_texts_become():

@@ -146,20 +146,6 @@ def test_longrope_has_two_sets() -> None:
     assert rope.at(65)["length"] == 65
 
 
-def test_layer_types_windows_and_nope() -> None:
-    gemma = model_structure(small_model("gemma3_text"))
-    assert [(x.layer_type, x.window) for x in gemma.layers] == [("sliding_attention", 24), ("full_attention", None)]
-    assert gemma.rope_per_type
-    assert {t: r.rope_theta for t, r in gemma.ropes.items()} == {
-        "sliding_attention": 10000.0,
-        "full_attention": 1000000.0,
-    }
-    assert [x.softcap for x in model_structure(small_model("gemma2")).layers] == [50.0, 50.0]
-    assert [x.rotates for x in model_structure(small_model("smollm3")).layers] == [True, False, True, False]
-    mistral = model_structure(small_model("mistral", sliding_window=32))
-    assert [x.window for x in mistral.layers] == [32, 32]
-
-
 def test_refusals() -> None:
     with pytest.raises(InputError, match=r"'gpt2' is not supported: .* learned table: posenc.extend takes"):
         model_structure(small_model("gpt2", n_embd=32, n_head=2, n_layer=1))

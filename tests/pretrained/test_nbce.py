@@ -66,27 +66,6 @@ def test_a_sure_context_is_followed_unless_another_was_and_is_nearly_as_sure():
     assert combine(rows, previous=0, eta=float(unsure - sure) * 1.01)[1] == 0
 
 
-def greedy(model, tokenizer, prompt, steps):
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=steps, pad_token_id=0
-    )
-    return [token for token in out[0, ids.shape[1] :].tolist() if token != 2]
-
-
-def test_one_context_and_beta_0_is_plain_greedy_decoding(llama, tokenizer):
-    answer = nbce_generate(llama, tokenizer, CONTEXTS[:1], QUESTION, beta=0, max_new_tokens=20)
-    prompt = TEMPLATE.format(context=CONTEXTS[0], question=QUESTION)
-    assert answer.tokens == greedy(llama, tokenizer, prompt, 20)
-    assert answer.text == tokenizer.decode(answer.tokens)
-    assert set(answer.contexts) == {0}
-
-
-def test_beta_minus_1_ignores_the_contexts(llama, tokenizer):
-    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, beta=-1, top_p=1, max_new_tokens=12)
-    assert answer.tokens == greedy(llama, tokenizer, TEMPLATE.format(context="", question=QUESTION), 12)
-
-
 OPTIONS = [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}]
 METHODS = [None, "yarn", "self_extend:window=4:group=5"]
 
@@ -107,16 +86,7 @@ def test_it_generates_what_the_authors_script_generates(llama, tokenizer, option
     answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=16, batch_size=batch_size, **options)
     assert answer.tokens == tokens
     assert answer.contexts == followed
-
-
-def test_contexts_may_come_in_any_order_and_twice(llama, tokenizer):
-    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=12)
-    turned = nbce_generate(llama, tokenizer, CONTEXTS[::-1], QUESTION, max_new_tokens=12)
-    assert turned.tokens == answer.tokens
-    assert [3 - k for k in turned.contexts] == answer.contexts
-    assert len(set(answer.contexts)) > 1
-    one = nbce_generate(llama, tokenizer, CONTEXTS[:1], QUESTION, max_new_tokens=12)
-    assert nbce_generate(llama, tokenizer, CONTEXTS[:1] * 3, QUESTION, max_new_tokens=12).tokens == one.tokens
+    assert answer.text == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_it_ends_with_the_text(llama, tokenizer):

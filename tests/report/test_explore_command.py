@@ -17,16 +17,21 @@ def test_it_writes_the_page_here_and_says_where(capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out == f"{path}: open it in a browser, {path.as_uri()}\n"
 
 
-@pytest.mark.parametrize("out", ["own.html", "folder/own.html", "."])
-def test_it_writes_the_given_state_to_the_given_path(capsys, tmp_path, monkeypatch, out):
+@pytest.mark.parametrize(
+    ("out", "file"),
+    [("new/", "new/{}"), ("new", "new"), ("old", "old/{}"), ("old/", "old/{}"), (".", "{}"), ("new/a b é.html",) * 2],
+)
+def test_it_writes_the_given_state_to_the_given_path(capsys, tmp_path, monkeypatch, out, file):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
     options = ["--encoding", "rope", "--method", "yarn:beta_fast=8", "--dim", "128", "--base", "5e5", "--factor", "8"]
     assert cli.main(["explore", "--out", out, "--json", *options]) == 0
     printed = json.loads(capsys.readouterr().out)
     given = {"encoding": "rope", "method": "yarn:beta_fast=8", "dim": 128, "base": 5e5, "factor": 8.0}
-    path = tmp_path / (out if out != "." else "posenc-explorer.html")
+    path = tmp_path / file.format("posenc-explorer.html")
     assert printed == {"file": str(path), "url": path.as_uri(), "state": given}
     assert path.read_text(encoding="utf-8") == page(given)
+    assert [each for each in tmp_path.rglob("*") if each.is_file() and each.name != ".lock"] == [path]
 
 
 def test_it_opens_the_browser_when_asked(tmp_path, monkeypatch):

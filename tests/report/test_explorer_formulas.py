@@ -237,20 +237,6 @@ def test_maps(ask):
         same(found, relative(name, options, n))
 
 
-def test_a_pair_of_a_map(ask):
-    function = (
-        "([name, options]) => [[30, 7], [30, 30], [7, 30]].map(p => posenc.maps.MAPS[name].relative(...p, options))"
-    )
-    for (name, options), found in zip(SIZES, each(ask, function, SIZES), strict=True):
-        same(found, relative(name, options, 31)[[30, 30, 7], [7, 30, 30]])
-
-
-def test_no_map_is_the_distance(ask):
-    (found,) = each(ask, "n => posenc.maps.grid(null, n)", [5])
-    at = torch.arange(5.0)
-    same(found, (at[:, None] - at).masked_fill(at[:, None] < at, torch.nan))
-
-
 REFUSED_MAPS = [
     {"name": "rerope"},
     {"name": "rerope", "window": 0},

@@ -22,21 +22,11 @@ def test_the_text(depth, length, index, query_aware):
     assert len(facts) >= 2
     assert len({name for name, _ in facts}) == len({code for _, code in facts}) == len(facts)
     name, code = facts[index_at(depth, len(facts))]
-    assert sample.references == (code,)
+    assert (sample.references, sample.answer) == ((code,), f" {code}")
     question = f"Question: What is the code of {name}?"
     assert sample.prompt.endswith(f".\n{question} Answer: The code of {name} is")
     assert sample.prompt.startswith(f"{question}\nThe code of " if query_aware else "The code of ")
     assert sample.prompt.count(question) == 1 + query_aware
-
-
-def test_the_format_in_full():
-    sample = create("facts:items=3").sample(ByteTokenizer(), 400, depth=1)
-    names, codes = zip(*re.findall(r"The code of (\w+) is (\d+)\.", sample.prompt), strict=True)
-    assert sample.prompt == (
-        f"The code of {names[0]} is {codes[0]}. The code of {names[1]} is {codes[1]}. The code of {names[2]} is {codes[2]}.\n"
-        f"Question: What is the code of {names[2]}? Answer: The code of {names[2]} is"
-    )
-    assert sample.answer == f" {codes[2]}"
 
 
 @pytest.mark.parametrize(("items", "length", "index"), [(2, 600, 0), (5, 1500, 1), (6, 4000, 99)])

@@ -82,13 +82,12 @@ class Rope:
 @dataclass(frozen=True)
 class Layer:
     """One attention layer. window: number of keys that a query sees, None: all. rotates: False in layers without positions.
-    softcap: scores become softcap * tanh(score / softcap); None: they stay. head_dim: channels of its queries."""
+    head_dim: channels of its queries."""
 
     module: nn.Module
     layer_type: str
     window: int | None
     rotates: bool
-    softcap: float | None
     head_dim: int
 
 
@@ -315,7 +314,6 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
         layer_type=getattr(module, "rope_layer_type", layer_type),
         window=window if sliding else None,
         rotates=(family.full_rotates or sliding or window is None) and bool(getattr(module, "use_rope", True)),
-        softcap=getattr(module, "attn_logit_softcapping", None),
         head_dim=int(
             getattr(module, "qk_head_dim" if family.latent else "head_dim", None) or head_dim_of(config, layer_type)
         ),

@@ -118,8 +118,7 @@ posenc.maps = (() => {
         Object.entries(chosen).forEach(([option, value]) => allowed(option, value));
         return formula(chosen);
       };
-      const relative = (i, j, given) => (j > i ? NaN : of(given)(i, j));
-      return [name, { summary, options, of, relative }];
+      return [name, { summary, options, of }];
     }));
   }
 
