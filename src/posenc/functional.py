@@ -56,9 +56,11 @@ def frequency_curve(
     check_word("curve", curve, CURVES)
     check_positive(exponent=exponent)
     if curve == "power" and base != 10000.0:
-        raise InputError("t^exponent has no base: leave it out", curve=curve, base=base)
+        raise InputError("t^exponent has no base", "leave it out", curve=curve, base=base)
     if curve != "power" and exponent != 1.0:
-        raise InputError("base^-t has no exponent: leave it out, or pass curve='power'", curve=curve, exponent=exponent)
+        raise InputError(
+            "base^-t has no exponent", "leave it out, or pass curve='power'", curve=curve, exponent=exponent
+        )
     pairs = dim // 2
     steps = max(pairs - 1, 1) if endpoint else pairs
     t = torch.arange(pairs, dtype=torch.float64, device="cpu") / steps
