@@ -122,7 +122,11 @@ def _checked(model: Any) -> ModelStructure:
             f"{structure.model_type}: caches latents or states beside keys, which contexts in parallel do not join"
         )
     for layer in structure.layers:
-        if layer.window is not None or layer.softcap is not None or hasattr(layer.module, "sinks"):
+        if (
+            layer.window is not None
+            or getattr(layer.module, "attn_logit_softcapping", None) is not None
+            or hasattr(layer.module, "sinks")
+        ):
             raise InputError(
                 f"{structure.model_type}: has sliding windows, capped scores or sinks, which contexts in parallel do not know; "
                 "nbce_generate takes any model"
