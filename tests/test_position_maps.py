@@ -391,7 +391,7 @@ ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
         (lambda: posenc.attention(X, X, X, ROPE + ROPE, causal=True), r"several position maps"),
         (lambda: posenc.attention(X, X, X, ROPE, causal=True, backend="triton"), r"knows no position maps"),
         (lambda: ROPE.rotate(X, X, Positions.arange(5, causal=True)), r"it takes posenc.attention"),
-        (lambda: posenc.linear_attention(X, X, X, ROPE), r"it takes posenc.attention"),
+        (lambda: posenc.linear_attention(X, X, X, ROPE, causal=True), r"it takes posenc.attention"),
         (lambda: posenc.attention(X[:, :, :4], X[:, :, :4], X[:, :, :4], ROPE, Positions.grid(2, 2), causal=True), r"one coordinate"),
     ],
 )  # fmt: skip
