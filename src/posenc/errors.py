@@ -474,8 +474,8 @@ def described(error: BaseException, most: int | None = None) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+    """Names in a sentence; nothing of none."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if names[1:] else "".join(names)
 
 
 def counted(number: int, noun: str) -> str:
