@@ -121,7 +121,7 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check._encoding.make", "cli/check_command.py:Check._encoding",
+        "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check._encoding",
         "cli/check_command.py:Check._function", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/user_code.py:source_of",
     }  # fmt: skip
