@@ -14,7 +14,7 @@ from posenc.lab.experiment import Run
 from posenc.lab.measure import measure, work
 from posenc.lab.muon import Muon, orthogonalised
 from posenc.lab.text import PRESETS, Settings
-from posenc.lab.train import Training, activation_bytes, build, train
+from posenc.lab.train import WARM_UP, Training, activation_bytes, build, schedule, train
 
 
 def test_run_ids_are_of_the_content(tiny):
@@ -204,3 +204,9 @@ def test_a_training_leaves_the_callers_random_numbers_alone(corpus, tiny):
         assert torch.equal(torch.get_rng_state(), state)
     assert before[0][0].losses == before[1][0].losses
     assert before[0][0].variants[0].paired == before[1][0].variants[0].paired
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_twentieth():
+    rates = [schedule(step, 100) for step in range(100)]
+    assert rates.index(max(rates)) == 100 * WARM_UP - 1
+    assert (rates[0], max(rates), rates[-1]) == pytest.approx((0.2, 1.0, WARM_UP), abs=5e-3)
