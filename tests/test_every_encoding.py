@@ -129,9 +129,9 @@ def test_a_batch_of_no_rows(name):
         assert case.results(inputs, positions, backend=backend)[0].shape == (0, *inputs[0].shape[1:])
 
 
-@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize(("axes", "causal"), [(1, True), (1, False), (2, True)])
 @EVERY
-def test_coordinates_learn_or_are_refused(name, axes):
+def test_coordinates_learn_or_are_refused(name, axes, causal):
     case = Case(name, dtype=torch.float64)
     at = torch.tensor([[0.3, 1.6, 2.2, 3.9, 5.1, 6.4]], dtype=torch.float64)
     at = at if axes == 1 else torch.stack((at, 0.7 * at.flip(1)), -1)
@@ -139,7 +139,7 @@ def test_coordinates_learn_or_are_refused(name, axes):
     weight, step = torch.randn_like(inputs[0]), 1e-5 * torch.randn_like(at)
 
     def loss(ids):
-        positions = Positions.from_ids(ids, causal=True)
+        positions = Positions.from_ids(ids, causal=causal)
         return (attention(*inputs[:3], case.encoding, positions, gates=inputs[3:] or None) * weight).sum()
 
     leaf = at.clone().requires_grad_()
