@@ -129,9 +129,9 @@ def test_a_batch_of_no_rows(name):
         assert case.results(inputs, positions, backend=backend)[0].shape == (0, *inputs[0].shape[1:])
 
 
-@pytest.mark.parametrize(("axes", "causal"), [(1, True), (1, False), (2, True)])
+@pytest.mark.parametrize(("axes", "causal", "backend"), [(1, True, "auto"), (1, False, "sdpa"), (2, True, "auto")])
 @EVERY
-def test_coordinates_learn_or_are_refused(name, axes, causal):
+def test_coordinates_learn_or_are_refused(name, axes, causal, backend):
     case = Case(name, dtype=torch.float64)
     at = torch.tensor([[0.3, 1.6, 2.2, 3.9, 5.1, 6.4]], dtype=torch.float64)
     at = at if axes == 1 else torch.stack((at, 0.7 * at.flip(1)), -1)
@@ -140,7 +140,9 @@ def test_coordinates_learn_or_are_refused(name, axes, causal):
 
     def loss(ids):
         positions = Positions.from_ids(ids, causal=causal)
-        return (attention(*inputs[:3], case.encoding, positions, gates=inputs[3:] or None) * weight).sum()
+        return (
+            attention(*inputs[:3], case.encoding, positions, gates=inputs[3:] or None, backend=backend) * weight
+        ).sum()
 
     leaf = at.clone().requires_grad_()
     try:
