@@ -339,10 +339,8 @@ class XPos(Rotary):
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         if positions.k.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted()):
-            reach = max(
-                float((ids.detach().to(self.log_zeta) - self._middle(positions).detach()).abs().max())
-                for ids in (positions.q, positions.k)
-            )
+            middle = self._middle(positions).detach()
+            reach = max(float((ids.detach().to(middle) - middle).abs().max()) for ids in (positions.q, positions.k))
             most = self.scale_base * math.log(torch.finfo(x.dtype).max) / math.log(1 + 1 / self.gamma)
             if reach > most:
                 at = f"XPos at {math.ceil(reach)} positions from the middle, at most {int(most)} in {x.dtype}"
