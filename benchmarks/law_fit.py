@@ -18,6 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,11 @@ class Fit:
     coefficients: Mapping[str, tuple[float, float]]
     sizes: int
     error: float
+    a: float = A
 
     def loss(self, encoding: str, size: float, budget: Any) -> Any:
         first, slope = self.coefficients[encoding]
-        constant = self.shared + first * size**-A if self.sizes > 1 else first
+        constant = self.shared + first * size**-self.a if self.sizes > 1 else first
         return constant + slope * np.asarray(budget, dtype=float) ** -self.b
 
 
@@ -107,8 +109,8 @@ def means(some: Sequence[Point], picked: np.ndarray | None = None) -> dict[tuple
     return {key: float(np.mean(each)) for key, each in values.items()}
 
 
-def fitted(losses: Mapping[tuple[int, str, float], float]) -> Fit | None:
-    """The least squares fit, of the encodings with three budgets or more; None if there is none such."""
+def fitted(losses: Mapping[tuple[int, str, float], float], exponents: Sequence[float] = (A,)) -> Fit | None:
+    """The least squares fit, of the encodings with three budgets or more; None if there is none such. exponents: of N, to choose from."""
     budgets = defaultdict(set)
     for _, encoding, budget in losses:
         budgets[encoding].add(budget)
@@ -119,18 +121,18 @@ def fitted(losses: Mapping[tuple[int, str, float], float]) -> Fit | None:
     sizes = len({size for (size, _, _), _ in rows})
     target = np.array([loss for _, loss in rows])
     best: Fit | None = None
-    for b in GRID_OF_B:
+    for a, b in product(exponents, GRID_OF_B):
         matrix = np.zeros((len(rows), 2 * len(names) + (sizes > 1)))
         for row, ((size, encoding, budget), _) in enumerate(rows):
             at = names.index(encoding)
-            matrix[row, 2 * at] = size**-A if sizes > 1 else 1.0
+            matrix[row, 2 * at] = size**-a if sizes > 1 else 1.0
             matrix[row, 2 * at + 1] = budget**-b
             matrix[row, 2 * len(names) :] = 1.0
         found, *_ = np.linalg.lstsq(matrix, target, rcond=None)
         error = float(np.sqrt(np.mean((matrix @ found - target) ** 2)))
         if best is None or error < best.error:
             pairs = {name: (float(found[2 * n]), float(found[2 * n + 1])) for n, name in enumerate(names)}
-            best = Fit(float(b), float(found[-1]) if sizes > 1 else 0.0, pairs, sizes, error)
+            best = Fit(float(b), float(found[-1]) if sizes > 1 else 0.0, pairs, sizes, error, a)
     return best
 
 

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The law on a GPU that is lent for minutes: the cells of benchmarks/law.py, larger, in steps of 32 x 512 tokens and bfloat16.
+
+    python benchmarks/law_lease.py pack --work DIR --into FILE      # the corpus of law.py, in 16 bits, to take to the GPU
+    python benchmarks/law_lease.py spend --tokens FILE --out OUT --stage 3 --minutes 5 --commit HASH      # there
+    python benchmarks/law_lease.py add OUT/law.jsonl                # what came back, into benchmarks/law/gpu.jsonl
+    python benchmarks/law_lease.py register                         # what the fit of stage 3 says of stage 4, once
+    python benchmarks/law_lease.py check                            # was each stage registered before its cells?
+    python benchmarks/law_lease.py judge                            # what came of the predictions
+
+`spend` trains what is missing in benchmarks/law/gpu.jsonl, most valuable first, in processes that share the GPU, until the minutes are
+over. A finished cell is written at once. --dry-run: on a CPU, tiny models and few steps, which says that everything runs.
+"""
+
+import argparse
+import fcntl
+import json
+import lzma
+import math
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import law
+import numpy as np
+import torch
+from law import SIX, SIZES, Cell, Corpus, Training, optimizers_of, scale
+from law_fit import fitted, means, points
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.backends import choose
+
+CELLS = law.HERE / "gpu.jsonl"
+BATCH = 32
+FOUR = ("stick_breaking", "rope+alibi", "local_nope", "rope:rope_theta=100")
+"""The last is `rope` with its base matched to the length: its slowest pair of 64 channels rotates once in 546 tokens."""
+TEN = (*SIX, *FOUR)
+SWEPT, SWEPT_BUDGET, FIRST_RATES = "3M", 16, (1.0, 0.5, 2.0)
+PEAK = 989.4e12
+"""FLOP/s of an H100 or H200 SXM in dense bfloat16, by NVIDIA's datasheet."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One trunk, and the budgets that branch off it."""
+
+    size: str
+    encoding: str
+    seed: int
+    rate: float
+    budgets: tuple[int, ...]
+
+    def cells(self) -> list[Cell]:
+        return [Cell(self.size, self.encoding, self.seed, self.rate, budget) for budget in self.budgets]
+
+
+Losses = dict[Cell, float]
+
+
+def rate_of(encoding: str, done: Losses) -> float | None:
+    """The best rate of the sweep, where it lies between two others or at an end of what is tried."""
+    tried = {c.rate: loss for c, loss in done.items() if c == Cell(SWEPT, encoding, 0, c.rate, SWEPT_BUDGET)}
+    return None if missing_rates(encoding, done) else min(tried, key=lambda rate: tried[rate])
+
+
+def missing_rates(encoding: str, done: Losses) -> list[float]:
+    tried = {c.rate: loss for c, loss in done.items() if c == Cell(SWEPT, encoding, 0, c.rate, SWEPT_BUDGET)}
+    first = [rate for rate in FIRST_RATES if rate not in tried]
+    if first:
+        return first
+    best = min(tried, key=lambda rate: tried[rate])
+    return [r for r in (best / 2, best * 2) if r not in tried and law.LEAST_RATE <= r <= law.MOST_RATE]
+
+
+PLANS: dict[int, list[tuple[str, tuple[str, ...], int, tuple[int, ...]]]] = {
+    3: [
+        ("3M", TEN, 0, (8, 16, 32)), ("10M", SIX, 0, (8, 16, 32)), ("0.6M", SIX, 0, (8, 16, 32)), ("3M", SIX, 1, (8, 16, 32)),
+        ("10M", FOUR, 0, (8, 16, 32)),
+    ],
+    4: [
+        ("28M", SIX, 0, (16, 32)), ("3M", TEN, 0, (64,)), ("10M", SIX, 0, (64,)), ("10M", SIX, 1, (8, 16, 32)),
+        ("28M", SIX, 0, (64,)), ("3M", FOUR, 1, (8, 16, 32)),
+    ],
+}  # fmt: skip
+"""By stage of registration: sizes, encodings, seed and budgets, most valuable first."""
+
+
+def waiting(stage: int, done: Losses, running: set[Cell]) -> Iterator[Task]:
+    """Tasks that can begin, in their order of value: the sweeps of all encodings come first."""
+    there = done.keys() | running
+    for encoding in TEN:
+        for rate in missing_rates(encoding, done):
+            task = Task(SWEPT, encoding, 0, rate, (SWEPT_BUDGET,))
+            if there.isdisjoint(task.cells()):
+                yield task
+    for size, encodings, seed, budgets in PLANS[stage]:
+        for encoding in encodings:
+            rate = rate_of(encoding, done)
+            if rate is None:
+                continue
+            task = Task(size, encoding, seed, rate, budgets)
+            left = tuple(cell.budget for cell in task.cells() if cell not in there)
+            if left:
+                yield Task(size, encoding, seed, rate, left)
+
+
+# ---------------------------------------------------------------- the corpus, to be carried
+
+
+def pack(work: Path, into: Path) -> None:
+    """A .npz, compressed again: ids in 16 bits."""
+    text = law.corpus(work)
+    arrays = {f"train/{name}": each.numpy().astype(np.uint16) for name, each in text.train.items()}
+    for name, of in text.passages.items():
+        arrays |= {f"passages/{name}/{kind}": each.numpy().astype(np.uint16) for kind, each in of.items()}
+    facts = text.facts | {"mean bytes per token": text.bytes_per_token}
+    arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    arrays["sizes"] = text.sizes.numpy()
+    plain = into.with_suffix(".npz")
+    np.savez(plain, **arrays)
+    with plain.open("rb") as source, lzma.open(into, "wb", preset=6) as target:
+        shutil.copyfileobj(source, target, 2**22)
+    print(f"{into}: {into.stat().st_size / 2**20:.1f} MiB, from {plain.stat().st_size / 2**20:.1f}")
+    plain.unlink()
+
+
+def unpack(packed: Path, into: Path) -> None:
+    with lzma.open(packed) as source, into.open("wb") as target:
+        shutil.copyfileobj(source, target, 2**22)
+
+
+def read(plain: Path, device: str) -> Corpus:
+    arrays = np.load(plain)
+
+    def ids(name: str) -> Tensor:
+        return torch.from_numpy(arrays[name].astype(np.int32)).to(device)
+
+    train = {name: ids(f"train/{name}") for name in ("prose", "code")}
+    kinds = ("far", "near", "validation")
+    passages = {name: {kind: ids(f"passages/{name}/{kind}") for kind in kinds} for name in train}
+    return Corpus(train, passages, torch.from_numpy(arrays["sizes"]).to(device), json.loads(arrays["facts"].tobytes()))
+
+
+# ---------------------------------------------------------------- training
+
+
+class OnDevice(Training):
+    """As `law.Training`, on the corpus's device, in larger batches and, on a GPU, in bfloat16. No step waits for the GPU."""
+
+    def __init__(self, cell: Cell, text: Corpus) -> None:
+        self.cell, self.text = cell, text
+        self.device = text.sizes.device.type
+        self.model = law.build(cell).to(self.device)
+        self.optimizers = optimizers_of(self.model, cell.rate)
+        self.losses: list[Any] = []
+        self.seconds = 0.0
+
+    def batch(self) -> Tensor:
+        generator = torch.Generator().manual_seed(1_000_003 * (self.cell.seed + 1) + len(self.losses))
+        span, rows = torch.arange(law.LENGTH + 1, device=self.device), []
+        for tokens in self.text.train.values():
+            starts = torch.randint(len(tokens) - law.LENGTH, (law.BATCH // 2, 1), generator=generator)
+            rows.append(tokens[starts.to(self.device) + span])
+        return torch.cat(rows).long()
+
+    def advance(self, rate: float) -> None:
+        batch = self.batch()
+        for group in (group for each in self.optimizers for group in each.param_groups):
+            group["lr"] = rate * group["peak"]
+        with torch.autocast("cuda", torch.bfloat16) if self.device == "cuda" else nullcontext():
+            logits = self.model(batch[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
+
+
+TEXT: Corpus
+"""Of a worker."""
+GIVEN: dict[str, Any] = {}
+
+
+def begin(plain: Path, given: dict[str, Any]) -> None:
+    """What a worker does first."""
+    global TEXT
+    choose.DENSE_ON_GPU = 2**40  # at 4096 tokens too: FlexAttention would be compiled for the few of the tests
+    law.BATCH = given["batch"]
+    SIZES.update(given["sizes"])
+    torch.set_num_threads(1)
+    TEXT = read(plain, given["device"])
+    if given["shortened"] > 1:
+        law.FAR, law.CONTEXTS, law.COPIES = 1024, (8, 512), 2
+        for of in TEXT.passages.values():
+            of |= {"near": of["near"][:2], "validation": of["validation"][:2], "far": of["far"][:2, : law.FAR + 1]}
+    GIVEN.update(given)
+
+
+def steps_of(budget: int) -> int:
+    tokens = budget * 1e6 / TEXT.facts["mean bytes per token"] / GIVEN["shortened"]
+    return max(4, round(tokens / (law.BATCH * law.LENGTH)))
+
+
+def work_on(task: Task, out: Path) -> dict[Cell, float]:
+    """The validation loss of each cell. They are written as they are finished."""
+    began, training, found = time.time(), OnDevice(task.cells()[0], TEXT), {}
+    for cell in sorted(task.cells(), key=lambda c: c.budget):
+        end = steps_of(cell.budget)
+        start = end - max(1, round(law.COOLDOWN * end))
+        while len(training.losses) < start:
+            training.advance(scale(len(training.losses), start, end))
+        trunk = training.state()
+        while len(training.losses) < end:
+            training.advance(scale(len(training.losses), start, end))
+        losses = torch.stack(training.losses).tolist()
+        trained = time.time()
+        finite = math.isfinite(losses[-1])
+        measured = law.measure(training.model.eval(), TEXT, far=True) if finite else {"validation": None}
+        training.model.train()
+        parameters, shape = sum(p.numel() for p in training.model.parameters()), SIZES[cell.size]
+        attended = 2 * (law.LENGTH + 1) * shape["dim"] * shape["num_layers"]
+        result = {
+            "cell": asdict(cell), "batch": law.BATCH, "stage": GIVEN["stage"], "commit": GIVEN["commit"],
+            "registration": GIVEN["registration"], "start": round(began), "finish": round(time.time()),
+            "corpus": TEXT.facts["sha256"], "steps": end, "tokens": end * law.BATCH * law.LENGTH,
+            "weights": parameters - law.VOCABULARY * shape["dim"], "parameters": parameters,
+            "flops": end * law.BATCH * law.LENGTH * 3 * (2 * parameters + attended),
+            "seconds": round(trained - began, 1), "test_seconds": round(time.time() - trained, 1), "machine": GIVEN["machine"],
+            "training_loss": [round(statistics.fmean(losses[at : at + 20]), 4) for at in range(0, end, 20)],
+            **measured,
+        }  # fmt: skip
+        with out.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(result, separators=(",", ":")) + "\n")
+        found[cell] = math.inf if measured["validation"] is None else measured["validation"]
+        training.restore(trunk)
+    return found
+
+
+def spend(options: argparse.Namespace) -> None:
+    until = time.time() + 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+    out, plain = options.out / "law.jsonl", Path(tempfile.gettempdir()) / "law-tokens.npz"
+    unpack(options.tokens, plain)
+    dry = options.dry_run
+    device = "cpu" if dry else "cuda"
+    registration = law.HERE / f"registration{options.stage}.json"
+    given = {
+        "batch": 2 if dry else BATCH, "shortened": 1000 if dry else 1, "device": device, "commit": options.commit, "stage": options.stage,
+        "sizes": {size: {"dim": 32, "num_layers": 1, "num_heads": 2} for size in SIZES} if dry else {},
+        "registration": law._sha256(registration.read_bytes()) if registration.exists() else None,
+        "machine": {"device": device if dry else torch.cuda.get_device_name(), "torch": str(torch.__version__)},
+    }  # fmt: skip
+    done: Losses = {} if dry else {c: v for each in finished() for c, v in [(Cell(**each["cell"]), loss_of(each))]}
+    began, running, failed = time.time(), dict[Future[dict[Cell, float]], Task](), set[Cell]()
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(options.jobs, context, begin, (plain, given))
+    while time.time() < until:
+        busy = {cell for task in running.values() for cell in task.cells()} | failed
+        for task in list(waiting(options.stage, done, busy)):
+            if len(running) >= options.jobs:
+                break
+            if busy.isdisjoint(task.cells()):
+                busy |= set(task.cells())
+                running[pool.submit(work_on, task, out)] = task
+        if not running:
+            break
+        ready, _ = wait(running, timeout=max(0.1, until - time.time()), return_when=FIRST_COMPLETED)
+        for future in ready:
+            task = running.pop(future)
+            try:
+                results = future.result()
+            except Exception as error:  # one task's fault does not end the lease
+                print(f"{time.time() - began:.0f} s {task}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                failed |= set(task.cells())
+                continue
+            done |= results
+            named = ", ".join(f"{cell.budget} MB {loss:.4f}" for cell, loss in results.items())
+            print(
+                f"{time.time() - began:.0f} s {task.size} {task.encoding} seed {task.seed} x{task.rate:g}: {named}",
+                flush=True,
+            )
+    for process in list(pool._processes.values()):
+        process.kill()
+    plain.unlink()
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    flops = sum(each["flops"] for each in lines)
+    took = time.time() - began
+    print(
+        f"{len(lines)} cells in {took:.0f} s: {flops:.3g} FLOPs counted by cell, {flops / took / PEAK:.1%} of the bfloat16 peak"
+    )
+
+
+# ---------------------------------------------------------------- what came back
+
+
+def loss_of(each: dict[str, Any]) -> float:
+    return math.inf if each["validation"] is None else float(each["validation"])
+
+
+def finished() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in CELLS.read_text().splitlines()] if CELLS.exists() else []
+
+
+def add(path: Path) -> None:
+    """A cell that is there already is left as it is."""
+    there = {Cell(**each["cell"]): each for each in finished()}
+    new = [json.loads(line) for line in path.read_text().splitlines()]
+    for each in new:
+        there.setdefault(Cell(**each["cell"]), each)
+    ordered = sorted(there, key=lambda c: (float(c.size[:-1]), c.encoding, c.seed, c.rate, c.budget))
+    CELLS.write_text("".join(json.dumps(there[c], separators=(",", ":")) + "\n" for c in ordered))
+    print(f"{len(there)} cells")
+
+
+def chosen() -> list[dict[str, Any]]:
+    """The cells at their encoding's rate that did not diverge."""
+    cells = finished()
+    done = {Cell(**each["cell"]): loss_of(each) for each in cells}
+    return [
+        each
+        for each in cells
+        if each["validation"] is not None and each["cell"]["rate"] == rate_of(each["cell"]["encoding"], done)
+    ]
+
+
+EXPONENTS = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2).tolist())
+WIDTHS = {
+    ("28M", 16): (0.02, 0.05),
+    ("28M", 32): (0.02, 0.05),
+    ("28M", 64): (0.03, 0.06),
+    ("3M", 64): (0.015, 0.03),
+    ("10M", 64): (0.015, 0.03),
+}
+"""Half an interval of 80 %, of differences to `rope` and of losses, by size and budget."""
+
+
+def register(weights: dict[str, int]) -> None:
+    """law/registration4.json: what the fit of the cells of stage 3 says of larger budgets, and of the size that is held out.
+
+    weights: of a size that no cell has yet, outside the vocabulary and without those of an encoding."""
+    cells = [each for each in chosen() if each["stage"] == 3]
+    some = points(cells, {each["cell"]["encoding"]: each["cell"]["rate"] for each in cells})
+    fit = fitted(means(some), EXPONENTS)
+    assert fit is not None, "no encoding has three budgets"
+    sizes = {
+        name: min((e["weights"] for e in cells if e["cell"]["size"] == name), default=weights.get(name, 0))
+        for name in SIZES
+    }
+    found = []
+    for (size, budget), (off, level) in WIDTHS.items():
+        for encoding in [e for e in (TEN if size == "3M" else SIX) if e in fit.coefficients]:
+            term = {"times": 1, "size": size, "encoding": encoding, "budget": budget, "of": ["length"]}
+            value = float(fit.loss(encoding, sizes[size], budget))
+            title = f"GPU, {size}, {budget} MB: loss at 512 tokens, {encoding}"
+            if encoding == "rope":
+                found.append({"id": title, "low": value - level, "high": value + level, "sum": [term]})
+                continue
+            value -= float(fit.loss("rope", sizes[size], budget))
+            terms = [term, {**term, "times": -1, "encoding": "rope"}]
+            found.append({"id": f"{title} minus rope", "low": value - off, "high": value + off, "sum": terms})
+    for each in found:
+        each.update(low=round(each["low"], 4), high=round(each["high"], 4))
+    record = {"stage": 4, "stated": 0.8, "cells": len(some), "a": fit.a, "b": round(fit.b, 2), "predictions": found}
+    with (law.HERE / "registration4.json").open("x") as file:
+        file.write(json.dumps(record, indent=1) + "\n")
+
+
+def check() -> int:
+    wrong = 0
+    for each in finished():
+        path = law.HERE / f"registration{each['stage']}.json"
+        commits = [int(line) for line in law._git("log", "--format=%ct", "--", path.name).splitlines()]
+        same = law._sha256(path.read_bytes()) == each["registration"] and not law._git(
+            "status", "--porcelain", "--", path.name
+        )
+        if not (same and len(commits) == 1 and commits[0] < each["start"]):
+            wrong += 1
+            print(
+                f"{Cell(**each['cell'])}: stage {each['stage']} was registered later than it began, or was changed since"
+            )
+    print(f"{len(finished()) - wrong} of {len(finished())} cells on a GPU began after their stage was registered")
+    return int(wrong > 0)
+
+
+def judged() -> list[tuple[dict[str, Any], float | None]]:
+    """Each prediction, and what was measured, or None."""
+    cells: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for each in chosen():
+        cells.setdefault(tuple(each["cell"][key] for key in ("size", "encoding", "budget")), []).append(each)
+    found = []
+    for stage in PLANS:
+        path = law.HERE / f"registration{stage}.json"
+        for p in json.loads(path.read_text())["predictions"] if path.exists() else []:
+            values = [law.value_of(term, cells) for term in p["sum"]]
+            found.append((p | {"stage": stage}, None if None in values else sum(v for v in values if v is not None)))
+    return found
+
+
+def judge() -> None:
+    right = decided = 0
+    for p, value in judged():
+        if value is None:
+            print(f"{p['id']}: not yet")
+            continue
+        inside = p["low"] <= value <= p["high"]
+        right, decided = right + inside, decided + 1
+        print(
+            f"{p['id']}: {value:+.3f}, predicted {p['low']:+.3f} to {p['high']:+.3f}: {'right' if inside else 'wrong'}"
+        )
+    print(f"{right} of {decided} predictions are right")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    packed = commands.add_parser("pack")
+    packed.add_argument("--work", type=Path, default=Path("law-work"))
+    packed.add_argument("--into", type=Path, required=True)
+    spent = commands.add_parser("spend")
+    spent.add_argument("--tokens", type=Path, required=True)
+    spent.add_argument("--out", type=Path, required=True)
+    spent.add_argument("--stage", type=int, choices=PLANS, required=True)
+    spent.add_argument("--minutes", type=float, required=True)
+    spent.add_argument("--commit", required=True, help="what runs")
+    spent.add_argument("--jobs", type=int, default=10, help="processes that share the GPU")
+    spent.add_argument("--dry-run", action="store_true")
+    added = commands.add_parser("add")
+    added.add_argument("file", type=Path)
+    for name in ("register", "check", "judge"):
+        commands.add_parser(name)
+    given = parser.parse_args()
+    if given.command == "pack":
+        pack(given.work, given.into)
+    elif given.command == "spend":
+        spend(given)
+        sys.stdout.flush()
+        os._exit(0)  # the pool's processes are killed, which its own end would complain of
+    elif given.command == "add":
+        add(given.file)
+    elif given.command == "register":
+        held_out = law.build(Cell("28M", "rope", 0, 1.0, 1))
+        register({"28M": sum(p.numel() for p in held_out.parameters()) - law.VOCABULARY * SIZES["28M"]["dim"]})
+    elif given.command == "check":
+        return check()
+    else:
+        judge()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
