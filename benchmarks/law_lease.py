@@ -24,9 +24,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import nullcontext
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ class OnDevice(Training):
         batch = self.batch()
         for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = rate * group["peak"]
-        with torch.autocast("cuda", torch.bfloat16) if self.device == "cuda" else nullcontext():
+        with torch.autocast(self.device, torch.bfloat16):
             logits = self.model(batch[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
@@ -265,11 +266,12 @@ def spend(options: argparse.Namespace) -> None:
         "machine": {"device": device if dry else torch.cuda.get_device_name(), "torch": str(torch.__version__)},
     }  # fmt: skip
     done: Losses = {} if dry else {c: v for each in finished() for c, v in [(Cell(**each["cell"]), loss_of(each))]}
-    began, running, failed = time.time(), dict[Future[dict[Cell, float]], Task](), set[Cell]()
+    began, running, failed = time.time(), dict[Future[dict[Cell, float]], Task](), Counter[Cell]()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(options.jobs, context, begin, (plain, given))
     while time.time() < until:
-        busy = {cell for task in running.values() for cell in task.cells()} | failed
+        busy = {cell for task in running.values() for cell in task.cells()}
+        busy |= {cell for cell, times in failed.items() if times > 1}
         for task in list(waiting(options.stage, done, busy)):
             if len(running) >= options.jobs:
                 break
@@ -285,7 +287,9 @@ def spend(options: argparse.Namespace) -> None:
                 results = future.result()
             except Exception as error:  # one task's fault does not end the lease
                 print(f"{time.time() - began:.0f} s {task}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-                failed |= set(task.cells())
+                failed.update(task.cells())
+                if isinstance(error, BrokenProcessPool):
+                    pool = ProcessPoolExecutor(options.jobs, context, begin, (plain, given))
                 continue
             done |= results
             named = ", ".join(f"{cell.budget} MB {loss:.4f}" for cell, loss in results.items())
