@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.backends import choose
+from posenc.lab.muon import Muon
 
 CELLS = law.HERE / "gpu.jsonl"
 BATCH = 32
@@ -156,6 +157,46 @@ def read(plain: Path, device: str) -> Corpus:
 # ---------------------------------------------------------------- training
 
 
+class Batched(torch.optim.Optimizer):
+    """`posenc.lab.muon.Muon` on matrices of one shape at once: a GPU is given 40 operations in place of 700."""
+
+    def __init__(self, muon: Muon) -> None:
+        super().__init__(muon.param_groups, muon.defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        by_shape: dict[tuple[int, ...], list[dict[str, Any]]] = defaultdict(list)
+        for group in self.param_groups:
+            by_shape[tuple(sorted(group["params"][0].shape))].append(group)
+        for groups in by_shape.values():
+            weights = [group["params"][0] for group in groups]
+            tall = [weight.shape[0] > weight.shape[1] for weight in weights]
+            gradients = torch.stack([w.grad.T if t else w.grad for w, t in zip(weights, tall, strict=True)])
+            state = self.state[weights[0]]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(gradients)
+            average = state["momentum"].lerp_(gradients, 1 - groups[0]["momentum"])
+            update = orthogonalised(gradients.lerp(average, groups[0]["momentum"]))
+            rates = [
+                group["lr"] * max(1.0, w.shape[0] / w.shape[1]) ** 0.5 for group, w in zip(groups, weights, strict=True)
+            ]
+            moves = [each.T if t else each for each, t in zip(update.unbind(), tall, strict=True)]
+            torch._foreach_mul_(weights, [1 - group["lr"] * group["weight_decay"] for group in groups])
+            torch._foreach_add_(weights, torch._foreach_mul(moves, [-rate for rate in rates]))
+
+
+def orthogonalised(x: Tensor) -> Tensor:
+    """(matrices, rows, columns), wide: as posenc.lab.muon's, of each."""
+    a, b, c = 3.4445, -4.775, 2.0315
+    dtype = x.dtype
+    x = x.float() if x.device.type == "cpu" else x.bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.to(dtype)
+
+
 class OnDevice(Training):
     """As `law.Training`, on the corpus's device, in larger batches and, on a GPU, in bfloat16. No step waits for the GPU."""
 
@@ -163,7 +204,10 @@ class OnDevice(Training):
         self.cell, self.text = cell, text
         self.device = text.sizes.device.type
         self.model = law.build(cell).to(self.device)
-        self.optimizers = optimizers_of(self.model, cell.rate)
+        muon, adamw = optimizers_of(self.model, cell.rate)
+        for group in adamw.param_groups:
+            group |= {"fused": True, "foreach": False}
+        self.optimizers = [Batched(muon), adamw]
         self.losses: list[Any] = []
         self.seconds = 0.0
 
