@@ -3,6 +3,7 @@
 
     python benchmarks/law_lease.py pack --work DIR --into FILE      # the corpus of law.py, in 16 bits, to take to the GPU
     python benchmarks/law_lease.py spend --tokens FILE --out OUT --stage 3 --minutes 5 --commit HASH      # there
+    python benchmarks/law_lease.py follow --tokens FILE --out OUT   # do trainings of a GPU follow the CPU's? Run on both
     python benchmarks/law_lease.py add OUT/law.jsonl                # what came back, into benchmarks/law/gpu.jsonl
     python benchmarks/law_lease.py register                         # what the fit of stage 3 says of stage 4, once
     python benchmarks/law_lease.py check                            # was each stage registered before its cells?
@@ -42,6 +43,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.backends import choose
+from posenc.lab.machine import describe
 from posenc.lab.muon import Muon
 
 CELLS = law.HERE / "gpu.jsonl"
@@ -201,8 +203,8 @@ def orthogonalised(x: Tensor) -> Tensor:
 class OnDevice(Training):
     """As `law.Training`, on the corpus's device, in larger batches and, on a GPU, in bfloat16. No step waits for the GPU."""
 
-    def __init__(self, cell: Cell, text: Corpus) -> None:
-        self.cell, self.text = cell, text
+    def __init__(self, cell: Cell, text: Corpus, half: bool = True) -> None:
+        self.cell, self.text, self.half = cell, text, half
         self.device = text.sizes.device.type
         self.model = law.build(cell).to(self.device)
         muon, adamw = optimizers_of(self.model, cell.rate)
@@ -224,7 +226,7 @@ class OnDevice(Training):
         batch = self.batch()
         for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = rate * group["peak"]
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             logits = self.model(batch[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
@@ -351,6 +353,39 @@ def spend(options: argparse.Namespace) -> None:
     print(
         f"{len(lines)} cells in {took:.0f} s: {flops:.3g} FLOPs counted by cell, {flops / took / PEAK:.1%} of the bfloat16 peak"
     )
+
+
+FOLLOWED, FOLLOWED_STEPS = ("rope", "alibi", "fox", "shaw"), 100
+
+
+def follow_one(encoding: str, half: bool) -> dict[str, Any]:
+    """The training losses of the smallest size in steps of 8 x 512 tokens, means of ten: the same numbers are drawn on each processor."""
+    training = OnDevice(Cell("0.6M", encoding, 0, 1.0, 1), TEXT, half)
+    for step in range(FOLLOWED_STEPS):
+        training.advance(scale(step, 65, FOLLOWED_STEPS))
+    losses = torch.stack(training.losses).reshape(-1, 10).mean(1).tolist()
+    return {
+        "encoding": encoding, "device": GIVEN["device"], "dtype": "bfloat16" if half else "float32", "machine": GIVEN["machine"],
+        "losses": [round(loss, 4) for loss in losses],
+    }  # fmt: skip
+
+
+def follow(options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    plain = Path(tempfile.gettempdir()) / "law-followed.npz"
+    unpack(options.tokens, plain)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    machine = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else describe(torch.device("cpu"))["cpu"],
+        "torch": str(torch.__version__),
+    }
+    given = {"batch": 8, "shortened": 1, "device": device, "sizes": {}, "machine": machine}
+    cases = [(encoding, half) for encoding in FOLLOWED for half in (True, False)]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), begin, (plain, given)) as pool:
+        for row in pool.map(follow_one, *zip(*cases, strict=True)):
+            with (options.out / "follow.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(row["encoding"], row["dtype"], row["losses"], flush=True)
 
 
 # ---------------------------------------------------------------- what came back
@@ -503,6 +538,10 @@ def main() -> int:
     spent.add_argument("--commit", required=True, help="what runs")
     spent.add_argument("--jobs", type=int, default=10, help="processes that share the GPU")
     spent.add_argument("--dry-run", action="store_true")
+    followed = commands.add_parser("follow")
+    followed.add_argument("--tokens", type=Path, required=True)
+    followed.add_argument("--out", type=Path, required=True)
+    followed.add_argument("--jobs", type=int, default=8)
     added = commands.add_parser("add")
     added.add_argument("file", type=Path)
     for name in ("register", "check", "judge"):
@@ -514,6 +553,8 @@ def main() -> int:
         spend(given)
         sys.stdout.flush()
         os._exit(0)  # the pool's processes are killed, which its own end would complain of
+    elif given.command == "follow":
+        follow(given)
     elif given.command == "add":
         add(given.file)
     elif given.command == "register":

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cells of a GPU say (benchmarks/law/gpu.jsonl), as the second part of benchmarks/law.md: `python benchmarks/law_fit.py --write`.
+
+Nothing here rests on the form of the law: multipliers are read off rope's measured losses, between its budgets.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from law import CONTEXTS, mean
+from law_fit import means
+from law_lease import CELLS, EXPONENTS, PLANS, SIZES, TEN, chosen, finished, fitted, judged, points
+
+DRAWS = 1000
+Cells = dict[tuple[str, str, int], list[dict[str, Any]]]
+"""By size, encoding and budget: the trainings of all seeds."""
+
+
+def by_cell() -> Cells:
+    found: Cells = defaultdict(list)
+    for each in chosen():
+        cell = each["cell"]
+        found[cell["size"], cell["encoding"], cell["budget"]].append(each)
+    return found
+
+
+def losses(cells: Cells, seed: int | None = None) -> dict[tuple[str, str, int], np.ndarray]:
+    """(passages,): the mean of prose and code, and of the seeds, at the training length."""
+    return {
+        key: np.mean([np.array([e["prose"]["length"], e["code"]["length"]]).mean(0) for e in some], 0)
+        for key, each in cells.items()
+        if (some := [e for e in each if seed in (None, e["cell"]["seed"])])
+    }
+
+
+def multiplier(found: Mapping[int, float], rope: Mapping[int, float], budget: int, cost: float) -> float:
+    """The compute at which `rope` has the loss that an encoding has at a budget, over the encoding's. NaN outside of rope's measured losses.
+
+    cost: of the encoding's training step, relative to rope's."""
+    budgets = sorted(rope)
+    curve = [rope[b] for b in budgets]
+    if not min(curve) <= found[budget] <= max(curve):
+        return math.nan
+    at = np.interp(-found[budget], [-loss for loss in curve], [math.log(b) for b in budgets])
+    return math.exp(float(at)) / (budget * cost)
+
+
+def multipliers(cells: Cells, size: str, encoding: str, budget: int) -> tuple[float, float, float]:
+    """The multiplier and its interval of 95 %, over draws of passages."""
+    table = losses(cells, seed=0)
+    own = {b: row for (s, e, b), row in table.items() if (s, e) == (size, encoding)}
+    rope = {b: row for (s, e, b), row in table.items() if (s, e) == (size, "rope")}
+    if budget not in own:
+        return math.nan, math.nan, math.nan
+    cost = (
+        cells[size, encoding, budget][0]["flops"] / cells[size, "rope", budget][0]["flops"] if budget in rope else 1.0
+    )
+    random, values = np.random.default_rng(0), []
+    for draw in range(DRAWS + 1):
+        picked = random.integers(0, len(own[budget]), len(own[budget])) if draw else slice(None)
+        mine, theirs = ({b: float(row[picked].mean()) for b, row in each.items()} for each in (own, rope))
+        values.append(multiplier(mine, theirs, budget, cost))
+    bounded = np.isfinite(values[1:]).mean() > 0.95 and math.isfinite(values[0])
+    low, high = np.nanpercentile(values[1:], [2.5, 97.5]) if bounded else (math.nan, math.nan)
+    return values[0], float(low), float(high)
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's, of values without ties."""
+    ranks = [np.argsort(np.argsort(each)).astype(float) for each in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def early(cells: Cells, size: str, first: int, last: int) -> tuple[list[str], dict[str, float]]:
+    """How measures of trainings of half the budget `first` and of `first` order the losses at `last`: Spearman's correlation, positive where the
+    measure is right about the order."""
+    table = {key: float(row.mean()) for key, row in losses(cells, seed=0).items()}
+    names = [e for e in TEN if all((size, e, b) in table for b in (first // 2, first, last))]
+    if len(names) < 5:
+        return names, {}
+    at = {e: next(c for c in cells[size, e, first] if c["cell"]["seed"] == 0) for e in names}
+    half, now, then = ([table[size, e, b] for e in names] for b in (first // 2, first, last))
+    contexts = {c: [mean(at[e], "context", str(c)) for e in names] for c in CONTEXTS}
+    doublings = math.log2(last / first)
+    measures = {
+        f"loss at {first} MB": now,
+        f"line through {first // 2} and {first} MB": [b - doublings * (a - b) for a, b in zip(half, now, strict=True)],
+        "fall of the last doubling": [b - a for a, b in zip(half, now, strict=True)],
+        "gain from 32 to 128 tokens of context": [b - a for a, b in zip(contexts[32], contexts[128], strict=True)],
+        "gain from 128 to 512 tokens": [b - a for a, b in zip(contexts[128], contexts[512], strict=True)],
+        "tokens right in a copy": [-mean(at[e], "copied_near") for e in names],
+    }
+    return names, {name: rank_correlation(values, then) for name, values in measures.items()}
+
+
+def page() -> Iterator[str]:
+    cells = by_cell()
+    everything = finished()
+    yield from ("## On a GPU", "")
+    device = everything[0]["machine"]["device"]
+    busy = sum(e["flops"] for e in everything)
+    yield f"{len(everything)} trainings on an {device}, in steps of 32 x 512 tokens and bfloat16, in the order of value that a lease of minutes allows. The largest has"
+    largest = max(everything, key=lambda e: e["flops"])
+    yield (
+        f"{largest['weights'] / 1e6:.0f} M weights and {largest['cell']['budget']} MB of text. They are registered as "
+        "[stages 3 and 4](law/registration3.md); `python benchmarks/law_lease.py check` verifies it. Processes share the GPU under NVIDIA's MPS; the "
+        f"trainings' arithmetic comes to {busy:.2g} FLOPs."
+    )
+    budgets = sorted({budget for _, _, budget in cells})
+    table = {key: float(row.mean()) for key, row in losses(cells).items()}
+    yield from (
+        "",
+        "Loss at 512 tokens, nats per byte, mean of prose and code; in brackets: seeds, where there are several.",
+        "",
+    )
+    yield (
+        "| weights | encoding | rate | "
+        + " | ".join(f"{b} MB" for b in budgets)
+        + " | 8 times the length, loss above that at 512 |"
+    )
+    yield "|--:|---|--:|" + "--:|" * (len(budgets) + 1)
+    for size in SIZES:
+        rows = [e for e in TEN if any((size, e, b) in table for b in budgets)]
+        for encoding in sorted(
+            rows, key=lambda e: -max(b for b in budgets if (size, e, b) in table) + table.get((size, e, budgets[-1]), 0)
+        ):
+            shown, far, rate = [], "", 0.0
+            for budget in budgets:
+                some = cells.get((size, encoding, budget), [])
+                shown.append(
+                    f"{table[size, encoding, budget]:.3f}{f' ({len(some)})' * (len(some) > 1)}" if some else ""
+                )
+                if some:
+                    rate = some[0]["cell"]["rate"]
+                    gap = np.mean([mean(e, "far_context", "4096") - mean(e, "far_context", "512") for e in some])
+                    far = f"{gap:+.3f} ({budget} MB)".replace("-", "−")
+            yield f"| {size.replace('M', ' M')} | `{encoding}` | {rate:g} | {' | '.join(shown)} | {far} |"
+    yield from ("", "### Compute multipliers over `rope`", "")
+    yield "The compute at which `rope` of the same size has the encoding's loss, between its measured budgets, over the encoding's compute: above 1, it saves. Intervals of 95 % are of"
+    yield "passages (seed 0). Where `rope` has no such loss within its budgets, the sign says on which side."
+    yield from (
+        "",
+        "| weights | encoding | " + " | ".join(f"{b} MB" for b in budgets) + " |",
+        "|--:|---|" + "--:|" * len(budgets),
+    )
+    for size in SIZES:
+        for encoding in [e for e in TEN if e != "rope" and any((size, e, b) in table for b in budgets)]:
+            yield f"| {size.replace('M', ' M')} | `{encoding}` | {' | '.join(_cell(cells, table, size, encoding, b) for b in budgets)} |"
+    fit = fitted(means(points(chosen(), {e["cell"]["encoding"]: e["cell"]["rate"] for e in chosen()})), EXPONENTS)
+    if fit is not None:
+        steps = sorted({e["steps"] for e in everything})
+        yield from ("", "### The registered form", "")
+        verdict = "It does not describe these trainings" if fit.error > 0.01 else "It describes these trainings"
+        yield f"{verdict}: the fit of E + A N^-a + B D^-b misses the means by {fit.error:.3f} nats (root mean square), with a = {fit.a:g} and b = {fit.b:.2f}"
+        edge = " (the least that was allowed)" if fit.b < 0.055 else ""
+        yield f"{edge}. They have {steps[0]} to {steps[-1]} steps."
+    yield from ("", "### Predictions", "")
+    results = judged()
+    for stage in PLANS:
+        of_it = [(p, value) for p, value in results if p["stage"] == stage]
+        for way, name in (
+            ("", "guesses"),
+            ("fit", "the fit of the form"),
+            ("plane", "a plane through neighbouring cells"),
+        ):
+            some = [
+                (p, v)
+                for p, v in of_it
+                if (p["id"].split(", ")[1] if p["id"].split(", ")[1] in ("fit", "plane") else "") == way
+            ]
+            decided = [(p, v) for p, v in some if v is not None]
+            if decided:
+                right = sum(p["low"] <= v <= p["high"] for p, v in decided)
+                off = [abs(v - (p["low"] + p["high"]) / 2) for p, v in decided]
+                yield f"- Stage {stage}, {name}: {right} of {len(decided)} within their intervals of 80 %; the middles are off by {np.mean(off):.3f} nats on average ({len(some) - len(decided)} not measured)."
+    for size, first, last in (("3M", 16, 64), ("3M", 16, 32), ("10M", 16, 32)):
+        names, found = early(cells, size, first, last)
+        if found:
+            yield from (
+                "",
+                f"### Which early measure orders {len(names)} encodings at {last} MB? {size.replace('M', ' M')} weights, {last // first} times the budget",
+                "",
+            )
+            yield from ("| measure | Spearman's correlation with the loss |", "|---|--:|")
+            for measure, value in sorted(found.items(), key=lambda pair: -pair[1]):
+                yield f"| {measure} | {value:+.2f} |".replace("-", "−")
+    yield ""
+
+
+def _cell(cells: Cells, table: Mapping[tuple[str, str, int], float], size: str, encoding: str, budget: int) -> str:
+    if (size, encoding, budget) not in table:
+        return ""
+    value, low, high = multipliers(cells, size, encoding, budget)
+    if math.isfinite(low):
+        return f"{value:.2f} ({low:.2f} to {high:.2f})"
+    rope = {b: loss for (s, e, b), loss in table.items() if (s, e) == (size, "rope")}
+    if not rope:
+        return ""
+    most = max(rope)
+    if table[size, encoding, budget] <= min(rope.values()):
+        return f"> {most / budget:.2f}" if most >= budget else ""
+    return f"< {min(rope) / budget:.2f}" if table[size, encoding, budget] >= max(rope.values()) else f"{value:.2f}"
+
+
+def text() -> str:
+    return "\n".join(page()) if CELLS.exists() else ""
+
+
+if __name__ == "__main__":
+    print(text())
