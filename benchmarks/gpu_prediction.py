@@ -24,7 +24,7 @@ from posenc.backends.triton_kernels import TILES, forward
 SHARED = {80: 166912, 90: 232448, 100: 232448}
 """Bytes of shared memory that a program may take, by architecture."""
 STRIDES = {a + b for a in "qkv" for b in "bhn"}
-TENSORS = {"Q", "K", "V", "OUT"}
+TENSORS = {"Q", "K", "V", "OUT", "PRODUCTS_"}
 KINDS = ("none", "vector", "products")
 
 
