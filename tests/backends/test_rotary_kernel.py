@@ -144,7 +144,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "HAS_TRITON", True)
     monkeypatch.setattr(kernels, "FORCED", False)
-    monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": ["rotary"]}})
+    monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": {"rotary": 0}}})
     return kernels
 
 
@@ -162,7 +162,7 @@ def test_it_is_the_default_on_verified_gpus_alone(kernels, monkeypatch):
 
     x = on_gpu(*USUAL)
     assert kernels.fits_kernel(*x)
-    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": ["rotary"]}, "9.0": {"kernels": ["vector"]}})
+    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": {"rotary": 0}}, "9.0": {"kernels": {"vector": 0}}})
     assert not kernels.fits_kernel(*x)
     monkeypatch.setattr(kernels, "FORCED", True)
     assert kernels.fits_kernel(*x)

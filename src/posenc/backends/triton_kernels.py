@@ -141,9 +141,8 @@ def forward(
 
 
 TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)}
-"""Up to a width of queries and values in half precision: queries and keys of a tile, warps of a program, stages of its pipeline.
-Chosen by what ptxas says of registers and shared memory for sm_90, not by time; RECORD has those that benchmarks/gpu.py found
-fastest on a GPU."""
+"""Up to a width of queries and values in half precision: queries and keys of a tile, warps of a program, stages of its pipeline,
+by what ptxas says of registers and shared memory for sm_90; RECORD has those that benchmarks/gpu.py found fastest on a GPU."""
 
 
 def limit_of(width: int) -> int:
@@ -161,27 +160,17 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[int, ...]:
 
 @triton.jit
 def _straight(
-    VECTOR_,
-    ROW,
-    FAR,
-    corner,
-    cells,
-    HEADS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    VECTOR_, ROW, FAR, corner, cells, HEADS: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Of each head, the first cell whose number or row is not that of cell 0, and the first whose number is off the line from
     cell 0 to the corner, or whose row is another; into FAR, which holds `cells`."""
     cell, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
-    another = cell < 0
+    another = tl.load(ROW + cell, mask=cell < cells, other=0) != tl.load(ROW) if PRODUCTS else cell < 0
     bent = another
-    if PRODUCTS:
-        another = tl.load(ROW + cell, mask=cell < cells, other=0) != tl.load(ROW)
-        bent = another
     if VECTOR:
-        first, last = tl.load(VECTOR_ + head * cells), tl.load(VECTOR_ + head * cells + tl.maximum(corner, 0))
-        number = tl.load(VECTOR_ + head * cells + cell, mask=cell < cells, other=0.0)
+        VECTOR_ += head * cells
+        first, last = tl.load(VECTOR_), tl.load(VECTOR_ + tl.maximum(corner, 0))
+        number = tl.load(VECTOR_ + cell, mask=cell < cells, other=0.0)
         line = last + (last - first) / tl.maximum(corner, 1) * (cell - corner)
         # float32's rounding of slope times distance is no bend
         bent = bent | ~(tl.abs(number - line) <= 5e-7 * tl.maximum(tl.abs(number), tl.abs(last)))
@@ -210,7 +199,7 @@ def relative_attention(
         q: (batch, num_heads, num_queries, head_dim), float32, float16 or bfloat16, any strides.
         k, v: (batch, num_kv_heads, num_keys, head_dim or value width).
         vector: (num_heads, num_queries + num_keys - 1) float32, added to the scaled scores by cell; None: nothing.
-        products: (batch, num_heads, num_queries, rows) float32, float16 or bfloat16, added likewise from the row of the cell; None: nothing.
+        products: (batch, num_heads, num_queries, rows) in q's dtype or float32, added likewise from the row of the cell; None: nothing.
         row: (num_queries + num_keys - 1,) integers below rows, with products.
         scale: factor of q . k.
         diagonal: query i sees the keys up to i + diagonal; num_keys - 1 or more: all.
@@ -235,10 +224,8 @@ def relative_attention(
         cells = queries + k.shape[2] - 1
         far = torch.full((2, heads), cells, dtype=torch.int32, device=q.device)
         if any(reads.values()):
-            corner = queries - 1 + diagonal
-            _straight[(triton.cdiv(cells, 1024), heads)](
-                tables[0], tables[2], far, corner, cells, HEADS=heads, BLOCK=1024, **reads
-            )
+            grid = triton.cdiv(cells, 1024), heads
+            _straight[grid](tables[0], tables[2], far, queries - 1 + diagonal, cells, HEADS=heads, BLOCK=1024, **reads)
         forward[(triton.cdiv(queries, block_m), batch * heads)](
             q, k, v, out, lse, *tables, far, scale, diagonal, queries, k.shape[2], 0 if products is None else products.shape[-1],
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], HEADS=heads, GROUPS=heads // k.shape[1], D=q.shape[-1],
