@@ -111,7 +111,12 @@ def launch(sm: int, width: int, kind: str) -> Resources:
         "GROUPS": 2,
         "CAUSAL": True,
     }
-    constants |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
+    constants |= {
+        "PRECISION": "ieee",
+        "VECTOR": kind == "vector",
+        "PRODUCTS": kind == "products",
+        "LONG": kind != "none",
+    }
     return resources(forward, sm, constants | {"BLOCK_M": block_m, "BLOCK_N": block_n}, *tiles)
 
 

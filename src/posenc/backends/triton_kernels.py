@@ -61,10 +61,10 @@ def forward(
     Q, K, V, OUT, LSE, VECTOR_, PRODUCTS_, ROW, FAR, scale, diagonal, num_queries, num_keys, rows,
     qb, qh, qn, kb, kh, kn, vb, vh, vn, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, LONG: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over keys in three loops. They have no branches: around one, ptxas serialises the products of tiles and
-    spills registers."""
+    spills registers. LONG: FAR holds what `_straight` found."""
     first_i = tl.program_id(0) * BLOCK_M
     flat = tl.program_id(1).to(tl.int64)
     batch, head = flat // HEADS, flat % HEADS
@@ -86,8 +86,8 @@ def forward(
         end = tl.minimum(end, tl.minimum(first_i + BLOCK_M, num_queries) + diagonal)
         middle = tl.maximum(tl.minimum(middle, first_i + diagonal + 1), 0)
     middle = middle // BLOCK_N * BLOCK_N
-    split, slope, far = middle, 0.0, tl.zeros((BLOCK_M,), tl.float32)
-    if VECTOR or PRODUCTS:
+    split, slope, far = 0 if VECTOR or PRODUCTS else middle, 0.0, tl.zeros((BLOCK_M,), tl.float32)
+    if LONG:
         equal, straight = tl.load(FAR + head), tl.load(FAR + HEADS + head)
         split = tl.maximum(tl.maximum(equal, straight) - num_queries + 1 + first_i, 0) // BLOCK_N * BLOCK_N
         split = tl.minimum(split, middle)
@@ -222,15 +222,18 @@ def relative_attention(
     diagonal = min(diagonal, k.shape[2] - 1)
     with torch.cuda.device_of(q):  # Triton launches on the current device, which need not be theirs
         cells = queries + k.shape[2] - 1
-        far = torch.full((2, heads), cells, dtype=torch.int32, device=q.device)
-        if any(reads.values()):
-            grid = triton.cdiv(cells, 1024), heads
+        far, long = nothing, queries > block_m and any(reads.values())
+        if long:
+            far, grid = (
+                torch.full((2, heads), cells, dtype=torch.int32, device=q.device),
+                (triton.cdiv(cells, 1024), heads),
+            )
             _straight[grid](tables[0], tables[2], far, queries - 1 + diagonal, cells, HEADS=heads, BLOCK=1024, **reads)
         forward[(triton.cdiv(queries, block_m), batch * heads)](
             q, k, v, out, lse, *tables, far, scale, diagonal, queries, k.shape[2], 0 if products is None else products.shape[-1],
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], HEADS=heads, GROUPS=heads // k.shape[1], D=q.shape[-1],
             DV=v.shape[-1], BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=diagonal < k.shape[2] - 1,
-            PRECISION=precision, num_warps=warps, num_stages=stages, **reads,
+            LONG=long, PRECISION=precision, num_warps=warps, num_stages=stages, **reads,
         )  # fmt: skip
     return out, lse
 
