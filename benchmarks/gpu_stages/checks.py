@@ -148,9 +148,19 @@ def _calls(name: str, backend: str, layout: str, dry: bool) -> Iterator[tuple[st
         sizes += [(2, config.kv_heads, positions.num_keys, width)] * 2 + [(2, positions.num_keys, config.dim)]
         torch.manual_seed(0)
         drawn = [torch.randn(size, dtype=torch.float64) for size in (*sizes, sizes[0])]
-        for dtype in (torch.float32, torch.bfloat16):
+        dtypes = [torch.float32, torch.bfloat16]
+        if ours and (width, layout) != (WIDTHS[0], "contiguous"):
+            del dtypes[:-1]  # float32 takes ten seconds to compile
+        for dtype in dtypes:
             label = f"{width} {str(dtype).removeprefix('torch.')}"
             *inputs, weights = (x.to(dtype).double() for x in drawn)  # both are given the same numbers
+            encoding = copy.deepcopy(exact).to(device=device(), dtype=torch.float32)
+            cast = [x.to(device(), dtype) for x in inputs]
+            try:
+                found = _outputs(encoding, cast, positions.to(device()), weights.to(device(), dtype), backend, ours)
+            except InputError as refusal:
+                yield label, str(refusal)
+                continue
             try:
                 wanted = _outputs(exact, inputs, positions, weights, "reference", ours)
             except InputError as refusal:  # other positions than it is for
@@ -158,13 +168,6 @@ def _calls(name: str, backend: str, layout: str, dry: bool) -> Iterator[tuple[st
                 continue
             if not all(bool(x.isfinite().all()) for x in wanted):
                 yield label, "the reference is not finite for these weights and positions"
-                continue
-            encoding = copy.deepcopy(exact).to(device=device(), dtype=torch.float32)
-            cast = [x.to(device(), dtype) for x in inputs]
-            try:
-                found = _outputs(encoding, cast, positions.to(device()), weights.to(device(), dtype), backend, ours)
-            except InputError as refusal:
-                yield label, str(refusal)
                 continue
             if not bool(found[0].isfinite().all()):
                 single = _outputs(
