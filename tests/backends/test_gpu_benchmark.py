@@ -211,8 +211,12 @@ def test_without_a_gpu_nothing_is_timed(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_committed_tables_are_those_of_one_gpu():
-    results = gpu.Results(BENCHMARKS / "gpu", "h100.jsonl")
-    assert results.machine["device"].startswith("NVIDIA H100")
-    assert gpu.tables(results) == (BENCHMARKS / "gpu/h100.md").read_text(encoding="utf-8")
-    assert sorted(path.name for path in (BENCHMARKS / "gpu").iterdir()) == ["h100.jsonl", "h100.md"]
+def test_the_committed_tables_are_those_of_one_gpu_each():
+    committed = {path.name for path in (BENCHMARKS / "gpu").iterdir()}
+    gpus = [name.removesuffix(".jsonl") for name in committed if name.endswith(".jsonl")]
+    assert "h100" in gpus
+    assert committed == {f"{name}.{kind}" for name in gpus for kind in ("jsonl", "md")}
+    for name in gpus:
+        results = gpu.Results(BENCHMARKS / "gpu", f"{name}.jsonl")
+        assert results.machine["device"].startswith(f"NVIDIA {name.upper()}")
+        assert gpu.tables(results) == (BENCHMARKS / f"gpu/{name}.md").read_text(encoding="utf-8")
