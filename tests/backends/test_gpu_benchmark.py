@@ -103,38 +103,33 @@ def test_a_kernel_is_recorded_if_it_is_right_and_faster_in_every_case(rows, expe
     assert STAGES["rotary"].verified(rows.get) == expected
 
 
-def attention_rows(times, kernel):
-    """times: (length, milliseconds of our kernel), where FlexAttention takes 2."""
-    checks = [{"case": {"backend": "triton", "what": "attention"}, "result": {"errors": {"x": 0.0}, "wrong": []}}]
-    way = "decoding" if "query" in kernel else "forward"
+def attention_rows(**times):
+    """times: of each kernel, (length, milliseconds of ours), where FlexAttention takes 2."""
     rows = [
         {
-            "case": {"encoding": name, "length": length, "pass": way},
+            "case": {"encoding": name, "length": length, "pass": "decoding" if "query" in kernel else "forward"},
             "result": {"candidates": {"triton": {"ms": ours}, "flex": {"ms": 2.0}}},
         }
+        for kernel, timed in times.items()
         for name in READ[kernel]
-        for length, ours in times
+        for length, ours in timed
     ]
+    checks = [{"case": {"backend": "triton", "what": "attention"}, "result": {"errors": {"x": 0.0}, "wrong": []}}]
     return {"checks": checks, "attention": rows}
 
 
 def test_attention_kernels_are_recorded_by_what_they_read_and_from_which_size_on_they_are_faster():
-    vector = attention_rows([(512, 1.0), (1024, 2.5), (2048, 1.0), (8192, 1.0)], "vector")
-    products = attention_rows([(2048, 1.0), (8192, 3.0)], "products")
-    one = attention_rows([(8192, 1.0), (32768, 1.0)], "products, one query")
-    rows = vector | {"attention": vector["attention"] + products["attention"] + one["attention"]}
+    faster, one = [(2048, 1.0), (8192, 1.0)], {"products, one query": [(8192, 1.0), (32768, 1.0)]}
+    rows = attention_rows(vector=[(512, 1.0), (1024, 2.5), *faster], products=[(2048, 1.0), (8192, 3.0)], **one)
     assert STAGES["attention"].verified(rows.get) == {"vector": 2048, "products, one query": 8192}
     case = {"encoding": "t5", "length": 8192, "pass": "forward"}
     for why, found in (("not done in time", 2048), ("illegal memory access", None)):  # of which the first says nothing
         failed = rows | {"attention": rows["attention"] + [{"case": case, "result": {"failed": why}}]}
         assert STAGES["attention"].verified(failed.get).get("vector") == found
-
-
-def test_too_few_cases_record_nothing():
-    rows = attention_rows([(2048, 1.0), (8192, 1.0)], "vector")
-    assert STAGES["attention"].verified((rows | {"attention": rows["attention"][1:]}).get) == {}
-    assert STAGES["attention"].verified((rows | {"checks": []}).get) == {}
-    assert STAGES["attention"].verified(attention_rows([(8192, 1.0)], "vector").get) == {}
+    few = attention_rows(vector=faster)
+    few["attention"].pop()
+    for too_few in (few, rows | {"checks": []}, attention_rows(vector=faster[:1])):
+        assert STAGES["attention"].verified(too_few.get) == {}
 
 
 def test_a_record_of_some_stages_leaves_the_others(tmp_path, monkeypatch):
@@ -143,12 +138,11 @@ def test_a_record_of_some_stages_leaves_the_others(tmp_path, monkeypatch):
     gpu.RECORD.write_text(json.dumps({"9.0": before}))
     results = gpu.Results(tmp_path)
     results.add("machine", {"capability": "9.0"})
-    for stage, rows in attention_rows([(2048, 1.0), (8192, 1.0)], "vector").items():
-        for row in rows:
-            results.add(stage, row["case"], result=row["result"])
+    for stage, rows in attention_rows(vector=[(2048, 1.0), (8192, 1.0)]).items():
+        [results.add(stage, **row) for row in rows]
     gpu.record(results)
-    after = json.loads(gpu.RECORD.read_text())["9.0"]
-    assert after == before | {"kernels": {"rotary": 0, "vector": 2048}, "capability": "9.0"}
+    kernels = {"kernels": {"rotary": 0, "vector": 2048}}
+    assert json.loads(gpu.RECORD.read_text()) == {"9.0": before | kernels | {"capability": "9.0"}}
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -212,11 +206,7 @@ def test_without_a_gpu_nothing_is_timed(tmp_path):
 
 
 def test_the_committed_tables_are_those_of_one_gpu_each():
-    committed = {path.name for path in (BENCHMARKS / "gpu").iterdir()}
-    gpus = [name.removesuffix(".jsonl") for name in committed if name.endswith(".jsonl")]
-    assert "h100" in gpus
-    assert committed == {f"{name}.{kind}" for name in gpus for kind in ("jsonl", "md")}
-    for name in gpus:
-        results = gpu.Results(BENCHMARKS / "gpu", f"{name}.jsonl")
-        assert results.machine["device"].startswith(f"NVIDIA {name.upper()}")
-        assert gpu.tables(results) == (BENCHMARKS / f"gpu/{name}.md").read_text(encoding="utf-8")
+    for path in (BENCHMARKS / "gpu").glob("*.jsonl"):
+        results = gpu.Results(path.parent, path.name)
+        assert results.machine["device"].startswith(f"NVIDIA {path.stem.upper()}")
+        assert gpu.tables(results) == path.with_suffix(".md").read_text(encoding="utf-8")
