@@ -35,6 +35,8 @@ MOST_DENSE = 2**34
 """Bytes of a dense bias beyond which SDPA is not timed: "auto" takes FlexAttention long before."""
 LENGTHS = 2048, 8192, 512, 4096, 1024, 16384, 32768
 CACHED = 8192, 2048, 32768
+QUADRATIC, QUADRATIC_TO = ("projected_relative",), 4096
+"""A row per distance for each query, whose products take gigabytes from there on, and FlexAttention another compilation."""
 SIZES = [
     ("1x32x128", 2048), ("32x8x64", 128), ("1x32x128", 8192), ("32x8x64", 512), ("4x16x64", 2048), ("4x16x64", 8192),
     ("32x8x64", 1024), ("1x32x128", 32768), ("4x16x64", 4096), ("1x32x128", 16384),
@@ -142,9 +144,10 @@ class Attention(Stage):
         found += [_case("forward", "1x32x128", length, name) for length in LENGTHS[2:] for name in both]
         found += [_case("decoding", "1x32x128", length, name) for length in CACHED[1:] for name in decoding]
         found += [_case("decoding", "16x32x128", length, name) for length in CACHED[:2] for name in ("alibi", "shaw")]
-        return found + [
+        found += [
             _case("forward", "4x16x64", n, e) for n in LENGTHS[:3] for e in ("alibi", "t5", "shaw", "transformer_xl")
         ]
+        return [case for case in found if case["encoding"] not in QUADRATIC or case["length"] <= QUADRATIC_TO]
 
     def prepared_by(self, case: Case) -> Case:
         """FlexAttention is compiled for any length, but for one shape and pass."""
@@ -243,10 +246,8 @@ def _least(rows: list[Row], names: tuple[str, ...], decoding: bool) -> int | Non
     slower = 0
     for row in cases:
         found, length = row["result"].get("candidates", {}), row["case"]["length"]
-        ours, others = (
-            found.get("triton", {}).get("ms", math.inf),
-            [found[n]["ms"] for n in ("sdpa", "flex") if n in found],
-        )
+        ours = found.get("triton", {}).get("ms", math.inf)
+        others = [found[name]["ms"] for name in ("sdpa", "flex") if name in found]
         if others and ours < min(others):
             timed.setdefault(length, set()).add(row["case"]["encoding"])
         elif others or row["result"].get("failed", LATE) != LATE:

@@ -65,7 +65,7 @@ def forward(
 ):  # fmt: skip
     """The online softmax over keys in three loops. They have no branches: around one, ptxas serialises the products of tiles and
     spills registers. LONG: FAR holds what `_straight` found."""
-    first_i = tl.program_id(0) * BLOCK_M
+    first_i = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # rows with the most keys begin first
     flat = tl.program_id(1).to(tl.int64)
     batch, head = flat // HEADS, flat % HEADS
     m, n, d, dv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
