@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from gpu_stages import STAGES
+from gpu_stages.stage import LATE
 from gpu_stages.timing import machine
 
 PATIENCE = 30
@@ -96,7 +97,7 @@ class Worker:
                 if "CUDA error" in why or "illegal memory access" in why:
                     self._restart()  # no later call of that process would work
                 return result
-            why = "not done in time"
+            why = LATE
         except (EOFError, ConnectionError):
             self.process.join(10)
             why = f"its process ended with status {self.process.exitcode}"
@@ -179,14 +180,20 @@ def tables(results: Results) -> str:
 
 
 def record(results: Results) -> None:
-    """Write to the package which kernels the architecture of the results takes by default: those that were right in every case
-    and faster than PyTorch's in every one that was timed."""
+    """Write to the package from which size on kernels are the default on the architecture of the results: those that were right
+    in every case, and faster than PyTorch's in every one that was timed there. What was not measured now stays."""
     capability = results.machine["capability"]
     known = json.loads(RECORD.read_text())
-    taken = [kernel for stage in STAGES.values() for kernel in stage.verified(results.rows)]
-    known[capability] = {"kernels": taken, "tiles": STAGES["tiles"].best(results.rows("tiles"))} | results.machine
+    before = known.get(capability, {})
+    kernels = before.get("kernels", {})
+    for name, stage in STAGES.items():
+        if results.rows(name):
+            rest = {kernel: least for kernel, least in kernels.items() if kernel not in stage.DECIDES}
+            kernels = rest | stage.verified(results.rows)
+    tiles = before.get("tiles", {}) | STAGES["tiles"].best(results.rows("tiles"))
+    known[capability] = {"kernels": kernels, "tiles": tiles} | results.machine
     RECORD.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    print(f"{RECORD}: compute capability {capability} takes {', '.join(taken) or 'none of our kernels'}")
+    print(f"{RECORD}: compute capability {capability} takes {kernels or 'none of our kernels'}")
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from posenc.backends.triton_kernels import TILES, forward
 SHARED = {80: 166912, 90: 232448, 100: 232448}
 """Bytes of shared memory that a program may take, by architecture."""
 STRIDES = {a + b for a in "qkv" for b in "bhn"}
-TENSORS = {"Q", "K", "V", "OUT"}
+TENSORS = {"Q", "K", "V", "OUT", "PRODUCTS_"}
 KINDS = ("none", "vector", "products")
 
 
@@ -111,7 +111,12 @@ def launch(sm: int, width: int, kind: str) -> Resources:
         "GROUPS": 2,
         "CAUSAL": True,
     }
-    constants |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
+    constants |= {
+        "PRECISION": "ieee",
+        "VECTOR": kind == "vector",
+        "PRODUCTS": kind == "products",
+        "LONG": kind != "none",
+    }
     return resources(forward, sm, constants | {"BLOCK_M": block_m, "BLOCK_N": block_n}, *tiles)
 
 
@@ -120,8 +125,7 @@ def clocks(gpu: GPU, width: int, kind: str, near: float) -> dict[str, float]:
     cell, rather than once for a tile."""
     matrix = gpu.tflops * 1e3 / gpu.multiprocessors / gpu.clock  # operations a clock
     biased = 0.0 if kind == "none" else near
-    # a read comes with its address, and is staged through shared memory: written and read once more
-    reads = {"none": 0.0, "vector": 3.0, "products": 6.0}[kind] * biased
+    reads = {"none": 0.0, "vector": 1.0, "products": 2.0}[kind] * biased  # each with its address
     address = {"none": 0.0, "vector": 2.0, "products": 4.0}[kind] * biased
     return {
         "matrix": 2 * 2 * width / matrix, "alu": (5 + address) / gpu.alu,  # scale, maximum, difference, sum, conversion
@@ -160,7 +164,7 @@ def main() -> int:
     for name, gpu in GPUS.items():
         for width in (64, 128):
             for kind, near, label in (("none", 0.0, "none"), ("vector", 0.03, "T5, 8192 tokens"),
-                                      ("vector", 1.0, "ALiBi"), ("products", 0.24, "Shaw, clip 1024, 8192 tokens")):  # fmt: skip
+                                      ("vector", 0.0, "ALiBi"), ("vector", 1.0, "KERPLE"), ("products", 0.24, "Shaw, clip 1024, 8192 tokens")):  # fmt: skip
                 low, high = predicted(gpu, width, kind, near)
                 print(f"| {name} | {width} | {label} | {low * gpu.tflops:.0f} to {high * gpu.tflops:.0f} |")
     print("\n| GPU | rotation of 8192 tokens at full bandwidth |\n| --- | ---: |")

@@ -1,6 +1,6 @@
 """The stages of benchmarks/gpu.py, most valuable first."""
 
-from gpu_stages.attention import Attention, Tiles
+from gpu_stages.attention import Attention, Backward, Tiles
 from gpu_stages.checks import Checks
 from gpu_stages.compare import Compare
 from gpu_stages.limits import Limits
@@ -14,6 +14,7 @@ STAGES: dict[str, Stage] = {
     "rotary": RotaryKernel(),
     "attention": Attention(),
     "tiles": Tiles(),
+    "backward": Backward(),
     "training": Training(),
     "decoding": Decoding(),
     "compare": Compare(),

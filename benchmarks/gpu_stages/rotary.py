@@ -21,6 +21,7 @@ OURS, FORMULA, COMPILED = "posenc, one kernel", "posenc, formula", "posenc, form
 
 class RotaryKernel(Stage):
     SHARE = 1.5
+    DECIDES = ("rotary",)
 
     def cases(self, dry: bool) -> list[Case]:
         shapes = ("1x4",) if dry else SHAPES
@@ -85,12 +86,12 @@ class RotaryKernel(Stage):
             lines.append([" ".join(row["case"].values()), f"{row['result']['megabytes']:.1f}", *cells])
         return "Milliseconds, and the ratio to a copy of the same bytes.\n\n" + markdown(["case", "MB", *names], lines)
 
-    def verified(self, rows: Callable[[str], list[Row]]) -> list[str]:
+    def verified(self, rows: Callable[[str], list[Row]]) -> dict[str, int]:
         timed = [row["result"].get("candidates", {}) for row in rows("rotary")]
         faster = len(timed) == len(self.cases(dry=False)) and all(
             OURS in found and found[OURS]["ms"] < found.get(FORMULA, {"ms": 0.0})["ms"] for found in timed
         )
-        return ["rotary"] if faster and is_right(rows("checks"), "rotary kernel") else []
+        return {"rotary": 0} if faster and is_right(rows("checks"), "rotary kernel") else {}
 
 
 def _candidates(cos: Tensor, sin: Tensor, layout: str, dtype: torch.dtype) -> dict[str, Callable[..., Any]]:

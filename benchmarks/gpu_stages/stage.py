@@ -6,6 +6,8 @@ from typing import Any
 Case = dict[str, Any]
 Row = dict[str, Any]
 """{"stage", "case", "result"}."""
+LATE = "not done in time"
+"""Why a case failed of which nothing is known."""
 
 
 class Stage:
@@ -13,6 +15,8 @@ class Stage:
 
     SHARE: float = 1.0
     """Of the minutes, relative to the other stages."""
+    DECIDES: tuple[str, ...] = ()
+    """The kernels that `verified` is about."""
     TIMED: bool = True
     """Whether the GPU has to be idle but for the case."""
 
@@ -48,6 +52,7 @@ class Stage:
         """Markdown of the cases that did not fail."""
         raise NotImplementedError
 
-    def verified(self, rows: Callable[[str], list[Row]]) -> list[str]:
-        """Kernels that were right in every case, and faster than what PyTorch has. rows: of a stage by its name."""
-        return []
+    def verified(self, rows: Callable[[str], list[Row]]) -> dict[str, int]:
+        """Kernels that were right in every case -> the least size from which they were faster than what PyTorch has. rows: of a
+        stage by its name."""
+        return {}

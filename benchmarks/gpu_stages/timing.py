@@ -3,6 +3,7 @@
 import math
 import platform
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,9 +58,23 @@ def kernels(call: Call) -> tuple[float, float]:
     return sum(e.device_time for e in events) / 1e3 / repeats, len(events) / repeats
 
 
-def measure(calls: dict[str, Call], baseline: str, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Median milliseconds, ratio to the baseline within a round (median, smallest, largest) and peak MiB of each candidate,
-    which run in shuffled rounds."""
+def issued(call: Call) -> float:
+    """Milliseconds in which Python issues a call, while the GPU works or not."""
+    repeats = 5
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    took = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return 1e3 * took / repeats
+
+
+def measure(
+    calls: dict[str, Call], baseline: str, rounds: int = ROUNDS, profiled: bool = True
+) -> dict[str, dict[str, float]]:
+    """Median milliseconds, ratio to the baseline within a round (median, smallest, largest), peak MiB and milliseconds in which
+    Python issues each candidate, which run in shuffled rounds; and, profiled, of its kernels, which takes a second."""
     cuda = torch.cuda.is_available()
     clock = CLOCKS["cuda" if cuda else "wall"]
     for call in calls.values():
@@ -67,7 +82,8 @@ def measure(calls: dict[str, Call], baseline: str, rounds: int = ROUNDS) -> dict
             call()
     expected = {name: clock(call, 2 if cuda else 1) for name, call in calls.items()}
     taken = {name: memory(call) for name, call in calls.items()}
-    busy = {name: kernels(call) for name, call in calls.items()} if cuda else {}
+    busy = {name: kernels(call) for name, call in calls.items()} if cuda and profiled else {}
+    python = {name: issued(call) for name, call in calls.items()} if cuda else {}
     effort = (
         Effort(rounds=rounds, block=TARGET, budget=math.inf) if cuda else Effort(rounds=1, block=0.0, budget=math.inf)
     )
@@ -80,6 +96,8 @@ def measure(calls: dict[str, Call], baseline: str, rounds: int = ROUNDS) -> dict
             "ratio": ratio["median"], "ratio_min": ratio["low"], "ratio_max": ratio["high"],
             "peak_mib": taken[name] / 2**20,
         }  # fmt: skip
+        if name in python:
+            found[name]["python_ms"] = python[name]
         if name in busy:
             found[name]["kernels_ms"], found[name]["kernels"] = busy[name]
     return found

@@ -13,7 +13,7 @@ sys.path.append(str(BENCHMARKS))
 
 import gpu  # noqa: E402
 from gpu_stages import STAGES  # noqa: E402
-from gpu_stages.attention import ENCODINGS, Subject  # noqa: E402
+from gpu_stages.attention import ENCODINGS, READ, TILED, Subject  # noqa: E402
 
 from posenc.backends.triton_kernels import TILES  # noqa: E402
 
@@ -91,41 +91,58 @@ def rotary_rows(ours, right=True):
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (rotary_rows(1.0), ["rotary"]),
-        (rotary_rows(2.5), []),
-        (rotary_rows(1.0, right=False), []),
-        (rotary_rows(1.0) | {"checks": []}, []),
-        ({"checks": [], "rotary": []}, []),
-        (rotary_rows(1.0) | {"rotary": rotary_rows(1.0)["rotary"] + [{"case": {}, "result": {"failed": "died"}}]}, []),
+        (rotary_rows(1.0), {"rotary": 0}),
+        (rotary_rows(2.5), {}),
+        (rotary_rows(1.0, right=False), {}),
+        (rotary_rows(1.0) | {"checks": []}, {}),
+        ({"checks": [], "rotary": []}, {}),
+        (rotary_rows(1.0) | {"rotary": rotary_rows(1.0)["rotary"] + [{"case": {}, "result": {"failed": "died"}}]}, {}),
     ],
 )
 def test_a_kernel_is_recorded_if_it_is_right_and_faster_in_every_case(rows, expected):
     assert STAGES["rotary"].verified(rows.get) == expected
 
 
-def attention_rows(ours, names, lengths=(2048, 8192)):
-    checks = [{"case": {"backend": "triton", "what": "attention"}, "result": {"errors": {"x": 0.0}, "wrong": []}}]
+def attention_rows(**times):
+    """times: of each kernel, (length, milliseconds of ours), where FlexAttention takes 2."""
     rows = [
         {
-            "case": {"encoding": name, "length": length, "pass": way},
+            "case": {"encoding": name, "length": length, "pass": "decoding" if "query" in kernel else "forward"},
             "result": {"candidates": {"triton": {"ms": ours}, "flex": {"ms": 2.0}}},
         }
-        for name in names
-        for length in lengths
-        for way in ("forward", "training")
+        for kernel, timed in times.items()
+        for name in READ[kernel]
+        for length, ours in timed
     ]
+    checks = [{"case": {"backend": "triton", "what": "attention"}, "result": {"errors": {"x": 0.0}, "wrong": []}}]
     return {"checks": checks, "attention": rows}
 
 
-def test_attention_kernels_are_recorded_by_what_they_read():
-    vector, products = attention_rows(1.0, ("t5", "alibi")), attention_rows(3.0, ("shaw",))
-    rows = vector | {"attention": vector["attention"] + products["attention"]}
-    assert STAGES["attention"].verified(rows.get) == ["vector"]
+def test_attention_kernels_are_recorded_by_what_they_read_and_from_which_size_on_they_are_faster():
+    faster, one = [(2048, 1.0), (8192, 1.0)], {"products, one query": [(8192, 1.0), (32768, 1.0)]}
+    rows = attention_rows(vector=[(512, 1.0), (1024, 2.5), *faster], products=[(2048, 1.0), (8192, 3.0)], **one)
+    assert STAGES["attention"].verified(rows.get) == {"vector": 2048, "products, one query": 8192}
+    case = {"encoding": "t5", "length": 8192, "pass": "forward"}
+    for why, found in (("not done in time", 2048), ("illegal memory access", None)):  # of which the first says nothing
+        failed = rows | {"attention": rows["attention"] + [{"case": case, "result": {"failed": why}}]}
+        assert STAGES["attention"].verified(failed.get).get("vector") == found
+    few = attention_rows(vector=faster)
+    few["attention"].pop()
+    for too_few in (few, rows | {"checks": []}, attention_rows(vector=faster[:1])):
+        assert STAGES["attention"].verified(too_few.get) == {}
 
 
-def test_too_few_cases_record_nothing():
-    assert STAGES["attention"].verified(attention_rows(1.0, ("t5",)).get) == []
-    assert STAGES["attention"].verified(attention_rows(1.0, ("t5", "alibi"), (8192,)).get) == []
+def test_a_record_of_some_stages_leaves_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "RECORD", tmp_path / "gpus.json")
+    before = {"kernels": {"rotary": 0, "products": 512}, "tiles": {"64": {}, "128": {"forward": [9]}}}
+    gpu.RECORD.write_text(json.dumps({"9.0": before}))
+    results = gpu.Results(tmp_path)
+    results.add("machine", {"capability": "9.0"})
+    for stage, rows in attention_rows(vector=[(2048, 1.0), (8192, 1.0)]).items():
+        [results.add(stage, **row) for row in rows]
+    gpu.record(results)
+    kernels = {"kernels": {"rotary": 0, "vector": 2048}}
+    assert json.loads(gpu.RECORD.read_text()) == {"9.0": before | kernels | {"capability": "9.0"}}
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -135,18 +152,18 @@ def test_every_structure_is_served(name):
     assert subject.dense_bytes() >= 0
 
 
-def test_the_best_tiles_are_those_that_serve_both_encodings():
+def test_the_best_tiles_are_those_that_serve_each_encoding():
     default = TILES[64]
 
-    def row(tiles, name, ms):
-        case = {"kernel": "forward", "shape": "4x16x64", "encoding": name, "tiles": list(tiles)}
-        return {"case": case, "result": {"ms": ms}}
+    def rows(tiles, *times):
+        cases = [{"kernel": "forward", "shape": "4x16x64", "encoding": name, "tiles": list(tiles)} for name in TILED]
+        return [{"case": case, "result": {"ms": ms}} for case, ms in zip(cases, times, strict=True)]
 
-    rows = [row((1, 1, 1), "t5", 1.5), row((1, 1, 1), "shaw", 2.0), row((3, 3, 3), "t5", 0.1)]
-    rows.append(row((3, 3, 3), "shaw", 0) | {"result": {"failed": "out of registers"}})
-    assert STAGES["tiles"].best(rows) == {}  # the default has no time
-    rows += [row(default, "t5", 1.0), row(default, "shaw", 4.0)]
-    assert STAGES["tiles"].best(rows) == {"64": {"forward": [1, 1, 1]}}
+    timed = rows((1, 1, 1), 1.5, 2.0, 1.0) + rows((3, 3, 3), 0.1, 0.1, 0.1)
+    timed[-1]["result"] = {"failed": "out of registers"}
+    assert STAGES["tiles"].best(timed) == {}  # the default has no time
+    timed += rows(default, 1.0, 4.0, 1.0)
+    assert STAGES["tiles"].best(timed) == {"64": {"forward": [1, 1, 1]}}
     assert STAGES["tiles"].cases(False)[0]["tiles"] == list(TILES[128])
 
 
@@ -188,8 +205,8 @@ def test_without_a_gpu_nothing_is_timed(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_committed_tables_are_those_of_one_gpu():
-    results = gpu.Results(BENCHMARKS / "gpu", "h100.jsonl")
-    assert results.machine["device"].startswith("NVIDIA H100")
-    assert gpu.tables(results) == (BENCHMARKS / "gpu/h100.md").read_text(encoding="utf-8")
-    assert sorted(path.name for path in (BENCHMARKS / "gpu").iterdir()) == ["h100.jsonl", "h100.md"]
+def test_the_committed_tables_are_those_of_one_gpu_each():
+    for path in (BENCHMARKS / "gpu").glob("*.jsonl"):
+        results = gpu.Results(path.parent, path.name)
+        assert results.machine["device"].startswith(f"NVIDIA {path.stem.upper()}")
+        assert gpu.tables(results) == path.with_suffix(".md").read_text(encoding="utf-8")

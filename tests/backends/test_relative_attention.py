@@ -61,6 +61,9 @@ CASES = {
     "products, keys far off": (1, 2, 1, 20, 90, 8, 8, 99, "products"),
     "both": (1, 2, 1, 40, 40, 8, 8, 0, "vector products"),
     "one query": (2, 1, 1, 1, 40, 8, 8, 39, "vector products"),
+    "long": (1, 2, 1, 100, 130, 8, 8, 30, "vector products"),
+    "a line": (1, 2, 1, 100, 130, 8, 8, 30, "line"),
+    "a line and products": (1, 2, 1, 100, 130, 8, 8, 30, "line products"),
 }
 
 
@@ -70,6 +73,9 @@ def arguments(case, dtype=torch.float32):
     k = draw(batch, heads // groups, keys, width, dtype=dtype)
     v = draw(batch, heads // groups, keys, values, dtype=dtype, seed=1)
     vector = draw(heads, queries + keys - 1) if "vector" in terms else None
+    if "line" in terms:  # up to the diagonal
+        distance = queries - 1 + diagonal - torch.arange(queries + keys - 1, device=DEVICE)
+        vector = 0.3 - distance.abs() / draw(heads, 1).abs().exp()
     products = draw(batch, heads, queries, 5) if "products" in terms else None
     row = (
         (queries - 1 - torch.arange(queries + keys - 1, device=DEVICE)).clamp(-2, 2) + 2

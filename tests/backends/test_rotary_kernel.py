@@ -4,6 +4,7 @@ GPU it is compiled instead."""
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "HAS_TRITON", True)
     monkeypatch.setattr(kernels, "FORCED", False)
-    monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": ["rotary"]}})
+    monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": {"rotary": 0}}})
     return kernels
 
 
@@ -162,10 +163,26 @@ def test_it_is_the_default_on_verified_gpus_alone(kernels, monkeypatch):
 
     x = on_gpu(*USUAL)
     assert kernels.fits_kernel(*x)
-    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": ["rotary"]}, "9.0": {"kernels": ["vector"]}})
+    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": {"rotary": 0}}, "9.0": {"kernels": {"vector": 0}}})
     assert not kernels.fits_kernel(*x)
     monkeypatch.setattr(kernels, "FORCED", True)
     assert kernels.fits_kernel(*x)
+
+
+def test_attention_is_the_default_from_the_recorded_size_on(kernels, monkeypatch):
+    from posenc.backends import gpus
+
+    least = {"vector": 512, "products": 64, "vector, one query": 8192}
+    monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": least}})
+
+    def default(queries, keys, *reads):
+        q, k = on_gpu((1, 2, queries, 8), (1, 2, keys, 8), dtypes=(torch.bfloat16,) * 2)
+        return kernels.is_default(SimpleNamespace(q=q, k=k, bias=[SimpleNamespace(in_kernel=each) for each in reads]))
+
+    for call in [(512, 512, "vector"), (1, 8192, "vector"), (600, 600, "vector", "products")]:
+        assert default(*call)
+    for call in [(511, 9000, "vector"), (1, 8191, "vector"), (1, 9000, "products"), (9, 9), (600, 600, "vector", None)]:
+        assert not default(*call)
 
 
 def test_whatever_works_on_tensors_in_its_own_way_gets_the_formula(kernels, monkeypatch):

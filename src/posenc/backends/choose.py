@@ -21,10 +21,10 @@ DENSE_ON_GPU = 2**20
 
 def by_speed(problem: Problem) -> list[str]:
     """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a large dense
-    mask, and before it our kernels on GPUs where they were faster. A program that is exported is made of formulas."""
+    mask, and before both our kernels where they were faster. A program that is exported is made of formulas."""
     names = ["sdpa", "reference"]
     if problem.q.device.type != "cuda" or problem.is_plain or exporting():
         return names
     if torch.compiler.is_compiling() or problem.pairs > DENSE_ON_GPU:
-        names = ["triton"] * is_default(problem) + ["flex", *names]
-    return names
+        names = ["flex", *names]
+    return ["triton"] * is_default(problem) + names

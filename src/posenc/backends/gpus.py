@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 RECORD: dict[str, dict[str, Any]] = json.loads(files("posenc.backends").joinpath("gpus.json").read_text())
-"""Compute capability ("9.0") -> `kernels`, those of ours that benchmarks/gpu.py found right and faster than PyTorch's on such
-a GPU ("rotary"; "vector" and "products", the attention kernels by what they read), their `tiles`, and the versions."""
+"""Compute capability ("9.0") -> `kernels`: those of ours that benchmarks/gpu.py found right and faster than PyTorch's on such
+a GPU, with the least size ("rotary": 0; attention by what it reads, "vector" and "products", the least number of queries, or
+of keys for "vector, one query"); their `tiles`, and the versions."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What `rotary_kernel` serves; wider ones would lose digits."""
 

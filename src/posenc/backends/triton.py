@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our Triton kernels, as a backend and for rotations. Triton is imported only when one is called."""
 
+import math
 import os
 from importlib.util import find_spec
 
@@ -18,8 +19,6 @@ from posenc.positions.segments import distances_of
 HAS_TRITON = find_spec("triton") is not None
 FORCED = os.environ.get("POSENC_KERNELS") == "1"
 """Whether the kernels are the default on every GPU: set POSENC_KERNELS=1 before Python starts."""
-LEAST_QUERIES = 2048
-"""The shortest text at which benchmarks/gpu.py times attention."""
 WIDEST = 256
 """Of queries, keys and values: a tile of them has to fit into a GPU's shared memory."""
 MOST_HEADS = 65535
@@ -42,12 +41,8 @@ class Triton(Kernel):
             return "the kernel has no dropout"
         if trains(problem) or problem.learned:
             return "the kernel has no gradients"
-        if (
-            positions.start is None
-            or positions.prefix is not None
-            or positions.window is not None
-            or len(positions.blocks) > 0
-        ):
+        bounds = positions.prefix, positions.window, *positions.blocks
+        if positions.start is None or any(bound is not None for bound in bounds):
             return "the kernel is for contiguous positions, without padding, packing, prefix, window or blocks"
         for term in bias:
             if term.in_kernel is None:
@@ -89,17 +84,20 @@ class Triton(Kernel):
         return out if problem.sink is None else problem.with_sink(out, lse)
 
 
-def verified(kernel: str, device: torch.device) -> bool:
-    """Whether one of our kernels is a default on a device: it is in RECORD, or FORCED."""
-    return HAS_TRITON and device.type == "cuda" and (FORCED or kernel in recorded(device).get("kernels", ()))
+def verified(kernel: str, device: torch.device, size: int = 0) -> bool:
+    """Whether one of our kernels is a default on a device: RECORD has it from this size on, or it is FORCED."""
+    least = recorded(device).get("kernels", {}).get(kernel, math.inf)
+    return HAS_TRITON and device.type == "cuda" and (FORCED or size >= least)
 
 
 def is_default(problem: Problem) -> bool:
-    """Whether "auto" takes our attention kernel: what was measured, long inputs in half precision, with a bias that is read in a
-    way that RECORD has of the GPU."""
+    """Whether "auto" takes our attention kernel: in half precision, which was measured, with a bias that is read in ways that
+    RECORD has of the GPU, from as many queries on, or keys of one query."""
     reads = {term.in_kernel for term in problem.bias}
-    timed = FORCED or (problem.q.element_size() == 2 and problem.q.shape[2] >= LEAST_QUERIES)
-    return timed and bool(reads) and all(name is not None and verified(name, problem.q.device) for name in reads)
+    queries, keys = problem.q.shape[2], problem.k.shape[2]
+    way, size = (", one query", keys) if queries == 1 else ("", queries)
+    timed = bool(reads) and (FORCED or problem.q.element_size() == 2)
+    return timed and all(name is not None and verified(name + way, problem.q.device, size) for name in reads)
 
 
 def fits_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:

@@ -6,9 +6,9 @@ The algorithm is FlashAttention-2's (Dao 2023), whose softmax is summed up tile 
 A pair (query i, key j) has the cell num_queries - 1 - i + j: the longest distance is cell 0. A bias of the distance is a
 `vector` over cells; a product of the query with a table is `products`, one per query and row, and `row` names each cell's.
 
-A tile of BLOCK_M x BLOCK_N pairs meets BLOCK_M + BLOCK_N - 1 cells only. Where they hold one number, as beyond a clip or
-the last bucket, it is added once. Else they are read through a tile of pointers: the window stays in L1 and neighbouring
-lanes read neighbouring addresses; tl.gather would take as many loads from shared memory, and a barrier.
+Where the numbers of a tile's cells are one, as beyond a clip or the last bucket, or lie on a line, as ALiBi's do, they
+are computed. Else they are read through a tile of pointers: the window stays in L1 and neighbouring lanes read
+neighbouring addresses.
 """
 
 from typing import Any
@@ -25,6 +25,7 @@ from posenc.functional import Layout
 LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether kernels run on the CPU, under TRITON_INTERPRET=1."""
+NVIDIA = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
 
 
 @triton.jit
@@ -35,60 +36,24 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x, stride_b, stride_h, stride_n, batch, head, at, n, d, D: tl.constexpr):
-    """Rows `at` of one head, (rows, channels), with zeros past the ends."""
-    start = x + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
-    inside = (at < n)[:, None] & (d < D)[None, :]
-    return tl.load(start + at[:, None].to(tl.int64) * stride_n + d[None, :], mask=inside, other=0.0)
+def _read(at):
+    """tl.load, which Triton's pipeline does not see: it would copy tiles of a table into shared memory, number by number."""
+    if not NVIDIA:
+        return tl.load(at)
+    if at.dtype.element_ty.primitive_bitwidth == 32:
+        x = tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.int32, True, 1)
+    else:
+        x = tl.inline_asm_elementwise("ld.global.nc.b16 $0, [$1];", "=h,l", [at], tl.int16, True, 1)
+    return x.to(at.dtype.element_ty, bitcast=True)
 
 
 @triton.jit
-def _range(table, first_i, first_j, num_queries, num_keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The smallest entry of a table of cells that a tile meets, and for each query whether there is a larger one."""
-    within = tl.minimum(tl.arange(0, 2 * max(BLOCK_M, BLOCK_N)), BLOCK_M + BLOCK_N - 2)
-    cell = num_queries - BLOCK_M - first_i + first_j + within
-    rows = tl.load(table + tl.minimum(tl.maximum(cell, 0), num_queries + num_keys - 2))
-    least = tl.min(rows, 0)
-    return least, tl.max(rows, 0) + tl.zeros((BLOCK_M,), rows.dtype) > least
-
-
-@triton.jit
-def _scores(
-    q, k, i, j, first_i, first_j, vector, products, row, rows, scale, diagonal, num_queries, num_keys,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A tile of scores times log2(e), (queries, keys); -inf where the query does not see the key. It has no branches: around
-    one, ptxas serialises the products of tiles and spills registers."""
-    s = _dot(q, tl.trans(k), PRECISION) * scale
-    query, key = i[:, None], j[None, :]
-    seen = (query < num_queries) & (key < num_keys)
-    cell = num_queries - 1 - query + key
-    if VECTOR:
-        least, varies = _range(vector, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
-        # beyond T5's last bucket nothing is read
-        s += tl.load(vector + cell, mask=seen & varies[:, None], other=least)
-    if PRODUCTS:
-        least, varies = _range(row, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
-        of_query = products + i.to(tl.int64) * rows
-        # beyond the clip all keys of a tile are in one row
-        one = tl.load(of_query + least, mask=(i < num_queries) & (varies == 0), other=0.0)
-        mixed = seen & varies[:, None]
-        at = tl.load(row + cell, mask=mixed, other=0)
-        s += tl.load(of_query[:, None] + at, mask=mixed, other=0.0) + one[:, None]
-    if CAUSAL:
-        seen = seen & (key <= query + diagonal)
-    return tl.where(seen, s * LOG2E, -float("inf"))
-
-
-@triton.jit
-def _weighed(acc, top, total, s, v, PRECISION: tl.constexpr):
-    """The online softmax after one more tile of scores and values."""
-    new = tl.maximum(top, tl.max(s, 1))
-    safe = tl.where(new == -float("inf"), 0.0, new)
-    p = tl.exp2(s - safe[:, None])
-    shrink = tl.exp2(top - safe)
-    return acc * shrink[:, None] + _dot(p.to(v.dtype), v, PRECISION), new, total * shrink + tl.sum(p, 1)
+def _inputs(x, stride_n, at, n, d, D: tl.constexpr, MASKED: tl.constexpr):
+    """Rows `at` of one head, (rows, channels), with zeros past the channels and, if MASKED, past the rows."""
+    inside = (d < D)[None, :]
+    if MASKED:
+        inside = inside & (at < n)[:, None]
+    return tl.load(x + at[:, None].to(tl.int64) * stride_n + d[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -96,62 +61,88 @@ def forward(
     Q, K, V, OUT, LSE, VECTOR_, PRODUCTS_, ROW, FAR, scale, diagonal, num_queries, num_keys, rows,
     qb, qh, qn, kb, kh, kn, vb, vh, vn, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, LONG: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    first_i = tl.program_id(0) * BLOCK_M
-    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    """The online softmax over keys in three loops. They have no branches: around one, ptxas serialises the products of tiles and
+    spills registers. LONG: FAR holds what `_straight` found."""
+    first_i = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # rows with the most keys begin first
     flat = tl.program_id(1).to(tl.int64)
-    i, d, dv = first_i + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    q = _inputs(Q, qb, qh, qn, batch, head, i, num_queries, d, D)
-    vector = VECTOR_ + head * (num_queries + num_keys - 1)
-    products = PRODUCTS_ + flat * num_queries * rows
-    end = num_keys
-    if CAUSAL:
-        end = tl.minimum(end, tl.minimum(first_i + BLOCK_M, num_queries) + diagonal)
+    batch, head = flat // HEADS, flat % HEADS
+    m, n, d, dv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    inside = first_i + m < num_queries
+    m = tl.minimum(m, num_queries - 1 - first_i)  # past the end, the last query once more
+    i = first_i + m
+    q = _inputs(Q + batch * qb + head * qh, qn, i, num_queries, d, D, False)
+    K += batch * kb + head // GROUPS * kh
+    V += batch * vb + head // GROUPS * vh
+    VECTOR_ += head * (num_queries + num_keys - 1)
+    of_query = PRODUCTS_ + (flat * num_queries + i) * rows
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    # keys before `split` are far from all queries of the tile, and seen by them: the bias is one number a query
-    split = tl.minimum(end, num_keys // BLOCK_N * BLOCK_N)
+    # the tile's queries see all keys before `middle`; before `split` the bias is one number a query, or on a line
+    end, middle = num_keys, num_keys
     if CAUSAL:
-        split = tl.minimum(split, first_i + diagonal + 1)
-    far = tl.zeros((BLOCK_M,), tl.float32)
-    if VECTOR:
-        far += tl.load(vector)
-    if PRODUCTS:
-        far += tl.load(products + i.to(tl.int64) * rows + tl.load(ROW), mask=i < num_queries, other=0.0)
-    if VECTOR or PRODUCTS:
-        split = tl.minimum(split, tl.load(FAR) - num_queries + 1 + first_i)
-    split = tl.maximum(split, 0) // BLOCK_N * BLOCK_N
-    for first_j in range(0, split, BLOCK_N):
-        j = first_j + tl.arange(0, BLOCK_N)
-        k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
-        s = _dot(q, tl.trans(k), PRECISION) * (scale * LOG2E) + (far * LOG2E)[:, None]
-        v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
-        acc, top, total = _weighed(acc, top, total, s, v, PRECISION)
-    for first_j in range(split, end, BLOCK_N):
-        j = first_j + tl.arange(0, BLOCK_N)
-        k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
-        s = _scores(
-            q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
-            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION,
-        )  # fmt: skip
-        v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
-        acc, top, total = _weighed(acc, top, total, s, v, PRECISION)
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    inside = (i < num_queries)[:, None] & (dv < DV)[None, :]
-    tl.store(OUT + (flat * num_queries + i[:, None]) * DV + dv[None, :], out.to(OUT.dtype.element_ty), mask=inside)
-    lse = tl.where(total == 0.0, -float("inf"), (top + tl.log2(tl.where(total == 0.0, 1.0, total))) / LOG2E)
-    tl.store(LSE + flat * num_queries + i, lse, mask=i < num_queries)
+        end = tl.minimum(end, tl.minimum(first_i + BLOCK_M, num_queries) + diagonal)
+        middle = tl.maximum(tl.minimum(middle, first_i + diagonal + 1), 0)
+    middle = middle // BLOCK_N * BLOCK_N
+    split, slope, far = 0 if VECTOR or PRODUCTS else middle, 0.0, tl.zeros((BLOCK_M,), tl.float32)
+    if LONG:
+        equal, straight = tl.load(FAR + head), tl.load(FAR + HEADS + head)
+        split = tl.maximum(tl.maximum(equal, straight) - num_queries + 1 + first_i, 0) // BLOCK_N * BLOCK_N
+        split = tl.minimum(split, middle)
+        if VECTOR:
+            corner, start = num_queries - 1 + diagonal, tl.load(VECTOR_)
+            last = tl.load(VECTOR_ + corner, mask=straight > equal, other=0.0)
+            slope = tl.where(straight > equal, (last - start) / tl.maximum(corner, 1), 0.0)
+            far += tl.where(straight > equal, last, start) - slope * m
+        if PRODUCTS:
+            far += tl.load(of_query + tl.load(ROW)).to(tl.float32)
+        if middle - split < 4 * BLOCK_N:  # filling a loop's pipeline takes time
+            middle = split
+    first = 0
+    for part in tl.static_range(3):
+        until = split if part == 0 else middle if part == 1 else end
+        for first_j in range(first, until, BLOCK_N):
+            j = first_j + n
+            k = _inputs(K, kn, j, num_keys, d, D, part == 2)
+            s = _dot(q, tl.trans(k), PRECISION) * (scale * LOG2E)
+            if VECTOR and part == 0:
+                s += (slope * LOG2E * (j - first_i - diagonal).to(tl.float32))[None, :]
+            cell = num_queries - 1 - first_i + first_j + n[None, :] - m[:, None]
+            if part == 2:  # past the keys, the last one once more
+                cell = tl.minimum(cell, num_queries + num_keys - 2)
+            if VECTOR and part > 0:
+                s += _read(VECTOR_ + cell) * LOG2E
+            if PRODUCTS and part > 0:
+                s += _read(of_query[:, None] + _read(ROW + cell)).to(tl.float32) * LOG2E
+            if part == 2:
+                seen = (j < num_keys)[None, :] & (n[None, :] - m[:, None] <= first_i - first_j + diagonal)
+                s = tl.where(seen, s, -float("inf"))
+            v = _inputs(V, vn, j, num_keys, dv, DV, part == 2)
+            new = tl.maximum(top, tl.max(s, 1))
+            safe = tl.where(new == -float("inf"), 0.0, new)
+            p = tl.exp2(s - safe[:, None])
+            shrink = tl.exp2(top - safe)
+            acc = acc * shrink[:, None] + _dot(p.to(v.dtype), v, PRECISION)
+            top, total = new, total * shrink + tl.sum(p, 1)
+        if part == 0:
+            top += far * LOG2E
+        first = until
+    empty = top == -float("inf")
+    out = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
+    at = OUT + (flat * num_queries + i[:, None]) * DV + dv[None, :]
+    tl.store(at, out.to(OUT.dtype.element_ty), mask=inside[:, None] & (dv < DV)[None, :])
+    lse = tl.where(empty, -float("inf"), (top + tl.log2(tl.where(empty, 1.0, total))) / LOG2E)
+    tl.store(LSE + flat * num_queries + i, lse, mask=inside)
 
 
 # -------------------------------------------------------------------- attention as an operator of PyTorch
 
 
 TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)}
-"""Up to a width of queries and values in half precision: queries and keys of a tile, warps of a program, stages of its pipeline.
-Chosen by what ptxas says of registers and shared memory for sm_90, not by time; RECORD has those that benchmarks/gpu.py found
-fastest on a GPU."""
+"""Up to a width of queries and values in half precision: queries and keys of a tile, warps of a program, stages of its pipeline,
+by what ptxas says of registers and shared memory for sm_90; RECORD has those that benchmarks/gpu.py found fastest on a GPU."""
 
 
 def limit_of(width: int) -> int:
@@ -168,19 +159,24 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[int, ...]:
 
 
 @triton.jit
-def _first_other(VECTOR_, ROW, FAR, heads, cells, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first cell whose number or row is not that of cell 0, into FAR, which holds `cells`."""
-    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = cell < cells
-    other = cell < 0
+def _straight(
+    VECTOR_, ROW, FAR, corner, cells, HEADS: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Of each head, the first cell whose number or row is not that of cell 0, and the first whose number is off the line from
+    cell 0 to the corner, or whose row is another; into FAR, which holds `cells`."""
+    cell, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    another = tl.load(ROW + cell, mask=cell < cells, other=0) != tl.load(ROW) if PRODUCTS else cell < 0
+    bent = another
     if VECTOR:
-        for head in range(heads):
-            first = tl.load(VECTOR_ + head * cells)
-            other = other | (tl.load(VECTOR_ + head * cells + cell, mask=inside, other=first) != first)
-    if PRODUCTS:
-        first = tl.load(ROW)
-        other = other | (tl.load(ROW + cell, mask=inside, other=first) != first)
-    tl.atomic_min(FAR, tl.min(tl.where(other, cell, cells), 0))
+        VECTOR_ += head * cells
+        first, last = tl.load(VECTOR_), tl.load(VECTOR_ + tl.maximum(corner, 0))
+        number = tl.load(VECTOR_ + cell, mask=cell < cells, other=0.0)
+        line = last + (last - first) / tl.maximum(corner, 1) * (cell - corner)
+        # float32's rounding of slope times distance is no bend
+        bent = bent | ~(tl.abs(number - line) <= 5e-7 * tl.maximum(tl.abs(number), tl.abs(last)))
+        another = another | (number != first)
+    tl.atomic_min(FAR + head, tl.min(tl.where(another, cell, cells), 0))
+    tl.atomic_min(FAR + HEADS + head, tl.min(tl.where(bent, cell, cells), 0))
 
 
 def _dense_channels(x: Tensor) -> Tensor:
@@ -203,7 +199,7 @@ def relative_attention(
         q: (batch, num_heads, num_queries, head_dim), float32, float16 or bfloat16, any strides.
         k, v: (batch, num_kv_heads, num_keys, head_dim or value width).
         vector: (num_heads, num_queries + num_keys - 1) float32, added to the scaled scores by cell; None: nothing.
-        products: (batch, num_heads, num_queries, rows) float32, added likewise from the row of the cell; None: nothing.
+        products: (batch, num_heads, num_queries, rows) in q's dtype or float32, added likewise from the row of the cell; None: nothing.
         row: (num_queries + num_keys - 1,) integers below rows, with products.
         scale: factor of q . k.
         diagonal: query i sees the keys up to i + diagonal; num_keys - 1 or more: all.
@@ -223,16 +219,21 @@ def relative_attention(
     out = q.new_empty(batch, heads, queries, v.shape[-1])
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     block_m, block_n, warps, stages = _tiles(q, v)
+    diagonal = min(diagonal, k.shape[2] - 1)
     with torch.cuda.device_of(q):  # Triton launches on the current device, which need not be theirs
         cells = queries + k.shape[2] - 1
-        far = torch.full((), cells, dtype=torch.int32, device=q.device)  # cells that have one number and one row
-        if any(reads.values()):
-            _first_other[(triton.cdiv(cells, 1024),)](tables[0], tables[2], far, heads, cells, BLOCK=1024, **reads)
+        far, long = nothing, queries > block_m and any(reads.values())
+        if long:
+            far, grid = (
+                torch.full((2, heads), cells, dtype=torch.int32, device=q.device),
+                (triton.cdiv(cells, 1024), heads),
+            )
+            _straight[grid](tables[0], tables[2], far, queries - 1 + diagonal, cells, HEADS=heads, BLOCK=1024, **reads)
         forward[(triton.cdiv(queries, block_m), batch * heads)](
             q, k, v, out, lse, *tables, far, scale, diagonal, queries, k.shape[2], 0 if products is None else products.shape[-1],
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], HEADS=heads, GROUPS=heads // k.shape[1], D=q.shape[-1],
             DV=v.shape[-1], BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=diagonal < k.shape[2] - 1,
-            PRECISION=precision, num_warps=warps, num_stages=stages, **reads,
+            LONG=long, PRECISION=precision, num_warps=warps, num_stages=stages, **reads,
         )  # fmt: skip
     return out, lse
 

@@ -387,7 +387,7 @@ class QueryTerm(_ProjectedTerm):
     by_distance = of_query = True
 
     def for_kernel(self, inputs: KernelInputs) -> KernelInputs:
-        return inputs._replace(products=self.products().float(), rows=self.tensors[2])
+        return inputs._replace(products=self.products(), rows=self.tensors[2])
 
     @property
     def by_slices(self) -> bool:
