@@ -4,13 +4,15 @@
 Nothing here rests on the form of the law: multipliers are read off rope's measured losses, between its budgets.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from law import CONTEXTS, mean
+from law import CONTEXTS, HERE, mean
 from law_fit import means
 from law_lease import CELLS, EXPONENTS, PLANS, SIZES, TEN, chosen, finished, fitted, judged, points
 
@@ -96,13 +98,35 @@ def early(cells: Cells, size: str, first: int, last: int) -> tuple[list[str], di
     return names, {name: rank_correlation(values, then) for name, values in measures.items()}
 
 
+@dataclass(frozen=True)
+class Widest:
+    """The largest cell that all ten encodings have, and what they have there: (loss at the training length, loss at 8 times, seed 0)."""
+
+    size: str
+    budget: int
+    losses: dict[str, tuple[float, float]]
+
+    def best(self, at: int) -> tuple[str, float]:
+        """The encoding of least loss. at: 0 at the training length, 1 at 8 times."""
+        name = min(self.losses, key=lambda e: self.losses[e][at])
+        return name, self.losses[name][at]
+
+
+def widest() -> Widest:
+    cells = by_cell()
+    shared = [(size, b) for size, _, b in cells if all((size, e, b) in cells for e in TEN)]
+    size, budget = max(shared, key=lambda pair: (float(pair[0][:-1]), pair[1]))
+    of = {e: next(c for c in cells[size, e, budget] if c["cell"]["seed"] == 0) for e in TEN}
+    return Widest(size, budget, {e: (mean(c, "length"), mean(c, "far_context", "4096")) for e, c in of.items()})
+
+
 def page() -> Iterator[str]:
     cells = by_cell()
     everything = finished()
     yield from ("## On a GPU", "")
     device = everything[0]["machine"]["device"]
     busy = sum(e["flops"] for e in everything)
-    yield f"{len(everything)} trainings on an {device}, in steps of 32 x 512 tokens and bfloat16, in the order of value that a lease of minutes allows. The largest has"
+    yield f"{len(everything)} trainings on an {device}, in steps of 32 x 512 tokens and bfloat16, most valuable first, in leases of minutes. The largest has"
     largest = max(everything, key=lambda e: e["flops"])
     yield (
         f"{largest['weights'] / 1e6:.0f} M weights and {largest['cell']['budget']} MB of text. They are registered as "
@@ -157,6 +181,15 @@ def page() -> Iterator[str]:
         yield f"{verdict}: the fit of E + A N^-a + B D^-b misses the means by {fit.error:.3f} nats (root mean square), with a = {fit.a:g} and b = {fit.b:.2f}"
         edge = " (the least that was allowed)" if fit.b < 0.055 else ""
         yield f"{edge}. They have {steps[0]} to {steps[-1]} steps."
+    yield from ("", "### Do a GPU's trainings follow the CPU's?", "")
+    yield "The smallest size in steps of 8 x 512 tokens, rate 1, the same numbers on each: the mean training loss of steps 91 to 100, nats per token."
+    yield from ("", "| encoding | device | float32 | bfloat16 |", "|---|---|--:|--:|")
+    ends: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for line in (HERE / "follow.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        ends[row["encoding"], row["machine"]["device"]][row["dtype"]] = row["losses"][-1]
+    for (encoding, where), row in sorted(ends.items()):
+        yield f"| `{encoding}` | {where} | {row['float32']:.3f} | {row['bfloat16']:.3f} |"
     yield from ("", "### Predictions", "")
     results = judged()
     for stage in PLANS:

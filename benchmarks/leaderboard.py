@@ -43,6 +43,7 @@ sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
 from archives import archive  # noqa: E402
+from law_gpu import widest  # noqa: E402
 from pairs import BENJAMINI_HOCHBERG, different, found  # noqa: E402
 from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
@@ -563,12 +564,9 @@ FRONT: dict[str, Json] = {
         "head": ("you want", "take", "what was measured"),
         "rows": {
             "server": ("a decoder that every inference server runs", "near the lowest loss of these in {} settings"),
-            "longer": (
-                "inputs longer than in training",
-                "after the longest training the lowest loss there, {} nats per byte",
-            ),
+            "longer": ("inputs longer than in training", "lowest loss of ten at eight times the length, {} nats per byte"),
             "encoder": ("a bidirectional encoder", "lowest loss in masked prediction, {} nats"),
-            "free": ("the lowest loss, at any cost", "near the lowest loss in {} settings; its attention is slower"),
+            "free": ("the lowest loss", "lowest of ten after the largest budget, {} nats per byte"),
             "extend": (
                 "a RoPE model with a longer context",
                 "finds the passkey in {} documents past the context length",
@@ -576,22 +574,22 @@ FRONT: dict[str, Json] = {
         },
         "joint": ", ",
         "of": "{} of {}",
-        "shown": "Near is within {margin} nats per byte, longer is {factor} times the training length, in models of {least:.1f} to {most:.1f} M parameters "
-        "after at most {steps} steps; not shown is that the order changes with that budget ([all results](docs/leaderboard.md)).",
+        "shown": "Near is within {margin} nats per byte, in models of {least:.1f} to {most:.1f} M parameters after at most {steps} steps ([all results](docs/leaderboard.md)); "
+        "the largest budget is [{weights} M weights and {megabytes} MB of text]({law}), one seed. Not shown is that the order changes with the budget.",
     },
     "zh": {
         "head": ("你要的", "选择", "测得"),
         "rows": {
             "server": ("各种推理服务器都能运行的解码器", "在 {} 的设置中接近这类编码的最低损失"),
-            "longer": ("比训练时更长的输入", "训练最久时，那里的损失最低，每字节 {} 奈特"),
+            "longer": ("比训练时更长的输入", "八倍长度上十种编码中损失最低，每字节 {} 奈特"),
             "encoder": ("双向编码器", "掩码预测的损失最低，{} 奈特"),
-            "free": ("不计代价的最低损失", "在 {} 的设置中接近最低损失；它的 attention 较慢"),
+            "free": ("最低的损失", "预算最大时十种编码中最低，每字节 {} 奈特"),
             "extend": ("上下文更长的 RoPE 模型", "超过上下文长度时，在 {} 的文档中找到密钥（passkey）"),
         },
         "joint": "、",
         "of": "{}/{}",
-        "shown": "“接近”指相差不超过每字节 {margin} 奈特，“更长”指训练长度的 {factor} 倍；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步；"
-        "表中没有的是：次序会随训练步数而变（[全部结果](docs/leaderboard.md)）。",
+        "shown": "“接近”指相差不超过每字节 {margin} 奈特；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步（[全部结果](docs/leaderboard.md)）；"
+        "最大的预算是 [{weights} M 权重、{megabytes} MB 文本]({law})，一个种子。表中没有的是：次序会随预算而变。",
     },
 }
 """README's words, by language: who asks, and what was measured."""
@@ -610,12 +608,11 @@ def answers(results: Json) -> dict[str, Answer]:
     """What README and the page on choosing advise, from the committed results."""
     known = worlds(results)
     made = {}
-    for key, need in zip(("server", "free"), NEEDS, strict=True):
-        name, among = nearest(need, known) or ("", [])
-        made[key] = Answer((name,), str(sum(behind(name, need, each)[0] <= MARGIN for each in among)), len(among))
-    most = max(each.steps for each in known)
-    loss, name = min((losses[-1], name) for each in known if each.steps == most for name, losses in each.losses.items())
-    made["longer"] = Answer((name,), f"{loss:.2f}")
+    name, among = nearest(NEEDS[0], known) or ("", [])
+    made["server"] = Answer((name,), str(sum(behind(name, NEEDS[0], each)[0] <= MARGIN for each in among)), len(among))
+    for key, at in (("free", 0), ("longer", 1)):
+        name, loss = widest().best(at)
+        made[key] = Answer((name,), f"{loss:.2f}")
     ranking = replication.experiments("recall")[0].rankings["recall"]
     recalled = {v.name: _value(ranking, v, ranking.settings.conditions[-1]) for v in ranking.trained}
     best = max(recalled.values(), key=float)
@@ -638,9 +635,12 @@ def front(results: Json, language: str = "en") -> str:
         rows.append([who, names, what.format(figure)])
     known = worlds(results)
     sizes = [each.parameters / 1e6 for each in known]
+    largest = widest()
     shown = words["shown"].format(
         margin=MARGIN,
-        factor=results["tasks"]["text"]["settings"]["factors"][-1],
+        weights=largest.size.removesuffix("M"),
+        megabytes=largest.budget,
+        law="benchmarks/law.md#on-a-gpu",
         least=min(sizes),
         most=max(sizes),
         steps=max(each.steps for each in known),
@@ -668,19 +668,26 @@ def choice(results: Json) -> str:
     made, unknown = answers(results), "not measured"
     asked = [
         ("Must every inference server run it?", "server", "near the best of `rope`, `t5`, `alibi`, `local_nope` in {} settings"),
-        ("Are inputs longer than in training?", "longer", "lowest loss at 8 times the training length, {}"),
+        ("Are inputs longer than in training?", "longer", "lowest loss of ten at 8 times the training length, {}"),
         ("Must it recall one value from far away?", "recall", "{} right at 8 times the training length"),
         ("Is the model trained already, with RoPE?", "extend", "passkey found in {} documents at 1.5 times the context"),
         ("Are the inputs images or video?", "axial_rope", unknown),
         ("Is it a bidirectional encoder?", "encoder", encoder()[1]),
-        ("Are you free to choose?", "free", "near the lowest loss in {} settings"),
+        ("Are you free to choose?", "free", "lowest loss of ten after the largest budget, {}"),
     ]  # fmt: skip
     rows = []
     for question, key, sentence in asked:
         answer = made.get(key, Answer((key,), ""))
         figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
         rows.append([question, ", ".join(f"`{name}`" for name in answer.names), sentence.format(figure)])
-    return table(["question", "if yes, take", "measured"], rows, text=3)
+    largest = widest()
+    at = [
+        ", ".join(f"`{e}` {loss[n]:.2f}" for e, loss in sorted(largest.losses.items(), key=lambda pair: pair[1][n]))
+        for n in (0, 1)
+    ]
+    law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code, one seed. Nats per byte at"
+    where = f"{law} the training length, 512 tokens: {at[0]}. At 8 times the length: {at[1]}."
+    return f"{table(['question', 'if yes, take', 'measured'], rows, text=3)}\n\n{where}"
 
 
 WITHOUT = {

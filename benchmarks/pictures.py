@@ -19,7 +19,8 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from law_fit import chosen_rates, points
+from law_gpu import by_cell
+from law_gpu import losses as measured_losses
 
 DEMO = Path("benchmarks/demo.json")
 TASKS = Path("benchmarks/leaderboard.json.gz")
@@ -56,9 +57,11 @@ CHINESE = {
     "none is": "一种也没有", "{} are": "有 {} 种",
     "loss at the training length above that of RoPE, nats per byte": "训练长度上的损失，高出 RoPE 的奈特/字节",
     "training steps ({:.1f} M parameters, {} bytes, {} seeds)": "训练步数（{:.1f} M 参数，{} 字节，{} 个种子）",
-    "After {:g} MB of text {} of {} encodings are below RoPE:": "训练 {0:g} MB 文本后，{2} 种编码中有 {1} 种低于 RoPE：",
+    "{} of {} encodings are below RoPE after {:g} MB of text,": "训练 {2:g} MB 文本后，{1} 种编码中有 {0} 种低于 RoPE；",
+    "and {} after {:g} MB": "训练 {1:g} MB 后有 {0} 种",
     "KERPLE": "KERPLE", "loss at 512 tokens above that of RoPE, nats per byte": "512 个 token 处的损失，高出 RoPE 的奈特/字节",
-    "MB of text trained on, 0.6 M weights; bars: registered before, from {:g} MB on": "训练文本（MB），0.6 M 权重；竖条：{:g} MB 起，训练前登记的预测",
+    "{:g} M weights, by MB of text": "{:g} M 权重，按文本（MB）", "{:g} MB, by million weights": "{:g} MB，按权重（M）",
+    "bars: registered before {:g} M weights were trained": "竖条：训练 {:g} M 权重之前登记的预测", "RoPE + ALiBi": "RoPE + ALiBi",
     "stick-breaking": "折棒注意力", "FoX": "遗忘门 FoX", "Shaw": "Shaw 向量", "projected": "投影的相对偏置",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
@@ -310,69 +313,80 @@ def budget(results: Results, look: Look) -> str:
 
 
 TRAINED = {
-    "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"), "alibi": ("ALiBi", "orange"), "fox": ("FoX", "purple"), "none": ("no positions", "soft"),
+    "rope+alibi": ("RoPE + ALiBi", "blue"), "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"), "alibi": ("ALiBi", "orange"),
+    "stick_breaking": ("stick-breaking", "soft"), "fox": ("FoX", "purple"),
 }  # fmt: skip
 """How `law` names and draws what is compared with RoPE."""
+AT_BUDGET, AT_SIZE = 16, "3M"
 
 
-def law(cells: Sequence[Results], predictions: Sequence[Results], look: Look) -> str:
-    """How far losses are from RoPE's by the megabytes trained on, over the seeds that both have, and what was registered before."""
-    rates, say = chosen_rates(cells), look.say
-    losses = {(p.encoding, p.budget, p.seed): float(p.passages.mean()) for p in points(cells, rates)}
-    gaps: dict[str, dict[float, float]] = {name: {} for name in TRAINED}
-    for name, row in gaps.items():
-        for budget in sorted({budget for of, budget, _ in losses if of == name}):
-            seeds = [s for of, at, s in losses if (of, at) == (name, budget) and ("rope", at, s) in losses]
-            if seeds:
-                row[budget] = sum(losses[name, budget, s] - losses["rope", budget, s] for s in seeds) / len(seeds)
-    registered = {
-        name: {
-            p["sum"][0]["budget"]: (p["low"], p["high"]) for p in predictions if p["id"].endswith(f" {name} minus rope")
-        }
+def law(losses: Mapping[tuple[str, str, int], float], predictions: Sequence[Results], look: Look) -> str:
+    """How far losses are from RoPE's, by the megabytes trained on and by the weights, and what was registered of the largest."""
+    say, weights = look.say, {"0.6M": 0.6, "3M": 3.0, "10M": 10.0, "28M": 28.0}
+    by_budget: dict[str, dict[float, float]] = {name: {} for name in TRAINED}
+    by_size: dict[str, dict[float, float]] = {name: {} for name in TRAINED}
+    for (size, name, budget), loss in losses.items():
+        gap = loss - losses.get((size, "rope", budget), loss)
+        if name in TRAINED and size == AT_SIZE:
+            by_budget[name][budget] = gap
+        if name in TRAINED and budget == AT_BUDGET:
+            by_size[name][weights[size]] = gap
+    held_out = {
+        name: (p["low"], p["high"])
         for name in TRAINED
+        for p in predictions
+        if p["id"] == f"GPU, fit, 28M, {AT_BUDGET} MB: loss at 512 tokens, {name} minus rope"
     }
-    last = max(min(row) for row in registered.values())
-    most = max(max(row) for row in gaps.values())
-    order = sorted(gaps, key=lambda name: gaps[name].get(most, 0.0))
-    below = [say(TRAINED[name][0]) for name in order if gaps[name].get(most, 0.0) < 0]
+    first, last = (end({at for row in by_budget.values() for at in row}) for end in (min, max))
+    below = [sum(row.get(at, 0.0) < 0 for row in by_budget.values()) for at in (first, last)]
     finding = [
-        say("After {:g} MB of text {} of {} encodings are below RoPE:", most, len(below), len(TRAINED)),
-        look.listed(below or [say("none")]),
+        say("{} of {} encodings are below RoPE after {:g} MB of text,", below[0], len(TRAINED), first),
+        say("and {} after {:g} MB", below[1], last),
     ]
-    about = say("loss at 512 tokens above that of RoPE, nats per byte")
-    top, bottom, left, right = 96, 388, 52, 420
-    drawing = Drawing(440, finding, about, look)
-    ends = [end for row in registered.values() for each in row.values() for end in each]
-    ends += [value for row in gaps.values() for value in row.values()]
-    low, high, longest = min(ends), max(ends), max(max(row) for row in registered.values())
-
-    def x(budget: float) -> float:
-        return left + 12 + (right - left - 32) * log10(budget) / log10(longest)
+    drawing = Drawing(470, finding, say("loss at 512 tokens above that of RoPE, nats per byte"), look)
+    top, bottom = 118, 396
+    ends = [value for rows in (by_budget, by_size) for row in rows.values() for value in row.values()]
+    ends += [end for pair in held_out.values() for end in pair]
+    low, high = min(ends), max(ends)
 
     def y(value: float) -> float:
         return bottom - 8 - (bottom - top - 16) * (value - low) / (high - low)
 
-    for number in range(int(low * 20), int(high * 20) + 1):
-        drawing.line([(left, y(number / 20)), (right, y(number / 20))])
-        label = f"{number / 20:+.2f}".replace("-", "−")
-        drawing.text(left - 6, y(number / 20) + 5, label if number else "0", colour="soft", anchor="end")
-    for budget in sorted({budget for row in (*gaps.values(), *registered.values()) for budget in row}):
-        drawing.text(x(budget), bottom + 20, f"{budget:g}", colour="soft", anchor="middle")
-    s = say("MB of text trained on, 0.6 M weights; bars: registered before, from {:g} MB on", last)
-    drawing.text(left, bottom + 44, s, colour="soft")
-    wanted = [y(sum(registered[name][longest]) / 2) for name in TRAINED]
+    panels = (
+        (by_budget, 52, 222, "{:g} M weights, by MB of text", weights[AT_SIZE]),
+        (by_size, 262, 432, "{:g} MB, by million weights", AT_BUDGET),
+    )
+    for rows, left, right, title, value in panels:
+        ticks = sorted({at for row in rows.values() for at in row})
+
+        def x(at: float, left: int = left, right: int = right, ticks: Sequence[float] = ticks) -> float:
+            return left + 14 + (right - left - 28) * log10(at / ticks[0]) / log10(ticks[-1] / ticks[0])
+
+        for number in range(int(low * 20), int(high * 20) + 1):
+            drawing.line([(left, y(number / 20)), (right, y(number / 20))])
+            if rows is by_budget:
+                label = f"{number / 20:+.2f}".replace("-", "−")
+                drawing.text(left - 6, y(number / 20) + 5, label if number else "0", colour="soft", anchor="end")
+        for at in ticks:
+            drawing.text(x(at), bottom + 20, f"{at:g}", colour="soft", anchor="middle")
+        drawing.text(left, bottom + 44, say(title, value), colour="soft")
+        for number, (name, (_, colour)) in enumerate(TRAINED.items()):
+            made = [(x(at), y(gap)) for at, gap in sorted(rows[name].items())]
+            values = ", ".join(f"{gap:+.3f} at {at:g}" for at, gap in sorted(rows[name].items()))
+            drawing.line(made, colour=colour, width=2.5, about=f"{name}: {values}".replace("-", "−"))
+            for at in made:
+                drawing.dot(*at, radius=3.5, colour=colour)
+            if rows is by_size and name in held_out:
+                place, (least, greatest) = x(28.0) + 4 * (number - 2.5), held_out[name]
+                bar = f"{name}: {least:+.3f} to {greatest:+.3f} was registered".replace("-", "−")
+                drawing.line([(place, y(least)), (place, y(greatest))], colour=colour, width=3, about=bar)
+    drawing.text(52, bottom + 66, say("bars: registered before {:g} M weights were trained", 28), colour="soft")
+    wanted = [
+        y(by_size[name][max(by_size[name])]) if by_size[name] else y(by_budget[name][AT_BUDGET]) for name in TRAINED
+    ]
     heights = dict(zip(TRAINED, apart(wanted, 20, top + 4, bottom - 4), strict=True))
-    for number, (name, (label, colour)) in enumerate(TRAINED.items()):
-        made = [(x(budget), y(value)) for budget, value in gaps[name].items()]
-        values = ", ".join(f"{value:+.3f} after {budget:g} MB" for budget, value in gaps[name].items())
-        drawing.line(made, colour=colour, width=2.5, about=f"{name}: {values}".replace("-", "−"))
-        for at in made:
-            drawing.dot(*at, radius=3.5, colour=colour)
-        for budget, (least, greatest) in registered[name].items():
-            at = x(budget) + 5 * (number - 2)
-            bar = f"{name}: {least:+.3f} to {greatest:+.3f} after {budget:g} MB".replace("-", "−")
-            drawing.line([(at, y(least)), (at, y(greatest))], colour=colour, width=3, about=bar)
-        drawing.text(right + 6, heights[name] + 5, say(label), colour=colour, weight=600)
+    for name, (label, colour) in TRAINED.items():
+        drawing.text(440, heights[name] + 5, say(label), colour=colour, weight=600)
     return drawing.svg()
 
 
@@ -639,8 +653,8 @@ def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
         "budget": partial(budget, read(root / BUDGETS)),
         "law": partial(
             law,
-            [read(path) for path in sorted((root / LAW).glob("cells/*.json"))],
-            read(root / LAW / "registration2.json")["predictions"],
+            {key: float(row.mean()) for key, row in measured_losses(by_cell(), seed=0).items()},
+            read(root / LAW / "registration4.json")["predictions"],
         ),
         "longer": partial(longer, read(root / LONGER)),
         "speed": partial(speed, read(root / SPEED)),
