@@ -11,6 +11,7 @@ from website.page import ROOT
 WRITERS = (
     "ablations.py",
     "frontier.py",
+    "law_fit.py --write",
     "longer.py",
     "pictures.py",
     "quoted.py",
