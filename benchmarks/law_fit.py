@@ -193,6 +193,7 @@ def page(cells: Sequence[Mapping[str, Any]], draws: int = DRAWS) -> str:
     chosen = chosen_rates(cells)
     some = points(cells, chosen)
     table = means(some)
+    hours = sum(each.get("training_seconds", 0) + each.get("test_seconds", 0) for each in cells) / 3600
     seeds: dict[tuple[int, str, float], set[int]] = defaultdict(set)
     for p in some:
         seeds[p.size, p.encoding, p.budget].add(p.seed)
@@ -205,7 +206,7 @@ def page(cells: Sequence[Mapping[str, Any]], draws: int = DRAWS) -> str:
         "[registered](law/registration.md) before the first training; `python benchmarks/law.py check` verifies that, and `judge` judges the predictions.",
         "`check` goes by the registration's content: some trainings ran from commits that are not in this history, which it counts.",
         "",
-        f"{len(cells)} trainings are finished, {len(cells) - len(some)} of them at learning rates that were not chosen.",
+        f"{len(cells)} trainings are finished, {len(cells) - len(some)} of them at learning rates that were not chosen. They took {hours:.1f} hours of one core.",
         "",
         "## Loss at 512 tokens, nats per byte, mean of prose and code",
         "",

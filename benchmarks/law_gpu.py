@@ -6,15 +6,15 @@ Nothing here rests on the form of the law: multipliers are read off rope's measu
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from law import CONTEXTS, HERE, mean
+from law import CONTEXTS, COOLDOWN, HERE, mean
 from law_fit import means
-from law_lease import CELLS, EXPONENTS, PLANS, SIZES, TEN, chosen, finished, fitted, judged, points
+from law_lease import CELLS, EXPONENTS, PEAK, PLANS, SIZES, TEN, chosen, finished, fitted, judged, points
 
 DRAWS = 1000
 Cells = dict[tuple[str, str, int], list[dict[str, Any]]]
@@ -98,6 +98,23 @@ def early(cells: Cells, size: str, first: int, last: int) -> tuple[list[str], di
     return names, {name: rank_correlation(values, then) for name, values in measures.items()}
 
 
+def spent(everything: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds in which something was trained or tested, and the share of the peak that the training's arithmetic makes of them. Budgets of one
+    trunk share its steps."""
+    seconds, until = 0.0, 0.0
+    for each in sorted(everything, key=lambda e: e["start"]):
+        seconds += max(0.0, each["finish"] - max(until, each["start"]))
+        until = max(until, each["finish"])
+    flops, trunks = 0.0, defaultdict(list)
+    for each in everything:
+        trunks[*(each["cell"][key] for key in ("size", "encoding", "seed", "rate")), each["start"]].append(each)
+    for cells in trunks.values():
+        last = max(cells, key=lambda e: e["steps"])
+        steps = last["steps"] + sum(max(1, round(COOLDOWN * e["steps"])) for e in cells if e is not last)
+        flops += last["flops"] / last["steps"] * steps
+    return seconds, flops / seconds / PEAK
+
+
 @dataclass(frozen=True)
 class Widest:
     """The largest cell that all ten encodings have, and what they have there: (loss at the training length, loss at 8 times, seed 0)."""
@@ -125,14 +142,21 @@ def page() -> Iterator[str]:
     everything = finished()
     yield from ("## On a GPU", "")
     device = everything[0]["machine"]["device"]
-    busy = sum(e["flops"] for e in everything)
     yield f"{len(everything)} trainings on an {device}, in steps of 32 x 512 tokens and bfloat16, most valuable first, in leases of minutes. The largest has"
     largest = max(everything, key=lambda e: e["flops"])
+    seconds, share = spent(everything)
     yield (
         f"{largest['weights'] / 1e6:.0f} M weights and {largest['cell']['budget']} MB of text. They are registered as "
-        "[stages 3 and 4](law/registration3.md); `python benchmarks/law_lease.py check` verifies it. Processes share the GPU under NVIDIA's MPS; the "
-        f"trainings' arithmetic comes to {busy:.2g} FLOPs."
+        "[stages 3 and 4](law/registration3.md); `python benchmarks/law_lease.py check` verifies it. They took "
+        f"{seconds:.0f} seconds of the GPU, in processes that shared it under NVIDIA's MPS, at {share:.1%} of its peak in bfloat16 (989 TFLOP/s)."
     )
+    planned = {
+        (size, e, seed, b) for plan in PLANS.values() for size, names, seed, bs in plan for e in names for b in bs
+    }
+    there = {tuple(e["cell"][key] for key in ("size", "encoding", "seed", "budget")) for e in everything}
+    left = sorted(planned - there, key=lambda cell: (float(cell[0][:-1]), cell[3]))
+    count = Counter(f"{size.replace('M', ' M')} weights and {budget} MB" for size, _, _, budget in left)
+    yield f"Not trained, of what was planned: {', '.join(f'{n} of {what}' for what, n in count.items())}."
     budgets = sorted({budget for _, _, budget in cells})
     table = {key: float(row.mean()) for key, row in losses(cells).items()}
     yield from (
