@@ -19,7 +19,7 @@ from posenc.errors import InputError, Positive, Size, as_numbers, check_argument
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
-from posenc.pretrained.learned_table import has_learned_table, table_of
+from posenc.pretrained.learned_table import check_rows, has_learned_table, table_of
 from posenc.pretrained.models import model_structure, unwrap
 from posenc.pretrained.scratch import scratch
 from posenc.pretrained.stopping import stoppable
@@ -183,6 +183,7 @@ def prepared(
     several = isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text)
     texts = [row for each in (text if several else [text]) for row in token_rows(each, tokenizer, s["length"])]
     check_tokens(model, torch.cat(texts))
+    check_rows(model, s["target_length"] or s["length"])
     if s["lora"] is not None:
         needs("peft", "peft")
     elif half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}:

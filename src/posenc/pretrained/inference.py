@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
-from posenc.pretrained.learned_table import refuse_longer
+from posenc.pretrained.learned_table import check_rows
 from posenc.pretrained.models import cache_name, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type
 
@@ -96,6 +96,7 @@ def scores_by_position(
     check_tokens(model, ids)
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
+    check_rows(model, count if window is None else min(window, count))
     loss = torch.full(batch.shape, float("nan"), device=batch.device)
     hits = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     name = cache_name()
@@ -161,12 +162,11 @@ def chunk_size(model: Any, length: int, chunk: int) -> int:
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:
-    """Refuse tokens beyond the vocabulary and, from now on, inputs beyond a learned table, at which a GPU crashes.
+    """Refuse tokens beyond the vocabulary, at which a GPU crashes.
 
     Raises:
         InputError: names the largest token.
     """
-    refuse_longer(model)
     rows, least, largest = model.get_input_embeddings().weight.shape[0], int(ids.min()), int(ids.max())
     if least < 0:
         raise InputError(f"text has token {least}: pass token ids, which are not negative")
@@ -233,8 +233,9 @@ class CachedBatch:
     def feed(self, ids: Tensor, **options: Any) -> Tensor:
         """Append tokens (rows, n): the logits after each of them, (rows, n, vocabulary), float32."""
         inputs: dict[str, Any] = {"input_ids": ids.to(self.device), cache_name(): self.cache}
+        total = self.length + ids.shape[1]
+        check_rows(self.model, total)
         if self.padding is not None:
-            total = self.length + ids.shape[1]
             self.padding = F.pad(self.padding, (0, max(total - self.padding.shape[1], 0)), value=1)
             mask = self.padding[:, :total]
             inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, self.length :]}
