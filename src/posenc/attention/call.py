@@ -29,7 +29,7 @@ from posenc.encoding import (
     require_values,
     swapped,
 )
-from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_value, refuse_distributed
+from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, refuse_distributed
 from posenc.positions import Positions
 from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
@@ -413,8 +413,7 @@ def check_numbers(call: Call) -> None:
     if not 0 <= dropout_p < 1:
         raise InputError("a probability below 1", dropout_p=dropout_p)
     if type(layer) is not int or layer < 0:
-        check_value("layer", layer, int)
-        raise InputError("must be at least 0", layer=layer)
+        check_integers(0, layer=layer)
     rotated: Any = call.keys_rotated
     if type(rotated) is not bool:
         check_flags(keys_rotated=rotated)

@@ -177,9 +177,10 @@ def prepared(
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}
     check_integers(0, warmup=s["warmup"])
     check_integers(2, length=s["length"])  # one token to predict the other from
-    if s["target_length"] is not None and not s["pose"]:
+    if s["pose"]:
+        check_integers(s["length"], target_length=s["target_length"])
+    elif s["target_length"] is not None:
         raise InputError("needs pose=True, which skips positions up to there", target_length=s["target_length"])
-    check_integers(s["length"], target_length=s["target_length"])
     several = isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text)
     texts = [row for each in (text if several else [text]) for row in token_rows(each, tokenizer, s["length"])]
     check_tokens(model, torch.cat(texts))

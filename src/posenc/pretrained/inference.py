@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers, not_none
 from posenc.pretrained.attach import attached
 from posenc.pretrained.learned_table import check_rows
 from posenc.pretrained.models import cache_name, unwrap
@@ -89,8 +89,7 @@ def scores_by_position(
     """`loss_by_position`, and whether each token is the one that the model predicts: bool, False for the first token."""
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         raise InputError(f"ids of shape {tuple(ids.shape)}: pass (N,) or (batch, N) with at least two tokens")
-    if chunk < 1:
-        raise InputError("must be at least 1", chunk=chunk)
+    check_integers(1, chunk=chunk, **not_none(window=window, stride=stride))
     if stride is not None and window is None:
         raise InputError("needs window, which it moves", stride=stride)
     check_tokens(model, ids)
