@@ -111,7 +111,8 @@ class KVCache:
         return Pass(encoding, self.positions(num_queries, device=device))
 
     def detach(self) -> None:
-        """Let no gradient go back through the tokens that are in the cache, as between the segments of a text."""
+        """Let no gradient go back through the tokens that are in the cache, as between the segments of a text: the backward pass of
+        the next one would raise "Trying to backward through the graph a second time"."""
         self._layers = {n: x._replace(tensors=tuple(y.detach() for y in x.tensors)) for n, x in self._layers.items()}
 
     def crop(self, length: int) -> None:
