@@ -60,9 +60,7 @@ class Call(NamedTuple):
 
     def changed(self, **changes: Any) -> "Call":
         """`_replace`, which Dynamo does not trace before PyTorch 2.9."""
-        if not torch.compiler.is_compiling():
-            return self._replace(**changes)
-        return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
+        return Call(*[changes.get(name, value) for name, value in zip(Call._fields, self, strict=True)])
 
 
 def given(call: Call) -> Call:
