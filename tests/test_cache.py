@@ -192,7 +192,6 @@ def test_bad_input_is_refused_before_anything_is_stored():
         (lambda: cache.reorder(torch.tensor([0, 5])), "row numbers below 2"),
         (lambda: attention(*new[:3], encoding, cache=cache, backend="triton"), "cannot serve this"),
         (lambda: attention(new[0][:, :3], *new[1:3], encoding, cache=cache), "3 query heads cannot share 4"),
-        (lambda: KVCache(capacity=0), "capacity=0"),
         (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "cannot rotate queries and keys apart"),
     ):
         with pytest.raises(InputError, match=message):

@@ -41,9 +41,11 @@ CALLS = [
     partial(posenc.nbce_generate, MODEL, TOKENS, ["a"], "b"), partial(posenc.finetune, MODEL, IDS, pose=True),
     partial(posenc.Transformer(posenc.TransformerConfig(8, dim=8, num_heads=2), "rope").generate, IDS[None, :4]),
 ]  # fmt: skip
+ANY = ("seed", "index", "axis", "rotary_start", "start", "first", "end", "num_buckets", "max_distance")
+"""Of either sign, or refused together."""
+FROM_ZERO = ("layer", "offset", "rank", "prefix", "sinks", "warmup", "registers", "before", "after", "length")
 GOOD = {"head_dim": 8, "dim": 8, "rotary_dim": 4, "length": 32, "trained": 64, "target_length": 64, "slots": 64, "end": 4,
-        "n": 4, "window": 4, "steps": 1,
-        **dict.fromkeys(("axis", "first", "index", "layer", "offset", "rank", "rotary_start", "seed", "start"), 0)}  # fmt: skip
+        "n": 4, "window": 4, "steps": 1, **dict.fromkeys((*ANY[:6], *FROM_ZERO[:3]), 0)}  # fmt: skip
 ELSEWHERE = {"bounded", "choose", "evaluate", "extend", "compute", "extended", "store", "of_tokens"}
 """Their integers are in lists or read of the other arguments, or they are not for users."""
 
@@ -59,7 +61,8 @@ def test_what_is_no_integer_is_refused_by_its_name(call):
     found = integers(call.func)
     good = {n: GOOD.get(n, 2) for n, optional in found.items() if not optional}
     for name, optional in found.items():
-        for wrong in (1.5, "4", True, [1], *([] if optional else [None])):
+        least = [] if name in ANY else [-1] if name in FROM_ZERO else [0]
+        for wrong in (1.5, "4", True, [1], *([] if optional else [None]), *least):
             with pytest.raises(InputError) as raised:
                 call(**good | {name: wrong})
             assert (raised.value.argument, raised.value.value) == (name, wrong)
