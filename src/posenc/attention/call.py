@@ -177,10 +177,8 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
-    biases = (
-        [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites] if torch.is_grad_enabled() else []
-    )
-    return any(parameter.requires_grad for encoding in biases for parameter in encoding.parameters())
+    biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
+    return torch.is_grad_enabled() and any(p.requires_grad for each in biases for p in each.parameters())
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:

@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Modifier, Score
 from posenc.encoding.declared import HeadRange, is_torchs
-from posenc.encoding.effects import (
-    Acting,
-    agreed_scale,
-    augmented_by,
-    check_layer,
-    gates_of,
-    joined,
-    only,
-)
+from posenc.encoding.effects import Acting, agreed_scale, augmented_by, check_layer, gates_of, joined, only
 from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
 from posenc.errors import InputError, check_sizes, not_none
 from posenc.positions import Positions

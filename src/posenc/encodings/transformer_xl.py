@@ -44,6 +44,7 @@ class TransformerXL(ContentBias):
     )
     papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
     shift_invariant = True
+    bias_reads_keys = False
     extrapolates = "yes: attends further back than in training"
     use_when = "Take it with a memory of earlier segments, as Transformer-XL does; `rope` needs no projection of codes."
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"

@@ -43,7 +43,6 @@ class Window(Encoding):
         "window, not with the text."
     )
     shift_invariant = True
-    bias_reads_keys = False
     constant = True
 
     before: Widths = 127
@@ -106,7 +105,6 @@ class Chunks(Encoding):
     extrapolates = "partly: no distance is as far as a chunk is long"
     use_when = "Add it to some layers, as Llama 4 does; `window` has no borders that hide near tokens."
     shift_invariant = True
-    bias_reads_keys = False
 
     size: Size = 128
 
