@@ -176,10 +176,7 @@ def test_bad_input_is_refused_before_anything_is_stored():
         (lambda: attend(encoding, part(given, 5, 9), cache.positions(4), cache), "9 tokens, capacity=8"),
         (lambda: attend(encoding, part(given, 5, 7), cache.positions(1), cache), "positions are for 1 queries"),
         (lambda: attend(encoding, rows(new, [0]), cache.positions(), cache), "another batch"),
-        (
-            lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache),
-            "precision needs another cache",
-        ),
+        (lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache), "precision needs another cache"),
         (lambda: attend(made("fox"), new, cache.positions(), cache), "keys under rope.*under no rotation"),
         (lambda: posenc.attention(*new[:3], encoding, cache.positions(), cache={}), "pass a posenc.KVCache"),
         (

@@ -159,10 +159,7 @@ def test_the_callers_encoding_stays_as_it_is():
         (lambda: scores("rope", samples=1), r"samples=1: must be at least 2"),
         (lambda: scores("learned", 513), r"length=513: learned has 512 positions; give fewer"),
         (lambda: scores(torch.ones(3)), r"encoding: .* pass an Encoding"),
-        (
-            lambda: scores(posenc.Rotary(16), head_dim=32),
-            r"head_dim=32: rope was made with head_dim=16; leave it out",
-        ),
+        (lambda: scores(posenc.Rotary(16), head_dim=32), r"head_dim=32: rope was made with head_dim=16; leave it out"),
         (lambda: scores("sinusoidal+rope", dim=32), r"is 32 wide at the input and 64 in a head"),
     ],
 )

@@ -285,7 +285,6 @@ def test_completed_by_what_it_needs():
         (lambda: frequencies.explicit(64, stretch=[1.0] * 31), r"stretch has shape \(31,\): .*each of the 32 pairs"),
         (lambda: frequencies.explicit(4, stretch=[1.0, 0.0]), "stretch: frequencies are divided by it"),
         (lambda: frequencies.explicit(4, stretch=[1.0, math.nan]), "stretch: .* above 0"),
-        (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: must be"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=3, factor=0.5), "factor=0.5"),
         (lambda: frequencies.resonance(64, of=frequencies.default(32)), "head_dim=64: needs 32 frequencies, not 16"),
         (lambda: stretch(frequencies.default(32), 64), "head_dim=64: needs 32 frequencies, not 16"),
