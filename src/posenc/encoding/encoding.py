@@ -116,7 +116,8 @@ class Encoding(Sliced):
 
     @property
     def bias_reads_keys(self) -> bool:
-        """Whether `bias` may look at the keys, which it then needs unrotated. One that does not sets this to False, or is `constant`."""
+        """Whether `bias` may look at the keys, which it then needs unrotated. One that does not sets this to False, or is `constant`. A
+        subclass with another `bias` does not inherit it."""
         return type(self).bias is not Encoding.bias
 
     @property
