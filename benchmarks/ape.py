@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_positive, check_sizes
+from posenc.errors import InputError, check_positive, check_sizes, not_none
 from posenc.pretrained.attach import (
     INSTEAD,
     AttentionCall,
@@ -172,7 +172,7 @@ def ape_generate(
     if not contexts or isinstance(contexts, str):
         raise InputError("pass a list of at least one text", contexts=contexts)
     check_positive(temperature=temperature, scale=scale)
-    check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
+    check_sizes(max_new_tokens=max_new_tokens, **not_none(batch_size=batch_size))
     before, field, after = template.partition("{context}")
     if not field or "{question}" not in after:
         raise InputError("must have the field {context}, and {question} after it", template=template)

@@ -199,49 +199,21 @@ def verdicts(found: Mapping[tuple[str, int], Any]) -> list[tuple[str, str, bool 
         ("1. mean rank correlation of the line at least 0.5", f"{line_:.2f}", judged(same, line_ >= 0.5)),
         ("2. ... and above that of the last loss", f"{line_:.2f} against {last:.2f}", judged(same, line_ > last)),
     ]
-    share = total(same, "ordered_line") / max(1, total(same, "pairs"))
-    of_last = total(same, "ordered_last") / max(1, total(same, "pairs"))
-    rows.append(
-        (
-            "3. at least 75 % of the pairs over 0.02 apart in order",
-            f"{share:.0%} of {total(same, 'pairs')} (last loss: {of_last:.0%})",
-            judged(same, share >= 0.75),
-        )
-    )
-    held = total(same, "held") / total(same, "all_pairs")
-    rows.append(
-        (
-            "4. intervals hold at least 90 % of the differences",
-            f"{held:.0%} of {total(same, 'all_pairs')}",
-            judged(same, held >= 0.9),
-        )
-    )
-    right = total(same, "right") / max(1, total(same, "decided"))
-    rows.append(
-        (
-            "5. of what is decided, at least 95 % is right",
-            f"{right:.0%} of {total(same, 'decided')}",
-            judged(same, right >= 0.95),
-        )
-    )
     if crossed:
         between = total(crossed, "rank_line") / len(crossed)
-        rows.append(
-            (
-                "6. seed 0 predicts seed 1: mean rank correlation at least 0.4",
-                f"{between:.2f}",
-                judged(crossed, between >= 0.4),
-            )
-        )
-        right = total(crossed, "right") / max(1, total(crossed, "decided"))
-        rows.append(
-            (
-                "7. ... and of what is decided, at least 90 % is right",
-                f"{right:.0%} of {total(crossed, 'decided')}",
-                judged(crossed, right >= 0.9),
-            )
-        )
-    return rows
+        predicted = "6. seed 0 predicts seed 1: mean rank correlation at least 0.4"
+        rows.append((predicted, f"{between:.2f}", judged(crossed, between >= 0.4)))
+    of_last = total(same, "ordered_last") / max(1, total(same, "pairs"))
+    for some, predicted, part, all_of, least, more in (
+        (same, "3. at least 75 % of the pairs over 0.02 apart in order", "ordered_line", "pairs", 0.75, f" (last loss: {of_last:.0%})"),
+        (same, "4. intervals hold at least 90 % of the differences", "held", "all_pairs", 0.9, ""),
+        (same, "5. of what is decided, at least 95 % is right", "right", "decided", 0.95, ""),
+        (crossed, "7. ... and of what is decided, at least 90 % is right", "right", "decided", 0.9, ""),
+    ):  # fmt: skip
+        if some:
+            share = total(some, part) / max(1, total(some, all_of))
+            rows.append((predicted, f"{share:.0%} of {total(some, all_of)}{more}", judged(some, share >= least)))
+    return sorted(rows, key=lambda row: row[0])
 
 
 def page() -> str:

@@ -5,7 +5,8 @@ gradients that end at its beginning.
     python examples/train_transformer_xl.py
     python examples/train_transformer_xl.py rope 500
 
-`KVCache.detach()` cuts the gradients between two segments, so that memory for a step is that of one segment. Printed is the loss on
+`KVCache.detach()` cuts the gradients between two segments, so that memory for a step is that of one segment; without it the second
+backward pass raises "Trying to backward through the graph a second time". Printed is the loss on
 held-out text, nats per byte, by segment: with the memory of the earlier segments, and without one. 500 is the number of steps.
 """
 

@@ -148,10 +148,8 @@ def test_a_users_score_may_give_rows_alone(monkeypatch):
         out = attention(*leaves, mine, where)
         assert torch.allclose(out, attention(*leaves, mine, where, backend="reference"), atol=1e-12)
         explained = explain(*leaves, mine, where)
-        assert (
-            "a term is a Rows, of whose form nothing is known: a dense mask, for some queries at a time"
-            in explained.reason
-        )
+        reason = "a term is a Rows, of whose form nothing is known: a dense mask, for some queries at a time"
+        assert reason in explained.reason
         assert explained.faster == "Relative, QueryRelative, KeyRelative or Factored terms"
 
 

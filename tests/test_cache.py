@@ -176,10 +176,7 @@ def test_bad_input_is_refused_before_anything_is_stored():
         (lambda: attend(encoding, part(given, 5, 9), cache.positions(4), cache), "9 tokens, capacity=8"),
         (lambda: attend(encoding, part(given, 5, 7), cache.positions(1), cache), "positions are for 1 queries"),
         (lambda: attend(encoding, rows(new, [0]), cache.positions(), cache), "another batch"),
-        (
-            lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache),
-            "precision needs another cache",
-        ),
+        (lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache), "precision needs another cache"),
         (lambda: attend(made("fox"), new, cache.positions(), cache), "keys under rope.*under no rotation"),
         (lambda: posenc.attention(*new[:3], encoding, cache.positions(), cache={}), "pass a posenc.KVCache"),
         (
@@ -192,7 +189,6 @@ def test_bad_input_is_refused_before_anything_is_stored():
         (lambda: cache.reorder(torch.tensor([0, 5])), "row numbers below 2"),
         (lambda: attention(*new[:3], encoding, cache=cache, backend="triton"), "cannot serve this"),
         (lambda: attention(new[0][:, :3], *new[1:3], encoding, cache=cache), "3 query heads cannot share 4"),
-        (lambda: KVCache(capacity=0), "capacity=0"),
         (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "cannot rotate queries and keys apart"),
     ):
         with pytest.raises(InputError, match=message):

@@ -37,8 +37,8 @@ def test_list_and_cite(capsys, tmp_path):
     assert posenc.FoX.use_when in out
     code, out, _ = run(capsys, "list", *posenc.ENCODINGS, "--json")
     for row in json.loads(out)["encodings"]:
-        claim, said = posenc.ENCODINGS[row["name"]].extrapolates, row["extrapolates"]
-        assert said == f"by the paper: {claim or 'no claim'}; measured: {measured(row['name'])}"
+        claim, printed = posenc.ENCODINGS[row["name"]].extrapolates, row["extrapolates"]
+        assert printed == f"by the paper: {claim or 'no claim'}; measured: {measured(row['name'])}"
     assert (measured("rope"), measured("swin")) == ("+0.80 nats from 128 to 1024 bytes", "not measured")
     code, out, _ = run(capsys, "list", "wall", "--json")
     assert {kind: [row["use_when"] for row in rows] for kind, rows in json.loads(out).items()} == {
@@ -57,10 +57,7 @@ def test_list_and_cite(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
-        (
-            ["list", "--cite", "alibii"],
-            "unknown encoding 'alibii': did you mean 'alibi'?",
-        ),
+        (["list", "--cite", "alibii"], "unknown encoding 'alibii': did you mean 'alibi'?"),
         (["compare", "--dim", "127", "--num-heads", "1"], "must be even"),
         (["compare", "--seeds", "three"], "--seeds: invalid int value: 'three'"),
         (["compare", "--seeds", "0"], "--seeds 0: must lie between 1 and 1000"),

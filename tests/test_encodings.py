@@ -199,12 +199,6 @@ def test_bad_input_is_named(call, message):
         call()
 
 
-@pytest.mark.parametrize("size", ["dim", "num_heads", "head_dim", "num_kv_heads", "num_layers", "max_positions"])
-def test_shapes_that_are_none_are_refused(size):
-    with pytest.raises(posenc.InputError, match=f"^{size}=0: must be at least 1"):
-        posenc.create("rope", **SHAPE | {size: 0})
-
-
 @pytest.mark.parametrize("order", [[0, 5], "x", None, [0.0], [-1]])
 def test_parts_in_an_order_that_there_is_not(order):
     with pytest.raises(posenc.InputError, match=r"^order="):
@@ -309,7 +303,6 @@ def test_t5_has_no_bucket_between_distances():
         (lambda: posenc.XPos(8, gamma=float("inf")), "gamma=inf"),
         (lambda: posenc.XPos(8, gamma=9e-20), "gamma=9e-20: must be a positive number, at least 1e-19"),
         (lambda: posenc.ComplexOrder(8, base=float("inf")), "base=inf"),
-        (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer=-1: must be at least 0"),
     ],
 )
 def test_numbers_that_are_none(make, message):

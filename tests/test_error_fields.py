@@ -11,7 +11,7 @@ import torch
 import torch._dynamo.exc
 
 import posenc
-from posenc.errors import NO_VALUE, InputError, check_integers, shown
+from posenc.errors import NO_VALUE, InputError, shown
 
 SOURCE = Path(posenc.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -64,12 +64,6 @@ def test_a_subclass_is_sent_with_its_fields():
     assert type(error) is HiddenKeys
     assert error.distance == 7
     assert str(error) == str(HiddenKeys("window", 7))
-
-
-def test_checks_state_the_argument_and_its_value():
-    with pytest.raises(InputError) as raised:
-        check_integers(1, num_heads=0)
-    assert (raised.value.argument, raised.value.value, raised.value.problem) == ("num_heads", 0, "must be at least 1")
 
 
 def test_a_value_is_shown_on_one_line():

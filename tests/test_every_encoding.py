@@ -235,8 +235,6 @@ def test_a_layer_that_the_model_does_not_have_is_refused(text):
         call(2)
         with pytest.raises(InputError, match=r"^layer=3: .* was made with num_layers=3; pass at most 2$"):
             call(3)
-        with pytest.raises(InputError, match=r"^layer=-1: must be at least 0$"):
-            call(-1)
     again = posenc.from_spec(encoding.spec())
     with pytest.raises(InputError, match="layer=3: "):
         again.acting_in(3).part.own_layer(again.acting_in(3).number)
@@ -264,8 +262,6 @@ def test_a_hook_that_is_called_by_itself_refuses_such_a_layer(name):
 def test_turns_of_a_model_of_any_depth(text):
     encoding = of_layers(text, None)
     assert [encoding.acting_in(layer).part.known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
-    with pytest.raises(InputError, match="num_layers=0: must be at least 1"):
-        posenc.PerLayer(posenc.NoPE(), num_layers=0)
 
 
 @EVERY

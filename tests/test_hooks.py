@@ -16,13 +16,14 @@ import torch._dynamo.testing
 import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
 from posenc.bias import Dense
-from posenc.encoding import HOOKS, Size
+from posenc.encoding import HOOKS, Size, gates_of
 from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.position_maps import PositionMap
 from posenc.positions.visibility import Branch, Region
 
 CONFIG = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
 TOKENS = torch.arange(6)[None]
+SHAPE = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 8, "causal": True}
 
 
 def given(heads=2, kv_heads=2, n=6, width=8, batch=1):
@@ -169,6 +170,43 @@ def test_a_subclass_is_not_its_parent_in_a_spec():
         posenc.Rotary,
         Steep,
     ]
+
+
+OVERRIDDEN = [
+    (name, hook) for hook in ("rotate", "rotate_queries", "rotate_keys", "bias")
+    for name, cls in posenc.ENCODINGS.items() if HOOKS[hook] in cls.own_sites
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "hook"), OVERRIDDEN)
+def test_what_a_subclass_overrides_acts_with_a_cache_and_without(name, hook):
+    """Nothing of its parent takes its place; what is not of the new rotation is refused, and keys are cached unrotated."""
+    parent, calls = posenc.create(name, **SHAPE), []
+
+    def other(self, *given):
+        calls.append(hook)
+        if hook == "bias":
+            return Dense(given[0] @ given[1].mT)
+        made = getattr(super(mine, self), hook)(*given)
+        return (made[0], -made[1]) if hook == "rotate" else -made
+
+    mine = type("Mine", (type(parent),), {hook: other})
+    encoding = mine(**{name: value for name, value in parent.spec().items() if name != "name"}).double()
+    encoding = encoding + posenc.Rotary(8).double() if hook == "bias" else encoding
+    encoding.share([(lambda x: x, lambda x: x)])
+    (q, k, v), positions = given(), Positions.arange(6, causal=True)
+    gates = gates_of(encoding, torch.randn(1, 6, 16).double())
+    try:
+        full = attention(q, k, v, encoding, positions, gates=gates or None)
+    except InputError:  # rotates both at once, or each by itself
+        assert hook != "bias"
+        return
+    assert calls
+    cache, steps = posenc.KVCache(), []
+    for i in range(0 if encoding.needs_length else 6):
+        step = [x[:, :, i : i + 1] for x in (q, k, v, *gates)]
+        steps.append(attention(*step[:3], encoding, causal=True, cache=cache, gates=step[3:] or None))
+    assert not steps or torch.allclose(torch.cat(steps, 2), full, atol=1e-9)
 
 
 class Nested(Encoding):

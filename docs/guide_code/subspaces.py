@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from guide_code.model import tables
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import PALETTE, SOFT, Axes, Finding, plot
-from posenc.errors import InputError, check_integers
+from posenc.errors import InputError, check_integers, not_none
 
 BINS = 200
 """Of the histograms of cosines."""
@@ -187,7 +187,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
     if words.dim() != 2 or len(words) < 2 or not bool(words.isfinite().all()):
         raise InputError("token table: pass finite vectors, a tensor (vocabulary, dim) of two rows or more")
     words = words.detach().to("cpu", torch.float64)
-    check_integers(2, length=length)
+    check_integers(2, **not_none(length=length))
     read = codes_of(codes, dim=words.shape[1]) if isinstance(codes, str) else codes_of(codes)
     if read.of != "position":
         raise InputError("it has no code per position, so there is nothing to compare with tokens", argument=read.name)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.encoding import Acting, Effects, Encoding, Gates, Pass, checked_gates, require_fit
-from posenc.errors import LARGEST_SIZE, InputError, check_flags, check_integers, check_sizes, check_tensor
+from posenc.errors import LARGEST_SIZE, InputError, check_flags, check_integers, check_sizes, check_tensor, not_none
 from posenc.positions import Positions
 from posenc.positions.ids import Device
 from posenc.positions.memory import in_backward
@@ -54,8 +54,7 @@ class KVCache:
     def __init__(self, *, rotated: bool | None = None, capacity: int | None = None) -> None:
         if rotated is not None:
             check_flags(rotated=rotated)
-        if capacity is not None:
-            check_sizes(capacity=capacity)
+        check_sizes(**not_none(capacity=capacity))
         self.rotated, self.capacity = rotated, capacity
         self._layers: dict[int, _Layer] = {}
         self.plans: dict[Any, Any] = {}  # of a token's calls, for those of the next ones
@@ -79,6 +78,7 @@ class KVCache:
         Raises:
             InputError: a layer without tokens.
         """
+        check_integers(0, layer=layer)
         if layer not in self._layers:
             raise InputError(f"the cache has {sorted(self._layers) or 'no layers yet'}", layer=layer)
         return tuple(self._layers[layer].filled(len(self)))
@@ -95,6 +95,7 @@ class KVCache:
                 or prefixes: pass Positions of your own.
         """
         check_integers(1, num_queries=num_queries)
+        check_integers(0, **not_none(layer=layer))
         layers = [x for number, x in self._layers.items() if layer is None or number == layer]
         count = min([x.tokens for x in layers]) if layers else 0
         if count == 0:
@@ -110,7 +111,8 @@ class KVCache:
         return Pass(encoding, self.positions(num_queries, device=device))
 
     def detach(self) -> None:
-        """Let no gradient go back through the tokens that are in the cache, as between the segments of a text."""
+        """Let no gradient go back through the tokens that are in the cache, as between the segments of a text: the backward pass of
+        the next one would raise "Trying to backward through the graph a second time"."""
         self._layers = {n: x._replace(tensors=tuple(y.detach() for y in x.tensors)) for n, x in self._layers.items()}
 
     def crop(self, length: int) -> None:
@@ -310,11 +312,11 @@ def _next(ends: Sequence[Positions], count: int, num_queries: int) -> Positions:
         counts = last.start == (last.num_keys - last.num_queries, 0)
         made = Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
     else:
-        counted = Positions.of_mask(mask, last.num_queries)
+        counted = Positions.of_tokens(None, last.num_queries, False, mask)
         at = [p.q if p.q_valid is None else p.q * p.q_valid for p in (last, counted)]
         counts = at[0].shape == at[1].shape and torch.equal(*at)
         mask = torch.cat((mask[:, :count], new.expand(mask.shape[0], -1)), 1)
-        made = Positions.of_mask(mask, num_queries, causal=True)
+        made = Positions.of_tokens(None, num_queries, True, mask)
     if not counts or any(at.k_document is not None or at.blocks for at in ends):
         remedy = "pass Positions of all, such as Positions.from_ids(ids, key_ids, causal=True)"
         raise InputError(f"cache.positions(): the cached tokens are not one text a row, counted from 0: {remedy}")

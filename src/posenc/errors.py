@@ -173,11 +173,14 @@ def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, torch.SymInt, Integral)) and not isinstance(value, bool)
 
 
-def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: int | None) -> None:
-    """Refuse what is no integer, below the least or above the most; None passes."""
+def not_none(**values: Any) -> dict[str, Any]:
+    """Those that are not None, of arguments that may be left out."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: int) -> None:
+    """Refuse what is no integer, None too, or below the least or above the most."""
     for name, value in numbers.items():
-        if value is None:
-            continue
         if type(value) is not int and not is_integer(value):
             if torch._C._get_tracing_state() is not None:
                 remedy = "use torch.export.export, or torch.onnx.export(..., dynamo=True)"
@@ -189,8 +192,8 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
             raise InputError(f"must be at most {most}", argument=name, value=value)
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Refuse counts that are no integers, below 1, or above LARGEST_SHAPE or LARGEST_SIZE; None passes."""
+def check_sizes(**sizes: int) -> None:
+    """Refuse counts that are no integers, None too, or below 1, or above LARGEST_SHAPE or LARGEST_SIZE."""
     for name, size in sizes.items():
         check_integers(1, LARGEST_SHAPE.get(name, LARGEST_SIZE), **{name: size})
 
@@ -202,10 +205,8 @@ def check_tokens(total: int, /, **counts: Any) -> None:
 
 
 def check_numbers(least: float | None = None, most: float | None = None, /, **numbers: Any) -> None:
-    """Refuse what is no number, NaN, what is infinite in float32, below the least or above the most; None passes."""
+    """Refuse what is no number, None and NaN too, what is infinite in float32, below the least or above the most."""
     for name, value in numbers.items():
-        if value is None:
-            continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise InputError("pass a number", argument=name, value=value)
         if isinstance(value, Integral):
@@ -224,7 +225,7 @@ def check_positive(**numbers: float) -> None:
     """Refuse what is no number above 0, or so little that float32 takes quotients for infinity."""
     for name, value in numbers.items():
         check_numbers(**{name: value})
-        if value is None or value < LEAST_DIVISOR:
+        if value < LEAST_DIVISOR:
             raise InputError(f"must be a positive number, at least {LEAST_DIVISOR}", argument=name, value=value)
 
 
@@ -342,7 +343,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> 
             check_value(name, value, hints[name])
             for hint in (annotated[name], *get_args(annotated[name])):  # also of what may be None
                 for check in filter(callable, getattr(hint, "__metadata__", ())):
-                    check(**{name: value})
+                    check(**not_none(**{name: value}))
 
 
 def check_fields(data: Any) -> None:

@@ -85,7 +85,6 @@ def test_a_class_is_made_and_an_object_taken():
     [
         (waves, {"dim": 8}, r"gave \(16, 16\) .* must give real \(n, 8\)"),
         (waves, {"length": 1}, r"length=1: must be at least 2"),
-        (waves, {"trained": 0}, r"trained=0: must be at least 1"),
         (np.ones(3), {}, r"\(n, dim\), a row per position"),
     ],
 )

@@ -101,9 +101,8 @@ def test_words_for_pairs_at_rest_and_other_temperatures():
     ]
     scattered = {"name": "explicit", "stretch": [1, 2, 1, 3, 3, 1, 1, 2]}
     near = diff("default", {"name": "explicit", "stretch": [1 + 1e-6] * 8}, head_dim=16)
-    assert (
-        near.sentences()[0] == "Up to a distance of 16384, every pair is at the same angle under both, to within 36°."
-    )
+    same = "Up to a distance of 16384, every pair is at the same angle under both, to within 36°."
+    assert near.sentences()[0] == same
     assert diff("default", scattered, head_dim=16).sentences()[1].endswith("differ in 4 of 8 pairs: 1, 3 to 4, 7.")
 
 

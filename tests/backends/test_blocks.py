@@ -166,10 +166,8 @@ def test_explain_gives_the_reason_that_holds():
         return explain(*inputs(p.num_queries), encoding, p)
 
     assert plan(None, Positions.arange(N)).reason == "no bias, and every query sees every key: no mask is built"
-    assert (
-        plan(None, Positions.arange(N, causal=True)).reason
-        == "no bias, and only the future is hidden: no mask is built"
-    )
+    no_mask = "no bias, and only the future is hidden: no mask is built"
+    assert plan(None, Positions.arange(N, causal=True)).reason == no_mask
     assert plan(Product(), Positions.arange(N)).reason.startswith(
         "a term is a function of both positions: a dense mask"
     )

@@ -384,6 +384,13 @@ def test_one_alone_in_its_window_is_not_all_there_is_to_see():
     assert run_check("position_matters", EncodingUnderTest(lambda config: Chunked())).passed
 
 
+@pytest.mark.parametrize("text", ["window:before=512", "window:before=512:after=512", "chunks:size=64"])
+def test_what_hides_none_of_the_tokens_is_not_judged(text):
+    found = run_check("position_matters", EncodingUnderTest(named(text)))
+    assert found.passed is None
+    assert "none of the 9 tokens here" in found.reason
+
+
 class Turns(Encoding):
     """Two axes whose turns do not commute: on text, which is at the same number on both, they do."""
 

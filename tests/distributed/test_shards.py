@@ -155,10 +155,7 @@ def test_refusals():
     full = Positions.arange(12, causal=True)
     for arguments, message in (
         ((0, 5), r"12 tokens cannot be cut into 5 equal parts .*pad it to 15"),
-        ((0, 0), r"world_size=0"),
         ((2, 2), r"rank=2: must be at most 1"),
-        ((-1, 2), r"rank=-1"),
-        ((0.5, 2), r"rank=0.5"),
     ):
         with pytest.raises(InputError, match=message):
             full.shard(*arguments)

@@ -257,10 +257,8 @@ def test_lists_are_as_wide_as_the_terminal_and_cut_nothing(words, width, monkeyp
 
 
 def test_lines_are_laid_out():
-    assert (
-        laid_out("  name    what it is, in words\nnext", 20)
-        == "  name    what it\n          is, in\n          words\nnext"
-    )
+    narrow = "  name    what it\n          is, in\n          words\nnext"
+    assert laid_out("  name    what it is, in words\nnext", 20) == narrow
     assert laid_out("  a_long_name  of it", 19) == "  a_long_name\n    of it"
     assert laid_out("", 20) == ""
     assert example("posenc extend demo --factor 2", 24) == "  posenc extend demo \\\n    --factor 2"

@@ -208,10 +208,7 @@ def test_slopes_are_in_the_spec_and_in_a_text():
         (lambda: ALiBi(2, bias_max=0), "bias_max=0"),
         (lambda: ALiBi(2, bias_max=1e9), "bias_max=1000000000.0: must be at most 126"),
         (lambda: GridALiBi(2, bias_max=127.0), "bias_max=127.0: must be at most 126"),
-        (
-            lambda: dense(ALiBi(2, slopes=[[1, 2], [3, 4]]), Positions.arange(4), 2),
-            "slopes of 2 rows, q has 1",
-        ),
+        (lambda: dense(ALiBi(2, slopes=[[1, 2], [3, 4]]), Positions.arange(4), 2), "slopes of 2 rows, q has 1"),
         (lambda: dense(GridALiBi(2, slopes=[[1, 2]]), Positions.grid(2, 2), 2), "GridALiBi takes .* on a grid"),
     ],
 )

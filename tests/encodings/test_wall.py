@@ -133,10 +133,7 @@ REFUSED = {
     "width": (lambda: call(WALL, width=6), "head_dim 6.*head_dim=4"),
     "bias": (lambda: Wall(DIM, num_heads=2, head_dim=4, init_bias="high"), "init_bias='high'"),
     "two": (lambda: call(WALL + Wall(DIM, num_heads=2, head_dim=4)), "several"),
-    "map": (
-        lambda: call(posenc.create("rope@rerope:window=2", head_dim=4) + WALL),
-        "position map",
-    ),
+    "map": (lambda: call(posenc.create("rope@rerope:window=2", head_dim=4) + WALL), "position map"),
     "linear": (
         lambda: posenc.linear_attention(*qkv(P, 2, 2), WALL, P, gates=torch.zeros(2, 2, 4, 4).double()),
         "no scores for .*scores",

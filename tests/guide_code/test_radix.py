@@ -56,11 +56,7 @@ def test_extrapolation_and_interpolation():
 
 @pytest.mark.parametrize(
     ("schedule", "first", "last"),
-    [
-        ("ntk", 1.0, 4.0),
-        ("ntk_old", 1.0, 4 ** (126 / 128)),
-        ("ntk_fixed", 4 ** (2 / 128), 4.0),
-    ],
+    [("ntk", 1.0, 4.0), ("ntk_old", 1.0, 4 ** (126 / 128)), ("ntk_fixed", 4 ** (2 / 128), 4.0)],
 )
 def test_conversions_of_the_base(schedule, first, last):
     """beta becomes beta * factor^(2/d), or bloc97's factor^(2/(d-2)), and squeezes pair after pair a little more."""

@@ -52,15 +52,15 @@ def test_what_is_not_reached_or_not_fitted_is_not_known():
     assert law_fit.multipliers([p for p in some if p.budget <= 2], draws=5) == {}
 
 
-@pytest.mark.parametrize(("budgets", "said"), [((1, 2), "Not known"), (BUDGETS, "compute multiplier")])
-def test_the_page_says_what_is_known(budgets, said):
+@pytest.mark.parametrize(("budgets", "words"), [((1, 2), "Not known"), (BUDGETS, "compute multiplier")])
+def test_the_page_says_what_is_known(budgets, words):
     some = cells((590_336,), budgets)
     for rate in (0.5, 2.0):
         some += [
             {**c, "cell": {**c["cell"], "rate": rate}, "validation": 9.0} for c in some if c["cell"]["budget"] == 1
         ]
     page = law_fit.page(some, draws=5)
-    assert said in page
+    assert words in page
     assert ("Not known" in page) == (budgets == (1, 2))
     assert "| `alibi` | 1 |" in page
 

@@ -67,7 +67,6 @@ def test_dropout_only_in_training():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: TransformerConfig(0), "vocab_size=0"),
         (lambda: TransformerConfig(5, dim=10, num_heads=4), "dim=10: must be a multiple of num_heads=4"),
         (lambda: TransformerConfig(5, num_heads=4, num_kv_heads=3), "num_kv_heads=3"),
         (lambda: TransformerConfig(5, dropout=1.0), "dropout=1.0"),
@@ -93,7 +92,6 @@ def test_dropout_only_in_training():
             ),
             "pad on the left",
         ),
-        (lambda: TransformerConfig(5, num_kv_heads=0), "num_kv_heads=0"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -167,12 +167,7 @@ def call_with(*shape: int, encoding: Encoding | None = None, keep=None, position
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: VisionConfig(0, patch_size=2), r"num_classes=0"),
-        (lambda: VisionConfig(5, patch_size=0), r"patch_size=0"),
-        (lambda: VisionConfig(5, patch_size=2, channels=0), r"channels=0"),
         (lambda: VisionConfig(5, patch_size=2, dim=10, num_heads=4), r"dim=10: must be a multiple of num_heads=4"),
-        (lambda: VisionConfig(5, patch_size=2, registers=-1), r"registers=-1"),
-        (lambda: VisionConfig(5, patch_size=2, tubelet_size=0), r"tubelet_size=0"),
         (call_with(2, 3, 4), r"images=.*pass \(batch, channels, height, width\)"),
         (call_with(2, 1, 4, 4), r"channels=3"),
         (call_with(2, 3, 4, 5), r"multiple of patch_size=2"),

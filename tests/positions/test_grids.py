@@ -131,9 +131,6 @@ def test_moved_tokens_are_of_no_known_image():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Positions.grid(2, 0), r"width=0"),
-        (lambda: Positions.grid(2, 2, 0), r"frames=0"),
-        (lambda: Positions.grid(2, 2, prefix=-1), r"prefix=-1"),
         (lambda: Positions.grids([]), r"sizes=\[\]"),
         (lambda: Positions.grids([(2, 3), (2, 2, 2)]), r"images or videos, not both"),
         (lambda: Positions.grids([(2, 2.5)]), r"width=2.5"),

@@ -189,8 +189,6 @@ def test_moving_and_sharing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Positions.arange(0), "n=0"),
-        (lambda: Positions.arange(2, -1), "offset=-1"),
         (lambda: Positions.arange(2, torch.tensor([1.5])), "offset="),
         (lambda: Positions.from_ids(torch.zeros(2, 3, 4, 5)), "position_ids of shape"),
         (lambda: Positions.from_ids(torch.tensor([0.0, float("nan")])), "not finite"),
@@ -208,12 +206,8 @@ def test_moving_and_sharing():
         (lambda: Positions.from_ids(torch.tensor([True])), "a mask goes to from_mask"),
         (lambda: Positions.from_ids([0, 1, 2], [0, 1]).with_causal(True), "2 keys for 3 causal queries"),
         (lambda: Positions.packed(document_ids=torch.zeros(2, 2)), "document_ids"),
-        (lambda: Positions.grid(0, 3), "height=0"),
         (lambda: Positions.from_ids([[0], [1]], [[0, 1, 2]] * 3), "tokens of 2 and 3 rows"),
-        (
-            lambda: Positions.arange(4).moved(lambda at, order: at / 0),
-            r"move returned a tensor .* return finite numbers",
-        ),
+        (lambda: Positions.arange(4).moved(lambda at, order: at / 0), r"move returned a tensor .* return finite"),
         (lambda: Positions.arange(4).moved(lambda at, order: at[:, :2]), "move returned a tensor of shape"),
         (lambda: Positions.arange(4).moved(lambda at, order: 3), "move returned 3"),
     ],

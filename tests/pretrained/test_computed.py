@@ -538,9 +538,8 @@ def test_positions_that_come_before_the_rotation_are_not_called_healthy():
 
 def test_the_report_says_what_was_computed():
     text = str(doctor(small_model("gemma2")))
-    assert (
-        "computed: attention of 2 layers with 24 tokens, the window of 24 with 48, against the declared formula" in text
-    )
+    what = "computed: attention of 2 layers with 24 tokens, the window of 24 with 48, against the declared formula"
+    assert what in text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

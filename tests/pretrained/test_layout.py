@@ -226,7 +226,6 @@ WEIGHT = torch.zeros(24, 5)
         (WEIGHT.int(), (8,), "weight is torch.int32, as quantised weights are: convert before quantising"),
         (torch.zeros(8, 8, 5), (8,), r"axis=0: weight has shape \(8, 8, 5\): pass the axis of the channels, 1 of"),
         (torch.zeros(8, 8, 5), (8, "half", "interleaved", {"axis": -3}), "axis=-3: .* pass the axis of the channels"),
-        (WEIGHT, (8.0,), "head_dim=8.0: pass an integer"),
         (WEIGHT, (8, "half", "interleaved", {"axis": 5}), "axis=5: must be at most 1"),
         (torch.tensor(1.0), (8,), "weight=a tensor"),
     ],

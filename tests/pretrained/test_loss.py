@@ -75,7 +75,6 @@ def test_progress_counts_the_tokens(llama, ids):
     [
         ((1,), {}, r"ids of shape \(1,\)"),
         ((1, 2, 3), {}, r"ids of shape \(1, 2, 3\)"),
-        ((9,), {"chunk": 0}, r"chunk=0"),
         ((9,), {"stride": 2}, r"stride=2: needs window"),
         ((9,), {"window": 4, "stride": 4}, r"window=4, stride=4"),
         ((9,), {"window": 1}, r"window=1"),

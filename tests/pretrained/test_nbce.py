@@ -138,8 +138,6 @@ def test_a_prompt_with_its_own_first_token_gets_no_second(llama, tokenizer):
         ({"contexts": []}, r"contexts=\[\]"),
         ({"contexts": "one text"}, r"contexts='one text'"),
         ({"top_p": 0.0}, r"top_p=0.0"),
-        ({"max_new_tokens": 0}, r"max_new_tokens=0"),
-        ({"batch_size": 0}, r"batch_size=0"),
         ({"template": lambda context, question: ""}, r"has no tokens"),
         ({"template": "{question}"}, r"must have the fields \{context\} and \{question\}"),  # contexts unread
         ({"beta": math.nan}, r"beta=nan: pass a number"),

@@ -86,10 +86,8 @@ def test_flags_and_keys_of_llama_cpp_are_the_extension() -> None:
         )
         assert f"qwen3.context_length = {words[4]}" in made.programs[LLAMA_CPP]
     composed = posenc.extend(CONFIGS["llama 3.1"], "yarn", factor=4)
-    assert (
-        "no flags express it: posenc extend FILE.gguf --method yarn --target-length 16384"
-        in composed.programs[LLAMA_CPP]
-    )
+    command = "no flags express it: posenc extend FILE.gguf --method yarn --target-length 16384"
+    assert command in composed.programs[LLAMA_CPP]
     assert "rope_freqs.weight: 8 divisors" in composed.programs[LLAMA_CPP]
     assert "scaled by llama3, which stays" in str(composed)
     assert made.extension.stretch != composed.extension.stretch

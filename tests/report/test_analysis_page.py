@@ -65,10 +65,7 @@ def test_it_is_one_small_file_with_every_sentence(report):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    ("name", "scheme", "width"),
-    [("rope", "dark", 390), ("hostile", "light", 1100)],
-)
+@pytest.mark.parametrize(("name", "scheme", "width"), [("rope", "dark", 390), ("hostile", "light", 1100)])
 def test_no_complaint_no_request_no_scrolling_sideways(report, new_tab, scheme, width, name):
     tab = new_tab(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab.goto((report / f"{name}.html").as_uri())

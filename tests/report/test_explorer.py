@@ -372,8 +372,8 @@ def test_the_hands_move_with_the_token_that_is_dragged(visit):
             for found, angle in ((query, pair["query"]), (key, pair["key"])):
                 apart = (found - angle * 180 / 3.141592653589793) % 360
                 assert min(apart, 360 - apart) < 0.1
-            said, near = degrees(text)
-            assert said == pytest.approx(pair["between"] * 180 / 3.141592653589793, abs=near)
+            number, near = degrees(text)
+            assert number == pytest.approx(pair["between"] * 180 / 3.141592653589793, abs=near)
         assert [name for (name, _), *_ in shown][:: len(shown) - 1] == ["pair 0", "pair 31"]
         assert f"the query stands at position {at}, the key at 5" in tab.locator("#explorer-rotation-see").inner_text()
     tab.mouse.up()
@@ -416,12 +416,12 @@ def test_angles_that_training_lacked_are_orange_and_a_method_brings_them_back(vi
 
 
 def test_an_angle_has_its_sign_and_its_turns(visit):
-    said = {
+    texts = {
         0: "0°", -0.002: "−0.1°", -0.0000049: "−0.0003°", 1.2828: "73.5°", 5: "286.5°", -5: "−286.5°", 30.141: "4 turns + 287°",
         -30.141: "−4 turns − 287°", 6.2831: "1 turn + 0°", 3.1: "177.6°",
     }  # fmt: skip
-    shown = visit("length=8").evaluate("angles => angles.map(angle => posenc.clocks.shown(angle))", list(said))
-    assert dict(zip(said, shown, strict=True)) == said
+    shown = visit("length=8").evaluate("angles => angles.map(angle => posenc.clocks.shown(angle))", list(texts))
+    assert dict(zip(texts, shown, strict=True)) == texts
 
 
 def test_an_arc_is_labelled_when_it_is_pointed_at(visit):

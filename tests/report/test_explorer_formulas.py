@@ -26,11 +26,7 @@ NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"t
 """Arguments that say how codes meet the model, or how weights start."""
 
 
-CAUSAL = {
-    "alibi": {"bias_max", "slopes"},
-    "window": {"after"},
-    "learned_rope": {"groups"},
-}
+CAUSAL = {"alibi": {"bias_max", "slopes"}, "window": {"after"}, "learned_rope": {"groups"}}
 """What the page leaves out: other slopes than the paper's, keys after the query, what is added to the output, heads that differ."""
 
 

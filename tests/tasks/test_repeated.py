@@ -64,7 +64,6 @@ def test_who_looks_back_far_enough_copies(tokenizers, source):
 @pytest.mark.parametrize(
     ("task", "length", "message"),
     [
-        ("repeated:period=0", 16, r"period=0: must be at least 1"),
         ("repeated:scored=all", 16, r"scored"),
         ("repeated:period=9", 17, r"length=17: repeated:.*period=9 needs at least 18 tokens"),
         ("repeated", 1, r"length=1: repeated.* needs at least 2 tokens"),

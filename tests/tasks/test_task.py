@@ -91,7 +91,7 @@ def test_a_text_is_as_long_as_fits(text, tokenizer):
 def test_what_does_not_fit_or_is_no_depth_is_refused(text):
     with pytest.raises(InputError, match=r"length=40: .* needs about \d+ tokens with this tokenizer"):
         create(text).sample(ByteTokenizer(), 40)
-    with pytest.raises(InputError, match=r"depth=1\.5: must lie between 0 .* and 1"):
+    with pytest.raises(InputError, match=r"depth=1\.5: must be at most 1"):
         create(text).sample(ByteTokenizer(), 3000, depth=1.5)
 
 

@@ -198,7 +198,7 @@ def diff(
     Raises:
         InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
     """
-    at = check_factor(factor) * check_length(length) if at is None else at
+    at = check_factor(factor) * check_length(length, "length") if at is None else at
     check_positive(at=at)
     shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
     given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.analysis.codes import CHUNK, codes_of, defined_until, in_chunks, positions_of
 from posenc.analysis.finding import Finding
 from posenc.conformance.fixtures import seeded
-from posenc.errors import InputError, check_integers
+from posenc.errors import InputError, check_integers, not_none
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
 """Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
@@ -76,7 +76,7 @@ def unique(subject: Any, length: int = 512, *, search: int | None = None, **opti
     """
     codes = codes_of(subject, **options)
     first = codes(positions_of(codes, length))
-    check_integers(length, search=search)
+    check_integers(length, **not_none(search=search))
     norm = float(first.square().sum(-1).mean().sqrt())
     smallest, pair = _closest(first)
     searched = max(length, codes.search) if search is None else search
@@ -286,7 +286,7 @@ def bounded(
     if trained is None:
         trained = length if codes.limit is None else min(length, codes.limit)
     inside = codes(positions_of(codes, trained, 2, "trained")).norm(dim=-1)
-    check_integers(trained + 1, up_to=up_to)
+    check_integers(trained + 1, **not_none(up_to=up_to))
     up_to = 16 * trained if up_to is None else up_to
     defined_to, refusal = defined_until(codes, trained, up_to)
     past = torch.zeros(0, dtype=torch.float64)

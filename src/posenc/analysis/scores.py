@@ -246,6 +246,7 @@ def scores(
     """
     prepared = _prepared(encoding, name, shape)
     check_integers(2, samples=samples)
+    check_integers(seed=seed)
     width = prepared.share(length)
     drawn = torch.Generator().manual_seed(seed)
     added_by_sample, plain = [], []
@@ -281,12 +282,9 @@ class _Prepared:
     def share(self, length: int) -> int:
         """Give it identity projections, for encodings that apply the model's to their vectors; returns the width of
         a token. Raises InputError for a length that it does not take."""
-        if not 2 <= length <= LIMIT:
-            raise InputError(f"must lie between 2 and {LIMIT}", length=length)
+        check_integers(2, LIMIT, length=length)
         if not self.fits(length):
-            raise InputError(
-                f"{self.name} has positions for {self.encoding.max_positions}", "give fewer", length=length
-            )
+            raise InputError(f"{self.name} has {self.encoding.max_positions} positions", "give fewer", length=length)
         width = width_of(self.acting, self.sizes)
         dim = self.sizes.dim or width
 

@@ -17,7 +17,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_integers, check_sizes
+from posenc.errors import InputError, check_integers, check_sizes, not_none
 from posenc.lab.transformer import Transformer
 from posenc.positions import Positions
 
@@ -148,9 +148,10 @@ def target_of(
             are not finite, not (n, dim), or different when they are asked for again.
     """
     check_integers(2, length=length)
+    check_integers(seed=seed)
     if length > LONGEST:
         raise InputError(f"must be at most {LONGEST}; single analyses take more", length=length)
-    check_sizes(trained=trained)
+    check_sizes(**not_none(trained=trained))
     if trained is None:
         trained = (_trained_length(subject) if _is_model(subject) else None) or length
     text = subject if isinstance(subject, str) else None

@@ -29,7 +29,7 @@ from posenc.encoding import (
     require_values,
     swapped,
 )
-from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_value, refuse_distributed
+from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, refuse_distributed
 from posenc.positions import Positions
 from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
@@ -60,9 +60,7 @@ class Call(NamedTuple):
 
     def changed(self, **changes: Any) -> "Call":
         """`_replace`, which Dynamo does not trace before PyTorch 2.9."""
-        if not torch.compiler.is_compiling():
-            return self._replace(**changes)
-        return Call(**{name: changes[name] if name in changes else getattr(self, name) for name in Call._fields})
+        return Call(*[changes.get(name, value) for name, value in zip(Call._fields, self, strict=True)])
 
 
 def given(call: Call) -> Call:
@@ -179,10 +177,8 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
-    biases = (
-        [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites] if torch.is_grad_enabled() else []
-    )
-    return any(parameter.requires_grad for encoding in biases for parameter in encoding.parameters())
+    biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
+    return torch.is_grad_enabled() and any(p.requires_grad for each in biases for p in each.parameters())
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -413,8 +409,7 @@ def check_numbers(call: Call) -> None:
     if not 0 <= dropout_p < 1:
         raise InputError("a probability below 1", dropout_p=dropout_p)
     if type(layer) is not int or layer < 0:
-        check_value("layer", layer, int)
-        raise InputError("must be at least 0", layer=layer)
+        check_integers(0, layer=layer)
     rotated: Any = call.keys_rotated
     if type(rotated) is not bool:
         check_flags(keys_rotated=rotated)

@@ -9,17 +9,9 @@ from torch import Tensor, nn
 
 from posenc.bias import Modifier, Score
 from posenc.encoding.declared import HeadRange, is_torchs
-from posenc.encoding.effects import (
-    Acting,
-    agreed_scale,
-    augmented_by,
-    check_layer,
-    gates_of,
-    joined,
-    only,
-)
+from posenc.encoding.effects import Acting, agreed_scale, augmented_by, check_layer, gates_of, joined, only
 from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
-from posenc.errors import InputError, check_sizes
+from posenc.errors import InputError, check_sizes, not_none
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
@@ -247,8 +239,7 @@ class PerLayer(Composite):
         # of each: how often it comes in a cycle before this place, and in all
         same = [[each is part for each in parts] for part in parts]
         self._counts = [(sum(row[:place]), sum(row)) for place, row in enumerate(same)]
-        if num_layers is not None:
-            check_sizes(num_layers=num_layers)
+        check_sizes(**not_none(num_layers=num_layers))
         self.layers: int | None = num_layers
         if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
             remedy = "let the layers share one object, or add it outside, as in SHAPE() + PerLayer(...)"

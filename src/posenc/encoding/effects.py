@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated, validated_values
-from posenc.errors import InputError, check_devices, is_distributed, refuse_distributed, shown
+from posenc.errors import InputError, check_devices, check_integers, is_distributed, refuse_distributed, shown
 from posenc.functional import exactly, intercepted, transformed
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
@@ -90,6 +90,13 @@ def _returned(encoding: Hooked, hook: str, value: object, remedy: str) -> InputE
     return InputError(f"{type(encoding).__name__}.{hook} returned {shown(value)}: {remedy}")
 
 
+def _same_tokens(made: Positions, before: Positions) -> bool:
+    """Of two that one was derived from: have they the same tokens? Those of a part are made again with its text."""
+    part = made.sharding is not None or made.of_keys is not None
+    alike = part and (made.q.shape, made.k.shape) == (before.q.shape, before.k.shape)
+    return alike or (made.q is before.q and made.k is before.k)
+
+
 def augmented_by(encoding: Hooked, positions: Positions, batch: int) -> Positions:
     """`Encoding.augment`, validated."""
     result = encoding.augment(positions, batch)
@@ -97,17 +104,15 @@ def augmented_by(encoding: Hooked, positions: Positions, batch: int) -> Position
         return result
     if not isinstance(result, Positions):
         raise _returned(encoding, "augment", result, "return Positions, such as positions.moved(...)")
-    if (result.num_queries, result.num_keys) != (positions.num_queries, positions.num_keys) or result.batch not in (
-        1,
-        batch,
-    ):
+    tokens = [(at.num_queries, at.num_keys) for at in (result, positions)]
+    if tokens[0] != tokens[1] or result.batch not in (1, batch):
         raise _returned(encoding, "augment", result, f"return {positions} at other positions, with 1 or {batch} rows")
     return result
 
 
 def check_layer(encoding: Hooked, layer: int, num_layers: int | None) -> None:
-    if layer < 0:
-        raise InputError("must be at least 0", layer=layer)
+    if type(layer) is not int or layer < 0:
+        check_integers(0, layer=layer)
     if num_layers is not None and layer >= num_layers:
         made = f"{encoding.known_as} was made with num_layers={num_layers}"
         raise InputError(made, f"pass at most {num_layers - 1}", layer=layer)
@@ -232,7 +237,7 @@ class Effects:
         positions = self.positions
         for part in self._with("restrict"):
             result = part.encoding.restrict(positions, part.layer)
-            if result is not positions and not (isinstance(result, Positions) and result.same_tokens(positions)):
+            if result is not positions and not (isinstance(result, Positions) and _same_tokens(result, positions)):
                 remedy = "return the same tokens, such as positions.with_window(63)"
                 raise _returned(part.encoding, "restrict", result, remedy)
             positions = result

@@ -27,6 +27,7 @@ HOOKS = {
     "query_sink": "sink", "prefix_kv": "prefix_kv",
 }  # fmt: skip
 """Hook -> the site where it acts."""
+ROTATION = "rotate", "rotate_queries", "rotate_keys", "shared_rotation", "zero_is_identity"
 SITES = tuple(dict.fromkeys(HOOKS.values()))
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
@@ -115,7 +116,8 @@ class Encoding(Sliced):
 
     @property
     def bias_reads_keys(self) -> bool:
-        """Whether `bias` may look at the keys, which it then needs unrotated. One that does not sets this to False."""
+        """Whether `bias` may look at the keys, which it then needs unrotated. One that does not sets this to False, or is `constant`. A
+        subclass with another `bias` does not inherit it."""
         return type(self).bias is not Encoding.bias
 
     @property
@@ -136,6 +138,14 @@ class Encoding(Sliced):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        order = [min(at for at, base in enumerate(cls.__mro__) if name in vars(base)) for name in ROTATION]
+        whole, apart, newest = order[0], min(order[1:3]), min(order[:3])
+        limits = (apart, *[whole if whole < apart else len(cls.__mro__)] * 2, newest, newest)
+        for name, at, limit in zip(ROTATION, order, limits, strict=True):
+            if at > limit:  # that of a parent, whose rotation is another one
+                type.__setattr__(cls, name, vars(Encoding)[name])
+        if "bias" in vars(cls):
+            type.__setattr__(cls, "bias_reads_keys", vars(cls).get("bias_reads_keys", not vars(cls).get("constant")))
         own = {site for hook, site in HOOKS.items() if getattr(cls, hook) is not getattr(Encoding, hook)}
         cls.own_sites = tuple(site for site in SITES if site in own)
         cls.num_gates, cls.is_map = int("gates" in own), cls.branches is not Encoding.branches
@@ -159,7 +169,7 @@ class Encoding(Sliced):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         """Queries and keys before their product; may change their width, equally for both. Where it is not overridden, each by its
-        own hook."""
+        own hook. A subclass that overrides one of the two ways has not its parent's other one."""
         return self.rotate_queries(q, positions, layer), self.rotate_keys(k, positions, layer)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:

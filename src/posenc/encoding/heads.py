@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding.declared import Declared, HeadRange, written
-from posenc.errors import InputError, check_integers, check_sizes
+from posenc.errors import InputError, check_integers, check_sizes, not_none
 
 
 class Sliced(Declared):
@@ -36,8 +36,8 @@ class Sliced(Declared):
         if not isinstance(part, slice) or part.step not in (None, 1):
             raise InputError("pass a range of query heads, such as slice(4, 8)", heads=part)
         for bound in (part.start, part.stop):
-            check_integers(heads=bound)
-        check_sizes(num_heads=num_heads, num_kv_heads=num_kv_heads)
+            check_integers(**not_none(heads=bound))
+        check_sizes(**not_none(num_heads=num_heads, num_kv_heads=num_kv_heads))
         return self._of_process(_range_of(self, part, num_heads, num_kv_heads))
 
     def _head_counts(self) -> tuple[set[int], set[int], set[int]]:

@@ -78,7 +78,8 @@ def create(
         for n in grid:
             check_sizes(grid=n)
         max_positions = math.prod(grid) if max_positions is None else max_positions
-    check_integers(0, prefix=prefix)
+    if prefix is not None:
+        check_integers(0, prefix=prefix)
     height, width = (None, None) if grid is None else grid[-2:]
     shape = {
         "prefix": prefix,

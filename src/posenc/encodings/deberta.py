@@ -26,6 +26,7 @@ class _Disentangled(ContentBias):
 
     shift_invariant = True
     extrapolates = "yes: far distances share a vector"
+    bias_reads_keys = False
 
     dim: Size
     _: KW_ONLY

@@ -36,7 +36,6 @@ class FIRE(Encoding):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + f_h\left( \frac{\psi(i - j)}{\psi(\max(L', i))} \right)",
         r"\psi(t) = \ln(|c t| + 1)",
     )
-    bias_reads_keys = False
     papers: ClassVar[tuple[str, ...]] = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
     use_when = (

@@ -347,7 +347,10 @@ class XPos(Rotary):
                 raise InputError(f"{at}: pass queries and keys in a wider dtype, or take a larger scale_base")
         return super()._check(x, positions)
 
-    rotate_queries, rotate_keys = Encoding.rotate_queries, Encoding.rotate_keys
+    rotate, shared_rotation = (
+        Rotary.rotate,
+        Rotary.shared_rotation,
+    )  # at the middle of all keys, so of neither side alone
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         raise InputError("XPos scales keys by their distance from the middle of all keys: cache them unrotated")

@@ -144,6 +144,7 @@ class AxialRotary(AxesRotary):
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
         r"\varphi(i) = [x \theta; y \theta], \quad \theta_c = b^{-4c/d}, \quad i = (y, x)",
     )
+    rotate = AxesRotary.rotate  # also where keys cannot be rotated alone
     extrapolates = "partly: at larger images, less so than learned directions"
     use_when = "Take it for images and video, as FLUX, Wan, Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision; timm; diffusers"

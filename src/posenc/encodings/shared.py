@@ -112,7 +112,6 @@ class ContentBias(Encoding):
 
     num_heads: Size
     head_dim: Size
-    bias_reads_keys = False
 
     check_heads = check_queries
 

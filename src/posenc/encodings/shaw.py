@@ -40,6 +40,7 @@ class Shaw(ContentBias):
         r"r = \operatorname{clip}(j - i, -K, K)",
     )
     shift_invariant = True
+    bias_reads_keys = False
     extrapolates = "yes: clipped distances exist at any length"
     use_when = (
         "Take it where queries meet vectors of short distances, as in Wav2Vec2-BERT; `t5` adds a number in place of "

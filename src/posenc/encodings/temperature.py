@@ -32,8 +32,6 @@ class QueryScale(Encoding):
         return _times(q, self.remember(positions, "factor", lambda: self.factor(positions)))
 
     def shared_rotation(self, positions: Positions, q: Tensor | None, k: Tensor | None) -> Rotation | None:
-        if type(self).rotate is not QueryScale.rotate or type(self).rotate_queries is not QueryScale.rotate_queries:
-            return None
         factor = self.remember(positions, "factor", lambda: self.factor(positions))
         return None if factor.requires_grad else lambda q, k: (None if q is None else _times(q, factor), k)
 

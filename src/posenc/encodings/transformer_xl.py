@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.bias import Factored, QueryRelative
 from posenc.encoding import Size, require_fit
 from posenc.encodings.shared import ContentBias, HeadProjection, check_head_dim, normal_parameter
-from posenc.errors import check_integers
+from posenc.errors import check_integers, not_none
 from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
 from posenc.positions.segments import distances_of, segments
@@ -44,6 +44,7 @@ class TransformerXL(ContentBias):
     )
     papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
     shift_invariant = True
+    bias_reads_keys = False
     extrapolates = "yes: attends further back than in training"
     use_when = "Take it with a memory of earlier segments, as Transformer-XL does; `rope` needs no projection of codes."
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
@@ -61,7 +62,7 @@ class TransformerXL(ContentBias):
     frequencies: Tensor = field(init=False)
 
     def setup(self) -> None:
-        check_integers(1, MOST_CODES // self.dim, clamp_len=self.clamp_len)
+        check_integers(1, MOST_CODES // self.dim, **not_none(clamp_len=self.clamp_len))
         shape = self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std
         self.projection: HeadProjection = HeadProjection(*shape, bias=False)
         pairs = self.num_layers if self.untie else 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.bias import Relative
 from posenc.encoding import Encoding, Size
 from posenc.encodings.shared import check_heads
-from posenc.errors import InputError, check_integers
+from posenc.errors import InputError, check_integers, not_none
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 
@@ -43,7 +43,6 @@ class Window(Encoding):
         "window, not with the text."
     )
     shift_invariant = True
-    bias_reads_keys = False
     constant = True
 
     before: Widths = 127
@@ -55,7 +54,7 @@ class Window(Encoding):
         self.sides: tuple[Widths, Widths] = self.before, self.before if self.after == "before" else self.after
         for name, given in zip(("before", "after"), self.sides, strict=True):
             for width in given if isinstance(given, Sequence) else [given]:
-                check_integers(0, **{name: width})
+                check_integers(0, **not_none(**{name: width}))
         lengths = {len(side) for side in self.sides if isinstance(side, Sequence)}
         if len(lengths) > 1 or 0 in lengths:
             raise InputError("give one number per head in both, or one", before=self.before, after=self.after)
@@ -106,7 +105,6 @@ class Chunks(Encoding):
     extrapolates = "partly: no distance is as far as a chunk is long"
     use_when = "Add it to some layers, as Llama 4 does; `window` has no borders that hide near tokens."
     shift_invariant = True
-    bias_reads_keys = False
 
     size: Size = 128
 

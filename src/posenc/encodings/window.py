@@ -26,7 +26,6 @@ PAIRS = 2**20
 
 
 class _PatchBias(Encoding):
-    bias_reads_keys = False
     num_heads: Size
     width: Size
 

@@ -87,6 +87,8 @@ def ntk(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
 
     Works without fine-tuning, for rather less than factor times the context length: take factor larger than needed.
     """
+    check_positive(base=base)
+    check_even("head_dim", head_dim)
     if head_dim == 2:
         raise InputError("NTK scaling needs at least two frequencies (head_dim >= 4)", head_dim=2)
     return abf(head_dim, base=base, new_base=base * check_factor(factor) ** (head_dim / (head_dim - 2)))
@@ -98,6 +100,7 @@ def ntk_old(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequenci
 
     Works without fine-tuning.
     """
+    check_positive(base=base)
     return abf(head_dim, base=base, new_base=base * check_factor(factor))
 
 
@@ -119,9 +122,9 @@ def ntk_mixed(head_dim: int, *, base: float = 10000.0, factor: float, exponent: 
     Raises:
         InputError: an exponent outside 0 .. 1.
     """
-    _check_number(0, 1, exponent=exponent)
-    pairs = head_dim // 2
+    check_numbers(0, 1, exponent=exponent)
     plain = rope_frequencies(head_dim, base)
+    pairs = head_dim // 2
     digits = torch.arange(1, pairs + 1, dtype=torch.float64, device="cpu") / pairs
     return Frequencies(plain / check_factor(factor) ** digits**exponent)
 
@@ -299,7 +302,7 @@ def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0
 
 
 def _mscale(factor: float, weight: float, name: str) -> float:
-    _check_number(0, **{name: weight})
+    check_numbers(0, **{name: weight})
     return 0.1 * weight * math.log(check_factor(factor)) + 1
 
 
@@ -387,7 +390,7 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     Raises:
         InputError: a fraction outside 0 .. 1.
     """
-    _check_number(0, 1, fraction=fraction)
+    check_numbers(0, 1, fraction=fraction)
     rotating = int(fraction * len(frequencies.inv_freq))
     zeros = torch.zeros_like(frequencies.inv_freq[rotating:])
     return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:rotating], zeros)))
@@ -436,11 +439,11 @@ def tapered(
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     check_value("hard", hard, bool)
     check_value("pairs", pairs, int | None)
-    check_numbers(0, len(before.inv_freq), pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
             raise InputError("pass pairs, or original_max_positions", argument="tapered")
         pairs = int((wavelengths(before) > check_length(original_max_positions)).sum())
+    check_numbers(0, len(before.inv_freq), pairs=pairs)
     unchanged = len(before.inv_freq) - pairs
     phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded
     weights = torch.ones_like(before.inv_freq)
@@ -499,21 +502,15 @@ def rope_frequencies(head_dim: int, base: float) -> Tensor:
 
 def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
     """Return the frequencies; refuse another number than head_dim/2."""
+    check_even("head_dim", head_dim)
     if 2 * len(frequencies.inv_freq) != head_dim:
         raise InputError(f"needs {head_dim // 2} frequencies, not {len(frequencies.inv_freq)}", head_dim=head_dim)
     return frequencies
 
 
-def _check_number(least: float, most: float | None = None, /, **number: float) -> None:
-    """`check_numbers` of one that must be given: it refuses None, too."""
-    for name, value in number.items():
-        check_value(name, value, float)
-    check_numbers(least, most, **number)
-
-
 def check_factor(factor: float) -> float:
     """The factor, refused below 1, and above 2^27, the tokens of the longest sequence."""
-    _check_number(1, 2**27, factor=factor)
+    check_numbers(1, 2**27, factor=factor)
     return float(factor)
 
 

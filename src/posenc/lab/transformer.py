@@ -17,7 +17,7 @@ from posenc.distributed.exchange import augment_shard
 from posenc.encoding import Encoding, Pass, augmented_by, gates_of, require_fit
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, check_fields, check_integers, check_sizes
+from posenc.errors import InputError, check_fields, check_integers, check_sizes, not_none
 from posenc.positions import Positions
 
 __all__ = ["Memory", "Transformer", "TransformerConfig"]
@@ -39,7 +39,7 @@ class BlockConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_sizes(dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim)
+        check_sizes(dim=self.dim, num_heads=self.num_heads, **not_none(head_dim=self.head_dim))
         check_integers(1, num_layers=self.num_layers)
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(f"must be a multiple of num_heads={self.num_heads}, or give head_dim", dim=self.dim)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, augmented_by
-from posenc.errors import InputError, check_integers, check_sizes
+from posenc.errors import InputError, check_integers, check_sizes, not_none
 from posenc.lab.transformer import Block, BlockConfig, TransformerBase
 from posenc.positions import Positions
 from posenc.positions.ids import as_indices, select
@@ -48,7 +48,7 @@ class VisionConfig(BlockConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes = ("num_classes", "patch_size", "channels", "tubelet_size")
-        check_sizes(**{name: getattr(self, name) for name in sizes})
+        check_sizes(**not_none(**{name: getattr(self, name) for name in sizes}))
         check_integers(0, registers=self.registers)
 
     @property

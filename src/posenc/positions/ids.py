@@ -2,10 +2,12 @@
 """Arguments of the constructors, checked and as tensors: position ids, masks, indices, documents, and grids of patches."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import (
     InputError,
@@ -14,6 +16,7 @@ from posenc.errors import (
     check_sizes,
     check_tokens,
     holds_integers,
+    not_none,
     refuse_in_program,
     shown,
 )
@@ -145,12 +148,12 @@ def select(x: Tensor, index: Tensor) -> Tensor:
     return x.expand(index.shape[0], *x.shape[1:]).take_along_dim(index.view(*index.shape, *[1] * (x.dim() - 2)), 1)
 
 
-def check_range(first: int, end: int | None, count: int) -> None:
+def check_range(first: int, end: int, count: int) -> None:
     """Refuse what is no range of `count` tokens."""
     if torch.compiler.is_compiling():
         return
     check_integers(first=first, end=end)
-    if not 0 <= first < (count if end is None else end) <= count:
+    if not 0 <= first < end <= count:
         raise InputError(f"pass a range within 0 .. {count}", first=first, end=end)
 
 
@@ -265,7 +268,7 @@ def _token_counts(name: str, counts: Any, device: Device) -> Tensor:
 
 def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ...]:
     """An image's size in the order of its axes: (height, width) or (frames, height, width)."""
-    check_sizes(height=height, width=width, frames=frames)
+    check_sizes(height=height, width=width, **not_none(frames=frames))
     return (height, width) if frames is None else (frames, height, width)
 
 
@@ -281,8 +284,30 @@ def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
     return images
 
 
-def patch_coordinates(size: Sequence[int], prefix: int, device: Device) -> Tensor:
-    """The coordinates of an image's tokens: (prefix + patches, axes), zeros for those before the patches."""
+def tokens_of_images(
+    sizes: Any, prefix: int, padded: bool, device: Device
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, tuple[tuple[int, ...], ...]]:
+    """The coordinates of the tokens of images, and which tokens are no padding, which image each is of, and which have a place
+    (None where all are alike), and the images' sizes. One sequence, or, padded, one row for each image."""
+    images = sizes_of(sizes)
+    tokens = [prefix + prod(size) for size in images]
+    check_tokens(max(tokens) * len(tokens) if padded else sum(tokens), sizes=sizes, prefix=prefix)
+    rows = [_coordinates(size, prefix, device) for size in images]
+    ids, lengths = torch.cat(rows)[None], torch.tensor([row.shape[0] for row in rows], device=rows[0].device)
+    documents = valid = placed = None
+    if len(images) > 1 and padded:
+        ids = pad_sequence(rows, batch_first=True)
+        valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    elif len(images) > 1:
+        documents = torch.repeat_interleave(torch.arange(len(rows), device=ids.device), lengths)[None]
+    if prefix:
+        index = torch.arange(ids.shape[1], device=ids.device)[None]
+        placed = (index if documents is None else index_in_document(documents)) >= prefix
+    return ids, valid, documents, placed, tuple(images)
+
+
+def _coordinates(size: Sequence[int], prefix: int, device: Device) -> Tensor:
+    """Of an image's tokens: (prefix + patches, axes), zeros for those before the patches."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
     patches = torch.stack(axes, -1).flatten(0, -2)
     return torch.cat((patches.new_zeros(prefix, len(size)), patches))

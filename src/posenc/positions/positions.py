@@ -4,12 +4,11 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from math import prod
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import (
     InputError,
@@ -18,6 +17,7 @@ from posenc.errors import (
     check_tokens,
     check_value,
     holds_integers,
+    not_none,
     refuse_in_program,
 )
 from posenc.positions.ids import (
@@ -36,11 +36,10 @@ from posenc.positions.ids import (
     documents_of,
     index_in_document,
     moved_to,
-    patch_coordinates,
     prefix_mask,
     select,
     settled,
-    sizes_of,
+    tokens_of_images,
     unplaced_index,
 )  # fmt: skip
 from posenc.positions.shards import Shard, runs_of
@@ -100,21 +99,8 @@ class Positions(Visibility):
             of_q = known[names[0]] if names[0] in known else Extent.of(q)
             of_k = known[names[1]] if names[1] in known else of_q if k is q else Extent.of(k)
             extents[names[0]], extents[names[1]] = of_q, of_k
-        q, k, q_order, k_order = extents.values()
-        start = diagonal = span = None
-        if q_order is not None and k_order is not None and q_order.consecutive and k_order.consecutive:
-            diagonal = q_order.low - k_order.low
-        if q is not None and k is not None:
-            ordered = diagonal == q.low - k.low or not (self.causal or self.window)
-            if q.consecutive and k.consecutive and ordered and not self.hides_tokens:
-                start = q.low, k.low
-            span = q.low - k.high, q.high - k.low
-            if start is None and span[1] - span[0] > 2 * (self.q.shape[1] + self.k.shape[1]):
-                span = None  # a table of all distances would be larger than what it is for
-        diagonal = None if self.prefix is not None else diagonal
-        made = ("extents", extents), ("start", start), ("diagonal", diagonal), ("span", span), ("rows", self._rows())
-        for name, value in made:
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "extents", extents)
+        self._relate(*extents.values())
 
     # ---------------------------------------------------------------- construct
 
@@ -138,9 +124,8 @@ class Positions(Visibility):
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError("pass an int or a 1-D tensor of non-negative integers, one per row", offset=offset)
             check_tokens(int(offset.max()) + n, offset=offset, n=n)
-            device = offset.device if device is None else device
-            offset = offset.to(device)
-            q = offset[:, None] + torch.arange(n, device=device)
+            offset = offset.to(offset.device if device is None else device)
+            q = offset[:, None] + torch.arange(n, device=offset.device)
             made = cls._among_slots(q, int(offset.max()) + n, causal=causal)
             return made.derived(valid=made.k < offset[:, None] + n)
         check_integers(0, offset=offset)
@@ -209,13 +194,7 @@ class Positions(Visibility):
                 "Positions.from_mask takes ones for tokens, Positions.from_padding True for padding (PyTorch's key_padding_mask)",
                 stacklevel=2,
             )
-        return cls.of_mask(valid, num_queries, causal)
-
-    @classmethod
-    def of_mask(cls, valid: Tensor, num_queries: int | None = None, causal: bool = False) -> "Positions":
-        """`from_mask`, of bool (batch, num_keys) that nobody changes later, and whose rows may be empty."""
-        ids, last = (valid.long().cumsum(1) - 1).clamp(min=0), valid.shape[1] - 1
-        return cls.of_tokens(ids, num_queries, causal, valid, extent=Extent(0, last))
+        return cls.of_tokens(None, num_queries, causal, valid)
 
     @classmethod
     def from_padding(
@@ -328,31 +307,21 @@ class Positions(Visibility):
             InputError: no images, a size below 1, images next to videos, a negative prefix, or more than 2^27 tokens.
         """
         check_integers(0, prefix=prefix)
-        images = sizes_of(sizes)
-        tokens = [prefix + prod(size) for size in images]
-        check_tokens(max(tokens) * len(tokens) if padded else sum(tokens), sizes=sizes, prefix=prefix)
-        rows = [patch_coordinates(size, prefix, device) for size in images]
-        ids, lengths = torch.cat(rows)[None], torch.tensor([row.shape[0] for row in rows], device=rows[0].device)
-        documents = valid = placed = None
-        if len(images) > 1 and padded:
-            ids = pad_sequence(rows, batch_first=True)
-            valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        elif len(images) > 1:
-            documents = torch.repeat_interleave(torch.arange(len(rows), device=ids.device), lengths)[None]
-        if prefix:
-            index = torch.arange(ids.shape[1], device=ids.device)[None]
-            placed = (index if documents is None else index_in_document(documents)) >= prefix
-        return cls.of_tokens(ids, None, False, valid, documents, placed, tuple(images))
+        ids, valid, documents, placed, images = tokens_of_images(sizes, prefix, padded, device)
+        return cls.of_tokens(ids, None, False, valid, documents, placed, images)
 
     @classmethod
     def of_tokens(
-        cls, ids: Tensor, num_queries: int | None = None, causal: bool = False, valid: Tensor | None = None,
+        cls, ids: Tensor | None, num_queries: int | None = None, causal: bool = False, valid: Tensor | None = None,
         documents: Tensor | None = None, placed: Tensor | None = None,
         images: tuple[tuple[int, ...], ...] | None = None, extent: Extent | None = None,
     ) -> "Positions":  # fmt: skip
         """Tokens in their order, at (batch or 1, n) or (batch or 1, n, axes) ids that nobody changes later, of which those that are
-        `valid` are no padding; the queries are the last of them. num_queries None: all."""
-        check_integers(1, ids.shape[1], num_queries=num_queries)
+        `valid` are no padding; the queries are the last of them. num_queries None: all. ids None: counted among the valid ones."""
+        if ids is None:
+            assert valid is not None
+            ids, extent = (valid.long().cumsum(1) - 1).clamp(min=0), Extent(0, valid.shape[1] - 1)
+        check_integers(1, ids.shape[1], **not_none(num_queries=num_queries))
         order, count = torch.arange(ids.shape[1], device=ids.device)[None], ids.shape[1]
         line = Extent(0, count - 1, True)
         made = cls(
@@ -419,18 +388,8 @@ class Positions(Visibility):
     def _everywhere(self, change: "Callable[[Positions], Positions]") -> "Positions | None":
         """A change of all tokens of which these are some, made to all of them, and then of these. None: they are all."""
         if self.of_keys is not None:
-            made = change(self.of_keys.full).keys(self.of_keys.first, self.of_keys.end)
-        elif self.sharding is not None:
-            made = self.sharding.of(change(self.sharding.full))
-        else:
-            return None
-        return made
-
-    def same_tokens(self, other: "Positions") -> bool:
-        """Of two that one was derived from: has it the tokens of the other? Those of a part are made again with its text."""
-        part = self.sharding is not None or self.of_keys is not None
-        alike = part and (self.q.shape, self.k.shape) == (other.q.shape, other.k.shape)
-        return alike or (self.q is other.q and self.k is other.k)
+            return change(self.of_keys.full).keys(self.of_keys.first, self.of_keys.end)
+        return None if self.sharding is None else self.sharding.of(change(self.sharding.full))
 
     def with_causal(self, causal: bool) -> "Positions":
         """The same tokens under another causality.
@@ -479,7 +438,7 @@ class Positions(Visibility):
         Raises:
             InputError: what is neither None nor an integer of at least 0.
         """
-        check_integers(0, before=before, after=after)
+        check_integers(0, **not_none(before=before, after=after))
         window = None if before is None and after is None else (before, after)
         return self.shared(
             ("window", window),
@@ -513,8 +472,6 @@ class Positions(Visibility):
             InputError: they are no range of the keys.
         """
         check_range(first, end, self.num_keys)
-        if end is None:
-            raise InputError(f"pass the key after the last one, at most {self.num_keys}", end=None)
         return self.select(None, slice(first, end), of_keys=KeyRange(self, first, end))
 
     def of_side(self, side: Literal["q", "k"]) -> "Positions":
@@ -555,10 +512,7 @@ class Positions(Visibility):
         """
         self.require_complete("be taken apart")
         index = as_indices("index", index, self.num_queries, self.batch)
-
-        def of_index(x: Tensor) -> Tensor:
-            return select(x, index)
-
+        of_index = partial(select, index=index)
         made = self.select(of_index, of_index)
         if self.q_placed is not None and made.q_placed is not None and not torch.compiler.is_compiling():
             before = select(unplaced_index(self.q_placed, self.q_document), index)
@@ -577,7 +531,6 @@ class Positions(Visibility):
         """
         if device is None:
             raise InputError("pass a device, such as 'cpu'", device=None)
-
         moved: dict[int, Tensor] = {}
 
         def move(x: Tensor) -> Tensor:

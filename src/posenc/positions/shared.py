@@ -53,7 +53,7 @@ class Shared:
             return make()
         key = self._part, key
         if key not in memory:
-            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+            with memory.apart(), torch.no_grad():  # so that a later step may train on it
                 value: Any = make()
             if isinstance(value, Shared) and value._memory is None:
                 value._remembering(self)

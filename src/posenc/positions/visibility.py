@@ -241,7 +241,7 @@ class Visibility(Shared):
     """Whether this says all of what is visible. False: a mask beside it hides more, as a 4-D mask of transformers does, so
     `visible_counts` and `Positions.lengths` refuse to count."""
 
-    # computed from the ids when the object is made, see `Positions.__post_init__`
+    # computed from the ids when the object is made, see `_relate`
     start: tuple[int, int] | None = field(default=None, init=False)
     """(first query position, first key position) when both run contiguously by ones, identically in every row and, where
     order matters, as their orders do, with nothing padded or packed: the case that fused paths recognise without reading a tensor"""
@@ -251,6 +251,22 @@ class Visibility(Shared):
     rows: int = field(default=1, init=False)
     span: tuple[int, int] | None = field(default=None, init=False)
     """(shortest, longest) distance that a query may have from a key. None: not known, or far more than there are tokens."""
+
+    def _relate(self, q: Extent | None, k: Extent | None, q_order: Extent | None, k_order: Extent | None) -> None:
+        """Compute what the ids of queries have to do with those of keys, of what is known of each."""
+        start = diagonal = span = None
+        if q_order is not None and k_order is not None and q_order.consecutive and k_order.consecutive:
+            diagonal = q_order.low - k_order.low
+        if q is not None and k is not None:
+            ordered = diagonal == q.low - k.low or not (self.causal or self.window)
+            if q.consecutive and k.consecutive and ordered and not self.hides_tokens:
+                start = q.low, k.low
+            span = q.low - k.high, q.high - k.low
+            if start is None and span[1] - span[0] > 2 * (self.num_queries + self.num_keys):
+                span = None  # a table of all distances would be larger than what it is for
+        diagonal = None if self.prefix is not None else diagonal
+        for name, value in (("start", start), ("diagonal", diagonal), ("span", span), ("rows", self._rows())):
+            object.__setattr__(self, name, value)
 
     @property
     def num_queries(self) -> int:
@@ -312,11 +328,11 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
+        end = self.num_queries if end is None else end
         check_range(first, end, self.num_queries)
         if self.causal and self.unmasked:
             return self.k_order[:, None, None] <= self.q_order[:, None, first:end, None]
-        rows = (self.num_queries if end is None else end) - first
-        b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q_order.device)
+        b, h, i, j = grid_indices(self.batch, 1, end - first, self.num_keys, self.q_order.device)
         return self.mask_mod()(b, h, i + first, j)
 
     @property

@@ -13,7 +13,7 @@ from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import PairwiseRotary
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.encodings.shared import key_angles
-from posenc.errors import InputError, as_numbers, check_integers, check_tensor
+from posenc.errors import InputError, as_numbers, check_integers, check_tensor, not_none
 from posenc.functional import Layout, check_even, layout_permutation
 from posenc.positions import Positions
 
@@ -51,6 +51,7 @@ def re_rotate(
             not fit.
     """
     check_tensor("keys", keys)
+    check_integers(0, layer=layer)
     target = encoding if into is None else into
     before = key_angles(encoding, _keys_at("positions", positions, keys), layer)
     after = key_angles(
@@ -126,7 +127,7 @@ def convert_layout(
     """
     if not isinstance(weight, Tensor) or not weight.dim():
         raise InputError("convert the weights of queries and keys one by one, and not those of values", weight=weight)
-    check_integers(1, head_dim=head_dim, rotary_dim=rotary_dim)
+    check_integers(1, head_dim=head_dim, **not_none(rotary_dim=rotary_dim))
     check_integers(rotary_start=rotary_start)
     check_integers(-weight.dim(), weight.dim() - 1, axis=axis)
     width = head_dim - rotary_start if rotary_dim is None else rotary_dim

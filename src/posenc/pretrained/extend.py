@@ -13,7 +13,7 @@ from posenc.errors import InputError
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
-from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table, refuse_longer
+from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import Lengths, Plan, check_lengths, from_plain_rope, plan, reach, written_factor
 from posenc.pretrained.models import Layer, ModelStructure, Rope, longer_lengths, model_structure, record_of, unwrap
 from posenc.pretrained.parameters import STEP
@@ -135,7 +135,6 @@ def extend(
     previous = record_of(inner)
     planned: Callable[..., ModelChange] = plan_table if has_learned_table(inner) else plan_rotary
     attachment = planned(inner, method, factor, target_length, options)
-    refuse_longer(inner)
     report: Extension | TableExtension = attachment.report
     if previous is not None:
         if previous.report == report:

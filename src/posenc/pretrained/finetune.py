@@ -19,7 +19,7 @@ from posenc.errors import InputError, Positive, Size, as_numbers, check_argument
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
-from posenc.pretrained.learned_table import has_learned_table, table_of
+from posenc.pretrained.learned_table import check_rows, has_learned_table, table_of
 from posenc.pretrained.models import model_structure, unwrap
 from posenc.pretrained.scratch import scratch
 from posenc.pretrained.stopping import stoppable
@@ -177,12 +177,14 @@ def prepared(
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}
     check_integers(0, warmup=s["warmup"])
     check_integers(2, length=s["length"])  # one token to predict the other from
-    if s["target_length"] is not None and not s["pose"]:
+    if s["pose"]:
+        check_integers(s["length"], target_length=s["target_length"])
+    elif s["target_length"] is not None:
         raise InputError("needs pose=True, which skips positions up to there", target_length=s["target_length"])
-    check_integers(s["length"], target_length=s["target_length"])
     several = isinstance(text, list | tuple) and any(isinstance(each, str | list | tuple | Tensor) for each in text)
     texts = [row for each in (text if several else [text]) for row in token_rows(each, tokenizer, s["length"])]
     check_tokens(model, torch.cat(texts))
+    check_rows(model, s["target_length"] or s["length"])
     if s["lora"] is not None:
         needs("peft", "peft")
     elif half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}:

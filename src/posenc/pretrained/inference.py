@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers, not_none
 from posenc.pretrained.attach import attached
-from posenc.pretrained.learned_table import refuse_longer
+from posenc.pretrained.learned_table import check_rows
 from posenc.pretrained.models import cache_name, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type
 
@@ -89,13 +89,13 @@ def scores_by_position(
     """`loss_by_position`, and whether each token is the one that the model predicts: bool, False for the first token."""
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         raise InputError(f"ids of shape {tuple(ids.shape)}: pass (N,) or (batch, N) with at least two tokens")
-    if chunk < 1:
-        raise InputError("must be at least 1", chunk=chunk)
+    check_integers(1, chunk=chunk, **not_none(window=window, stride=stride))
     if stride is not None and window is None:
         raise InputError("needs window, which it moves", stride=stride)
     check_tokens(model, ids)
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
+    check_rows(model, count if window is None else min(window, count))
     loss = torch.full(batch.shape, float("nan"), device=batch.device)
     hits = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     name = cache_name()
@@ -161,12 +161,11 @@ def chunk_size(model: Any, length: int, chunk: int) -> int:
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:
-    """Refuse tokens beyond the vocabulary and, from now on, inputs beyond a learned table, at which a GPU crashes.
+    """Refuse tokens beyond the vocabulary, at which a GPU crashes.
 
     Raises:
         InputError: names the largest token.
     """
-    refuse_longer(model)
     rows, least, largest = model.get_input_embeddings().weight.shape[0], int(ids.min()), int(ids.max())
     if least < 0:
         raise InputError(f"text has token {least}: pass token ids, which are not negative")
@@ -233,8 +232,9 @@ class CachedBatch:
     def feed(self, ids: Tensor, **options: Any) -> Tensor:
         """Append tokens (rows, n): the logits after each of them, (rows, n, vocabulary), float32."""
         inputs: dict[str, Any] = {"input_ids": ids.to(self.device), cache_name(): self.cache}
+        total = self.length + ids.shape[1]
+        check_rows(self.model, total)
         if self.padding is not None:
-            total = self.length + ids.shape[1]
             self.padding = F.pad(self.padding, (0, max(total - self.padding.shape[1], 0)), value=1)
             mask = self.padding[:, :total]
             inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, self.length :]}

@@ -71,33 +71,14 @@ def rows_of_table(model: nn.Module) -> Tensor:
     return module.weight[_first_row(module) :]
 
 
-def refuse_longer(model: nn.Module) -> None:
-    """Make a model with a learned table refuse, from now on, inputs for which the table has no rows: errors of an index or
-    of shapes do not say so, and an index out of range ends all use of a GPU."""
-    if has_learned_table(model):
-        inner = unwrap(model)
-        above = TABLES[inner.config.model_type].rpartition(".")[0].removesuffix("embeddings")
-        module = inner.base_model.get_submodule(above)  # the one that is given the cache and the mask
-        if _check_rows not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(_check_rows, with_kwargs=True)
+def check_rows(model: nn.Module, tokens: int) -> None:
+    """Refuse more tokens than a learned table has rows: errors of an index or of shapes do not say so, and an index out of
+    range ends all use of a GPU.
 
-
-def _check_rows(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-    ids = given.get("input_ids", args[0] if args else None)
-    kind, inputs = module.config.model_type, given.get("inputs_embeds") if ids is None else ids
-    if inputs is None or (ids is None and kind == "esm") or torch.compiler.is_compiling():  # ESM's have positions
-        return
-    table = module.get_submodule(TABLES[kind].removeprefix("decoder."))
-    first, cache, mask, at = _first_row(table), *map(given.get, ("past_key_values", "attention_mask", "position_ids"))
-    rows, tokens = len(table.weight) - first, inputs.shape[1] + int(0 if cache is None else cache.get_seq_length())
-    if tokens > rows:  # only now values are read, for which a GPU has to wait; padding has no positions
-        if at is not None:
-            tokens = int(at.max()) + 1 - (0 if table.padding_idx is None else first)
-        elif table.padding_idx is not None and ids is not None:
-            tokens -= int((ids == table.padding_idx).sum(1).min())
-        elif kind == "opt" and mask is not None and mask.dim() == 2:
-            tokens = int(mask.sum(1).max())
-    if tokens > rows:
+    Raises:
+        InputError: names both numbers.
+    """
+    if has_learned_table(model) and tokens > (rows := table_of(model)[1]):
         remedy = f'cut the text, or posenc.extend(model, "hierarchical", target_length={tokens})'
         raise InputError(f"{tokens} tokens, and the model's table of positions has {rows} rows", remedy)
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, check_sizes
+from posenc.errors import InputError, check_numbers, check_sizes
 from posenc.tasks import Sample, Task, create
-from posenc.tasks.task import check_depth, encode
+from posenc.tasks.task import encode
 
 __all__ = ["dataset", "generated", "group_name", "likelihood", "write"]
 
@@ -77,7 +77,7 @@ def write(
     for length in lengths:
         check_sizes(lengths=length)
     for depth in depths:
-        check_depth(depth)
+        check_numbers(0, 1, depths=depth)
     made: dict[str, Task] = {}
     for task in map(create, tasks):
         other = made.setdefault(group_name(task), task)

@@ -34,7 +34,6 @@ from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.gguf_reader import described, unpacker
 from posenc.pretrained.hf import register
-from posenc.pretrained.learned_table import refuse_longer
 from posenc.pretrained.packaged import DEMO, demo_file
 from posenc.pretrained.parameters import check_parameters
 
@@ -130,7 +129,6 @@ def _finished(name: str | Path, model: Any, device: torch.device | str | None) -
         del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, method, target_length=length)
     check_runs(str(name), model)
-    refuse_longer(model)
     return model
 
 

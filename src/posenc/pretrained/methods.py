@@ -19,7 +19,7 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.errors import LARGEST_SEQUENCE, InputError, check_integers, check_numbers, summary, unknown
+from posenc.errors import LARGEST_SEQUENCE, InputError, check_integers, check_numbers, not_none, summary, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.models import Rope
 from posenc.pretrained.parameters import STEP  # `resonance` moves wavelengths by less, to integers
@@ -340,8 +340,8 @@ def check(method: str, options: Options, factor: float | None, target_length: in
 def check_lengths(factor: float | None, target_length: int | None) -> None:
     """Raises:
     InputError: two lengths, what is no number, a factor below 1, or more tokens than a sequence may have."""
-    check_numbers(None, LARGEST_SEQUENCE, factor=factor)
-    check_integers(1, LARGEST_SEQUENCE, target_length=target_length)
+    check_numbers(None, LARGEST_SEQUENCE, **not_none(factor=factor))
+    check_integers(1, LARGEST_SEQUENCE, **not_none(target_length=target_length))
     if factor is not None and target_length is not None:
         raise InputError("give one of them", factor=factor, target_length=target_length)
     if factor is not None and factor < 1:

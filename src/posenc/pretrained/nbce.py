@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_integers, check_numbers, check_sizes
+from posenc.errors import InputError, check_integers, check_numbers, check_sizes, not_none
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
@@ -66,7 +66,7 @@ def combine(
         raise InputError("must lie in (0, 1]", "1 keeps every token", top_p=top_p)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: pass (contexts + 1, vocabulary)")
-    check_integers(0, len(log_probs) - 2, previous=previous)
+    check_integers(0, len(log_probs) - 2, **not_none(previous=previous))
     likely = _top_p(log_probs, top_p)
     entropies = -(likely.exp() * likely.clamp(_FLOOR, 0)).sum(-1)[1:]
     sticky = entropies.clone()
@@ -108,7 +108,7 @@ def nbce_generate(
     """
     if not contexts or isinstance(contexts, str):
         raise InputError("pass a list of at least one text", contexts=contexts)
-    check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
+    check_sizes(max_new_tokens=max_new_tokens, **not_none(batch_size=batch_size))
     if isinstance(template, str) and not all(field in template for field in ("{context}", "{question}")):
         raise InputError("must have the fields {context} and {question}", template=template)
     write = template if callable(template) else lambda one, other: template.format(context=one, question=other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, check_integers, listed, unknown
+from posenc.errors import InputError, check_integers, listed, not_none, unknown
 from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.families import FAMILIES, REFUSED, without_positions
 from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
@@ -177,7 +177,7 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     Raises:
         InputError: a length below 1, fields that contradict each other, or a configuration that no program runs.
     """
-    check_integers(1, length=length)
+    check_integers(1, **not_none(length=length))
     for contradiction in config.contradictions():
         raise InputError(f"{config.name}: {contradiction}")
     known = _is_known(config)

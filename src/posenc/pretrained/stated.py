@@ -74,8 +74,8 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
 
 SPEAKS = re.compile(r"(^|_)(rope|rotary|yarn|ntk|theta|alibi|logn|interpolation)(_|$)")
 """Names of fields that speak of positions."""
-TOLD = ("rope_interleave",)
-"""Of which none is due."""
+WITHOUT_FINDING = ("rope_interleave",)
+"""Those of them that are as they should be where transformers does not read them."""
 
 
 @cache
@@ -102,7 +102,7 @@ def _unread_fields(config: Any, stored: Mapping[str, Any]) -> Evidence:
             if value not in nothing and key not in ("type", "rope_type") and all(t.get(key) != value for t in tables):
                 text = f"{key}={value}, which transformers' {config.model_type} does not take"
                 yield "parameter_ignored", text, None
-    named = (key for key in sorted(stored) if SPEAKS.search(key) and key not in TOLD)
+    named = (key for key in sorted(stored) if SPEAKS.search(key) and key not in WITHOUT_FINDING)
     for key in named:
         acts = stored[key] is True or stored[key] not in nothing
         if acts and not re.search(rf"\b{re.escape(key)}\b", _code_of(type(config).__module__)):

@@ -10,7 +10,7 @@ import torch
 
 from posenc.errors import InputError, check_integers
 from posenc.tasks.running_text import start_tokens
-from posenc.tasks.task import Sample, Task, check_depth
+from posenc.tasks.task import Sample, Task, check_request
 
 PLACEHOLDER = re.compile(r"<.*>|\[.*\]")
 """How tokenizers write bytes and tokens reserved for later use."""
@@ -45,7 +45,7 @@ class Copying(Task):
         return self.distance is None
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        check_depth(depth)
+        check_request(length, depth, seed, index)
         start = start_tokens(tokenizer)
         least = len(start) + self.segment + (self.distance or self.segment)
         if length < least:

@@ -11,7 +11,7 @@ from uuid import UUID
 from posenc.errors import InputError
 from posenc.tasks import words
 from posenc.tasks.passkey import NOISE
-from posenc.tasks.task import Sample, Task, check_depth, first_number, fit, index_at, make_sample
+from posenc.tasks.task import Sample, Task, check_request, first_number, fit, index_at, make_sample
 
 PROMPT = """\
 Extract the value corresponding to the specified key in the JSON object below.
@@ -71,7 +71,7 @@ class KeyValue(Task):
             raise InputError(f"give 2{most}, or none for as many as fit", pairs=self.pairs)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        check_depth(depth)
+        check_request(length, depth, seed, index)
 
         def build(count: int, depth: float) -> Sample:
             draws = self.draws(seed, index, length)
@@ -124,7 +124,7 @@ class Facts(Task):
             raise InputError(f"give 2 to {len(DIGITS)}, or none for as many as fit", items=self.items)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        check_depth(depth)
+        check_request(length, depth, seed, index)
         codes = self.draws(seed, index, length).sample(DIGITS, len(DIGITS))
 
         def build(count: int, depth: float) -> Sample:

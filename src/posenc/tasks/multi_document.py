@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from posenc.errors import InputError
 from posenc.tasks import words
-from posenc.tasks.task import Sample, Task, check_depth, fit, index_at, make_sample
+from posenc.tasks.task import Sample, Task, check_request, fit, index_at, make_sample
 
 PROMPT = """\
 Write a high-quality answer for the given question using only the provided search results \
@@ -71,7 +71,7 @@ class MultiDocument(Task):
             raise InputError("they have no common prompt: give one of them", query_aware=True, closed_book=True)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        check_depth(depth)
+        check_request(length, depth, seed, index)
 
         def build(count: int, depth: float) -> Sample:
             question = invent(self.draws(seed, index, length), max(count - 1, 0))

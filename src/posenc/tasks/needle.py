@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from posenc.errors import InputError
 from posenc.tasks import running_text
-from posenc.tasks.task import Sample, Task, check_depth, fit, make_sample
+from posenc.tasks.task import Sample, Task, check_request, fit, make_sample
 
 PROMPT = (
     "You are a helpful AI bot that answers questions for a user. Keep your response short and direct\n\n"
@@ -75,7 +75,7 @@ class Needle(Task):
             )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        check_depth(depth)
+        check_request(length, depth, seed, index)
         draws = self.draws(seed, index, length)
         sentences = running_text.sentences(running_text.read(self.source))
         start = draws.randrange(len(sentences))

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.tasks.task import Sample, Task, check_depth, first_number, fit, make_sample
+from posenc.tasks.task import Sample, Task, check_request, first_number, fit, make_sample
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -27,7 +27,7 @@ class Passkey(Task):
     new_tokens: ClassVar[int] = 10
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        check_depth(depth)
+        check_request(length, depth, seed, index)
         key = str(self.draws(seed, index, length).randint(1, 50_000))
         needle = f"The pass key is {key}. Remember it. {key} is the pass key."
 

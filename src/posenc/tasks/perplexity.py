@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, Size
+from posenc.errors import InputError, Size, check_integers
 from posenc.tasks.running_text import ending, endings, passage, passages, scored, start_tokens
-from posenc.tasks.task import Sample, Task
+from posenc.tasks.task import Sample, Task, check_request
 
 WINDOWS = 4
 """Windows' worth of text that sliding windows read by default."""
@@ -49,6 +49,7 @@ class Perplexity(Task):
     weighting: Literal["tokens", "windows"] = "tokens"
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        check_request(length, depth, seed, index)
         start = start_tokens(tokenizer)
         least = {"full": 2, "sliding": self.stride + 1, "last": self.last + 1}[self.protocol]
         if length < least:
@@ -60,8 +61,7 @@ class Perplexity(Task):
             ids = ending(tokenizer, self.source, length - len(start), self.last, seed, index)
             return scored(start, ids, self.last)
         tokens = self._read(length)
-        if tokens < length:
-            raise InputError(f"cannot be fewer than the length of a window, {length}", tokens=tokens)
+        check_integers(length, tokens=tokens)
         ids = passage(tokenizer, self.source, tokens - len(start), seed, index)
         ids = ids[: len(ids) - (tokens - length) % self.stride]
         return scored(start, ids, len(ids), length, self.stride)
@@ -106,6 +106,7 @@ class Repeated(Task):
     scored: Literal["after", "last"] = "after"
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        check_request(length, depth, seed, index)
         start = start_tokens(tokenizer)
         tokens = length - len(start)
         period = self._period(length)

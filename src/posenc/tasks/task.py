@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, check_fields
+from posenc.errors import LARGEST_SEQUENCE, InputError, check_fields, check_integers, check_numbers
 from posenc.spec import Spec
 
 
@@ -98,12 +98,11 @@ class Task(ABC):
         return random.Random(f"{self.name} {seed} {index} {length}")
 
 
-def check_depth(depth: float) -> None:
-    """Raises:
-    InputError: a depth that is not between 0 and 1.
-    """
-    if not 0 <= depth <= 1:
-        raise InputError("must lie between 0 (the start of the context) and 1 (its end)", depth=depth)
+def check_request(length: int, depth: float, seed: int, index: int) -> None:
+    """Refuse numbers of `Task.sample` that are none, or out of range."""
+    check_integers(1, LARGEST_SEQUENCE, length=length)
+    check_integers(seed=seed, index=index)
+    check_numbers(0, 1, depth=depth)
 
 
 def first_number(text: str) -> str:

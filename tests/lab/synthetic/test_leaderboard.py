@@ -117,10 +117,7 @@ def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path):
         assert not (tmp_path / "new" / "cells").exists()
         assert not (tmp_path / "new" / "results.json").exists()
 
-    refused(
-        "has steps=2, not 3; nothing was merged",
-        steps=3,
-    )
+    refused("has steps=2, not 3; nothing was merged", steps=3)
     refused("has .*task=copy, not (sort|reverse)", tasks=("sort", "reverse"))
     cell = next((tmp_path / "one" / "cells").iterdir())
     cell.write_bytes(cell.read_bytes().replace(b'"losses"', b'"lusses"'))
