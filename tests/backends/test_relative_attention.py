@@ -77,11 +77,8 @@ def arguments(case, dtype=torch.float32):
         distance = queries - 1 + diagonal - torch.arange(queries + keys - 1, device=DEVICE)
         vector = 0.3 - distance.abs() / draw(heads, 1).abs().exp()
     products = draw(batch, heads, queries, 5) if "products" in terms else None
-    row = (
-        (queries - 1 - torch.arange(queries + keys - 1, device=DEVICE)).clamp(-2, 2) + 2
-        if "products" in terms
-        else None
-    )
+    row = queries - 1 - torch.arange(queries + keys - 1, device=DEVICE)
+    row = row.clamp(-2, 2) + 2 if "products" in terms else None
     return q, k, v, vector, products, row, width**-0.5, diagonal
 
 
@@ -223,10 +220,12 @@ def test_what_it_refuses():
     with pytest.raises(InputError, match="forward-mode"):  # the tangent would be zero
         torch.func.jvp(lambda q: attention(q, k, v, backend="triton"), (q,), (q,))
     here = ALiBi(4).to(DEVICE).at(Positions.arange(6, device=DEVICE))
+    given = {"q": q, "k": k, "v": v, "sink": torch.zeros(4, device=DEVICE)}
     with torch.enable_grad():
-        attention(q, k, v, here, backend="triton")  # a frozen layer
-        with pytest.raises(InputError, match="no gradients"):
-            attention(q.clone().requires_grad_(), k, v, here, backend="triton")
+        attention(**given, encoding=here, backend="triton")  # a frozen layer
+        for name, x in given.items():
+            with pytest.raises(InputError, match="no gradients"):
+                attention(**given | {name: x.clone().requires_grad_()}, encoding=here, backend="triton")
     plan = explain(q, k, v, ALiBi(4).to(DEVICE), backend="triton")
     assert "not measured as the fastest" in plan.reason
     assert explain(q, k, v, ALiBi(4).to(DEVICE)).backend != "triton"

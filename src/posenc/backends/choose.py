@@ -13,7 +13,6 @@ from posenc.functional import transformed
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
 
-
 AUTO: dict[str, Backend] = BACKENDS | {"sdpa": SDPA(short=True)}
 
 DENSE_ON_GPU = 2**20
