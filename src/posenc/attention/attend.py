@@ -224,7 +224,7 @@ def _key(call: Call, backend: object) -> tuple[object, ...] | None:
     return (
         acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap, dropout_p, keys_rotated,
         gates is None, torch.is_grad_enabled(), q.requires_grad, k.requires_grad, v.requires_grad,
-        None if sink is None else sink.requires_grad, backend,
+        None if sink is None else getattr(sink, "requires_grad", False), backend,
     )  # fmt: skip
 
 
