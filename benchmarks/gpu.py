@@ -181,17 +181,18 @@ def tables(results: Results) -> str:
 
 def record(results: Results) -> None:
     """Write to the package from which size on kernels are the default on the architecture of the results: those that were right
-    in every case, and faster than PyTorch's in every one that was timed there. What was not measured now stays."""
+    in every case, and faster than PyTorch's in every one that was timed there. What was not measured now stays, with the machine
+    that it was measured on."""
     capability = results.machine["capability"]
     known = json.loads(RECORD.read_text())
     before = known.get(capability, {})
-    kernels = before.get("kernels", {})
+    kernels, machines = before.get("kernels", {}), before.get("machines", {})
     for name, stage in STAGES.items():
-        if results.rows(name):
+        if results.rows(name) and (stage.DECIDES or name == "tiles"):
             rest = {kernel: least for kernel, least in kernels.items() if kernel not in stage.DECIDES}
-            kernels = rest | stage.verified(results.rows)
+            kernels, machines = rest | stage.verified(results.rows), machines | {name: results.machine}
     tiles = before.get("tiles", {}) | STAGES["tiles"].best(results.rows("tiles"))
-    known[capability] = {"kernels": kernels, "tiles": tiles} | results.machine
+    known[capability] = {"kernels": kernels, "tiles": tiles, "machines": machines}
     RECORD.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     print(f"{RECORD}: compute capability {capability} takes {kernels or 'none of our kernels'}")
 

@@ -30,7 +30,7 @@ KEYWORDS = {
     "export.md": "vLLM, llama.cpp, SGLang, config.json, rope_parameters, rope_scaling, save model, 导出, 保存模型",
     "doctor.md": "debug RoPE, wrong rope_theta, check config, sanity check, diagnose, 诊断, 检查配置",
     "attention.md": "FlashAttention, flash attention, FlexAttention, SDPA, Triton kernel, linear memory, attention bias, attention mask, 注意力实现",
-    "gpu.md": "GPU, CUDA, Triton, H100, throughput, 显卡, 算子",
+    "gpu.md": "GPU, CUDA, Triton, H100, H200, throughput, 显卡, 算子",
     "vision-grid.md": "2d rope, 2D positional encoding, position embedding for images, image patches, ViT, video, M-RoPE, 图像, 视频, 二维位置编码",
     "vision-pretrained.md": "ViT resolution, interpolate pos embed, resize position embedding, higher resolution, timm, 图像",
     "compare.md": "benchmark positional encodings, extrapolation, copy task, length generalization, synthetic tasks, 对比实验", "leaderboard.md": "best positional encoding, benchmark, length generalization, ranking, 排行榜",

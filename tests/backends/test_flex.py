@@ -1,5 +1,5 @@
-"""FlexAttention as a backend: its dense form in float64 against the reference, its CPU kernel in float32; what a GPU adds
-is at the end, for machines that have one."""
+"""FlexAttention as a backend: its dense form in float64 against the reference, its CPU kernel in float32. benchmarks/gpu.py
+checks it on a GPU."""
 
 from types import SimpleNamespace
 
@@ -214,34 +214,3 @@ def test_what_explain_says():
     p = Positions.arange(64, causal=True)
     with torch.no_grad():
         assert "materialised" in explain(q, k, v, ALiBi(H), p, backend="flex").reason
-
-
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@on_gpu
-@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded", "packed", "one new token"])
-def test_gpu_every_structure_and_its_gradients(layout):
-    _, _, make = LAYOUTS["causal" if layout == "one new token" else layout]
-    encoding = Everything().float().cuda()
-    encoding.values = lambda positions, layer=0: None
-    learned = [p for name, p in encoding.named_parameters() if name != "of_value"]
-    given = [x.float().cuda().requires_grad_() for x in tensors(5, 5)]
-    found, want = (gradients(b, lambda: make().to("cuda"), encoding, given, learned) for b in ("flex", "reference"))
-    for x, y in zip(found, want, strict=True):
-        assert (x - y).abs().max() < 2e-2 * y.abs().max(), "TF32 at most"
-
-
-@on_gpu
-@pytest.mark.parametrize("n", [16, 127, 128, 300, 1024])
-@pytest.mark.parametrize(
-    "name", ["t5", "alibi", "shaw:clip=16:terms=keys", "transformer_xl:clamp_len=64", "deberta_v2"]
-)
-def test_gpu_lengths_in_half_precision(name, n):
-    encoding = create(name, dim=256, num_heads=4, head_dim=64, num_layers=1, causal=False).cuda()
-    g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 4, n, 64, generator=g).cuda().bfloat16() for _ in range(3))
-    p = Positions.arange(n, device="cuda")
-    with torch.no_grad():
-        want = attention(q.float(), k.float(), v.float(), encoding, p, backend="reference")
-        assert (attention(q, k, v, encoding, p, backend="flex").float() - want).abs().max() < 0.05

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -14,6 +16,7 @@ sys.path.append(str(BENCHMARKS))
 import gpu  # noqa: E402
 from gpu_stages import STAGES  # noqa: E402
 from gpu_stages.attention import ENCODINGS, READ, TILED, Subject  # noqa: E402
+from gpu_stages.checks import _checkable  # noqa: E402
 
 from posenc.backends.triton_kernels import TILES  # noqa: E402
 
@@ -65,9 +68,8 @@ def test_what_is_timed_runs_in_the_process_that_compiled_it_and_alone(tmp_path):
     for worker in workers:
         assert all(stage.prepared_by(case) in worker.prepared for case in worker.measured)
     assert [row["case"] for row in results.rows("attention")] == stage.cases(False)
-    assert sum(len(worker.prepared) for worker in workers) == len(
-        {str(stage.prepared_by(c)) for c in stage.cases(False)}
-    )
+    ahead = {str(stage.prepared_by(case)) for case in stage.cases(False)}
+    assert sum(len(worker.prepared) for worker in workers) == len(ahead)
 
 
 def test_what_is_checked_is_shared_out(tmp_path):
@@ -88,19 +90,12 @@ def rotary_rows(ours, right=True):
     return {"checks": checks, "rotary": timed}
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (rotary_rows(1.0), {"rotary": 0}),
-        (rotary_rows(2.5), {}),
-        (rotary_rows(1.0, right=False), {}),
-        (rotary_rows(1.0) | {"checks": []}, {}),
-        ({"checks": [], "rotary": []}, {}),
-        (rotary_rows(1.0) | {"rotary": rotary_rows(1.0)["rotary"] + [{"case": {}, "result": {"failed": "died"}}]}, {}),
-    ],
-)
-def test_a_kernel_is_recorded_if_it_is_right_and_faster_in_every_case(rows, expected):
-    assert STAGES["rotary"].verified(rows.get) == expected
+def test_a_kernel_is_recorded_if_it_is_right_and_faster_in_every_case():
+    good, died = rotary_rows(1.0), [{"case": {}, "result": {"failed": "died"}}]
+    assert STAGES["rotary"].verified(good.get) == {"rotary": 0}
+    bad = rotary_rows(2.5), rotary_rows(1.0, right=False), good | {"checks": []}, {"checks": [], "rotary": []}
+    for rows in (*bad, good | {"rotary": good["rotary"] + died}):
+        assert STAGES["rotary"].verified(rows.get) == {}
 
 
 def attention_rows(**times):
@@ -135,14 +130,29 @@ def test_attention_kernels_are_recorded_by_what_they_read_and_from_which_size_on
 def test_a_record_of_some_stages_leaves_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "RECORD", tmp_path / "gpus.json")
     before = {"kernels": {"rotary": 0, "products": 512}, "tiles": {"64": {}, "128": {"forward": [9]}}}
-    gpu.RECORD.write_text(json.dumps({"9.0": before}))
+    gpu.RECORD.write_text(json.dumps({"9.0": before | {"machines": {"rotary": {"device": "a"}}}}))
     results = gpu.Results(tmp_path)
     results.add("machine", {"capability": "9.0"})
     for stage, rows in attention_rows(vector=[(2048, 1.0), (8192, 1.0)]).items():
         [results.add(stage, **row) for row in rows]
     gpu.record(results)
-    kernels = {"kernels": {"rotary": 0, "vector": 2048}}
-    assert json.loads(gpu.RECORD.read_text()) == {"9.0": before | kernels | {"capability": "9.0"}}
+    found = {"kernels": {"rotary": 0, "vector": 2048}}
+    found["machines"] = {"rotary": {"device": "a"}, "attention": {"capability": "9.0"}}
+    assert json.loads(gpu.RECORD.read_text()) == {"9.0": before | found}
+
+
+def test_the_packages_record_is_what_the_committed_results_say():
+    h100, h200 = (gpu.Results(BENCHMARKS / "gpu", f"{name}.jsonl") for name in ("h100", "h200"))
+    record = json.loads(gpu.RECORD.read_text())["9.0"]
+    assert record["kernels"] == STAGES["rotary"].verified(h100.rows) | STAGES["attention"].verified(h200.rows)
+    assert record["machines"] == {"rotary": h100.machine, "tiles": h100.machine, "attention": h200.machine}
+
+
+def test_what_float32_does_not_hold_says_nothing_of_a_gpu():
+    exact, wrong = [torch.ones(3)], [torch.zeros(3)]
+    for on_cpu, kind in ((exact, float), (wrong, str)):
+        ((_, result),) = _checkable("8 float32", wrong, exact, partial(list, on_cpu))
+        assert isinstance(result, kind)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

@@ -4,7 +4,7 @@ GPU it is compiled instead."""
 import subprocess
 import sys
 from contextlib import contextmanager
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,29 +12,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
-from posenc import InputError, Positions, Rotary
+from posenc import InputError, Positions, Rotary, create
+from posenc.attention import Call, prepare
+from posenc.attention.attend import _choose
+from posenc.backends import choose, gpus, triton
+from posenc.backends import triton_kernels as launches
+from posenc.backends.triton import rotary_kernel as turn
 from posenc.functional import rotary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _interpreter():
-    """Triton decides when a kernel is defined whether to interpret it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if DEVICE == "cpu":
-            patch.setenv("TRITON_INTERPRET", "1")
-        from posenc.backends.triton_kernels import _rotary_kernel
-
-        assert ("Interpreted" in type(_rotary_kernel).__name__) == (DEVICE == "cpu")
-        yield
-
-
-def turn(*arguments, **options) -> tuple[Tensor, Tensor]:
-    from posenc.backends.triton import rotary_kernel
-
-    return rotary_kernel(*arguments, **options)
 
 
 def random(heads: int, n: int, width: int, order: str = "heads inside", dtype=torch.float32) -> Tensor:
@@ -106,9 +93,7 @@ def test_gradients(layout, start):
 
 def test_it_is_one_operator_for_the_compiler():
     q, k, (cos, sin) = random(3, 4, 8), random(1, 4, 8), tables(1, 4, 4)
-    from posenc.backends.triton_kernels import _rotary
-
-    torch.library.opcheck(_rotary, (q.requires_grad_(), k, cos, sin, "half", 0, 1.0))
+    torch.library.opcheck(launches._rotary, (q.requires_grad_(), k, cos, sin, "half", 0, 1.0))
     compiled = torch.compile(turn, backend="aot_eager", fullgraph=True, dynamic=True)
     for n in (4, 6):
         q, k, (cos, sin) = random(3, n, 8).requires_grad_(), random(1, n, 8), tables(1, n, 4)
@@ -123,10 +108,8 @@ def test_it_is_one_operator_for_the_compiler():
 def test_rotary_takes_it(monkeypatch, layout, options, dtype):
     from posenc.encodings import rotary as module
 
-    rope, p = (
-        Rotary(12, layout=layout, **options).to(DEVICE),
-        Positions.from_ids(torch.tensor([[5, 900, 0.5], [1, 2, 3]])),
-    )
+    rope = Rotary(12, layout=layout, **options).to(DEVICE)
+    p = Positions.from_ids(torch.tensor([[5, 900, 0.5], [1, 2, 3]]))
     p, q, k = p.to(DEVICE), random(4, 3, 12, dtype=dtype), random(2, 3, 12, dtype=dtype)
     plain = [rotary(x, *rope.cos_sin(p.q, torch.float32), layout=layout) for x in (q, k)]
     calls = []
@@ -138,15 +121,12 @@ def test_rotary_takes_it(monkeypatch, layout, options, dtype):
 @pytest.fixture
 def kernels(monkeypatch):
     """The module, on a GPU on which the rotation is right and faster."""
-    from posenc.backends import gpus
-    from posenc.backends import triton as kernels
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernels, "HAS_TRITON", True)
-    monkeypatch.setattr(kernels, "FORCED", False)
+    monkeypatch.setattr(triton, "HAS_TRITON", True)
+    monkeypatch.setattr(triton, "FORCED", False)
     monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": {"rotary": 0}}})
-    return kernels
+    return triton
 
 
 def on_gpu(*shapes, dtypes=(torch.bfloat16, torch.bfloat16, torch.float32)) -> list[Tensor]:
@@ -159,8 +139,6 @@ USUAL = (2, 4, 3, 8), (2, 1, 3, 8), (1, 1, 3, 4)
 
 
 def test_it_is_the_default_on_verified_gpus_alone(kernels, monkeypatch):
-    from posenc.backends import gpus
-
     x = on_gpu(*USUAL)
     assert kernels.fits_kernel(*x)
     monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": {"rotary": 0}}, "9.0": {"kernels": {"vector": 0}}})
@@ -170,19 +148,37 @@ def test_it_is_the_default_on_verified_gpus_alone(kernels, monkeypatch):
 
 
 def test_attention_is_the_default_from_the_recorded_size_on(kernels, monkeypatch):
-    from posenc.backends import gpus
-
     least = {"vector": 512, "products": 64, "vector, one query": 8192}
     monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": least}})
 
-    def default(queries, keys, *reads):
-        q, k = on_gpu((1, 2, queries, 8), (1, 2, keys, 8), dtypes=(torch.bfloat16,) * 2)
-        return kernels.is_default(SimpleNamespace(q=q, k=k, bias=[SimpleNamespace(in_kernel=each) for each in reads]))
+    def taken(name, queries, keys=None, width=16, dtype=torch.bfloat16, backend="auto", **options):
+        keys = keys or queries
+        encoding = create(name, dim=2 * width, num_heads=2, head_dim=width)
+        given = [torch.zeros(1, dtype=dtype).expand(1, 2, n, width) for n in (queries, keys, keys)]
+        positions = Positions.arange(queries, max(keys - queries, 0), causal=True)
+        if keys < queries:
+            positions = Positions.cross(positions, Positions.arange(keys))
+        with torch.no_grad():
+            problem = prepare(Call(*given, encoding, positions, **options))
+            q, k, v = on_gpu(*(x.shape for x in given), dtypes=(dtype,) * 3)
+            name, plan = _choose(replace(problem, q=q, k=k, v=v), backend)
+            return name, plan.why.partition(", ")[2] if name == "triton" else ""
 
-    for call in [(512, 512, "vector"), (1, 8192, "vector"), (600, 600, "vector", "products")]:
-        assert default(*call)
-    for call in [(511, 9000, "vector"), (1, 8191, "vector"), (1, 9000, "products"), (9, 9), (600, 600, "vector", None)]:
-        assert not default(*call)
+    shaw, default = "shaw:clip=4:terms=keys", ("triton", "measured as the fastest on this GPU")
+    for call in [("alibi", 512), ("t5", 1, 8192), ("alibi+" + shaw, 600), ("rope+alibi+sink", 512, 9000), (shaw, 64)]:
+        assert taken(*call) == default, call
+    few = ("alibi", 511, 9000), ("alibi", 16, 9000), ("alibi", 600, 511), ("t5", 1, 8191), (shaw, 1, 9000)
+    for call in (*few, ("rope", 600), ("alibi+fire", 600)):
+        assert taken(*call)[0] != "triton", call
+    for options in ({"width": 256}, {"dtype": torch.float32}, {"softcap": 5.0}, {"dropout_p": 0.1}):
+        assert taken("alibi", 600, **options)[0] != "triton", options
+    assert taken("alibi", 511, backend="triton") == ("triton", "not measured as the fastest on this GPU")
+    for module, name in ((torch.compiler, "is_exporting"), (choose, "transformed")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda: True)
+            assert taken("alibi", 512)[0] == "sdpa"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert taken("alibi", 512) == default
 
 
 def test_whatever_works_on_tensors_in_its_own_way_gets_the_formula(kernels, monkeypatch):
@@ -235,10 +231,9 @@ def test_rotary_takes_any_number_of_axes_where_the_kernel_is_the_default(kernels
     assert_close(rope.rotate(q, q, p), wanted)
 
 
-def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
-    import posenc.backends.triton_kernels as module
-
-    asked, now = [], []
+def test_a_launch_is_on_the_device_of_its_tensors_and_grows_along_one_axis(monkeypatch):
+    """CUDA's other axes end at 65535."""
+    asked, now, grids = [], [], []
 
     @contextmanager
     def device_of(x):
@@ -248,15 +243,19 @@ def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
 
     class Recorder:
         def __getitem__(self, grid):
+            grids.append(grid)
             return lambda *arguments, **options: asked.append([*now])
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(module, "_rotary_kernel", Recorder())
-    monkeypatch.setattr(module, "forward", Recorder())
+    monkeypatch.setattr(launches, "_rotary_kernel", Recorder())
+    monkeypatch.setattr(launches, "forward", Recorder())
     q, k = random(3, 4, 16), random(1, 4, 16)
     turn(q, k, *tables(1, 4, 8))
-    module.relative_attention(q, k, k, torch.zeros(3, 7, device=DEVICE), None, None, 1.0, 0, "ieee")
+    launches.relative_attention(q, k, k, torch.zeros(3, 7, device=DEVICE), None, None, 1.0, 0, "ieee")
     assert [[x.shape for x in each] for each in asked] == [[q.shape]] * 2
+    x = torch.zeros(1, 1, 3, 4, device=DEVICE).expand(70000, 1, 3, 4)
+    turn(x, x, *tables(1, 3, 2))
+    assert grids[-1] == (210000,)
 
 
 def test_without_triton_the_remedy_is_named():
@@ -284,23 +283,6 @@ def test_queries_or_keys_without_heads(heads):
     q, k, (cos, sin) = random(heads[0], 4, 8), random(heads[1], 4, 8), tables(1, 4, 4)
     wanted = rotary(q, cos, sin), rotary(k, cos, sin)
     assert_close(turn(q, k, cos, sin), wanted)
-
-
-def test_the_grid_grows_along_its_one_long_axis(monkeypatch):
-    """CUDA's other axes end at 65535."""
-    import posenc.backends.triton_kernels as module
-
-    grids = []
-
-    class Recorder:
-        def __getitem__(self, grid):
-            grids.append(grid)
-            return lambda *arguments, **options: None
-
-    monkeypatch.setattr(module, "_rotary_kernel", Recorder())
-    x = torch.zeros(1, 1, 3, 4, device=DEVICE).expand(70000, 1, 3, 4)
-    turn(x, x, *tables(1, 3, 2))
-    assert grids == [(210000,)]
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,9 @@ def _key(call: Call, backend: object) -> tuple[object, ...] | None:
     if "bias" in acting.sites and recomputes_alone():
         return None
     return (
-        acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap, sink is None, dropout_p,
-        keys_rotated, gates is None, torch.is_grad_enabled(), backend,
+        acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap, dropout_p, keys_rotated,
+        gates is None, torch.is_grad_enabled(), q.requires_grad, k.requires_grad, v.requires_grad,
+        None if sink is None else getattr(sink, "requires_grad", False), backend,
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from posenc.backends.reference import Reference
 from posenc.backends.sdpa import SDPA
 from posenc.backends.triton import Triton, is_default
 from posenc.errors import exporting
+from posenc.functional import transformed
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
-
 
 AUTO: dict[str, Backend] = BACKENDS | {"sdpa": SDPA(short=True)}
 
@@ -21,10 +21,10 @@ DENSE_ON_GPU = 2**20
 
 def by_speed(problem: Problem) -> list[str]:
     """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a large dense
-    mask, and before both our kernels where they were faster. A program that is exported is made of formulas."""
-    names = ["sdpa", "reference"]
-    if problem.q.device.type != "cuda" or problem.is_plain or exporting():
+    mask, and before both our kernels where they were faster. A program that is exported, or torch.func's, is made of formulas."""
+    names, compiled = ["sdpa", "reference"], torch.compiler.is_compiling()
+    if problem.q.device.type != "cuda" or problem.is_plain or exporting() or (not compiled and transformed()):
         return names
-    if torch.compiler.is_compiling() or problem.pairs > DENSE_ON_GPU:
+    if compiled or problem.pairs > DENSE_ON_GPU:
         names = ["flex", *names]
     return ["triton"] * is_default(problem) + names

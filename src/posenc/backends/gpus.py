@@ -10,7 +10,7 @@ import torch
 RECORD: dict[str, dict[str, Any]] = json.loads(files("posenc.backends").joinpath("gpus.json").read_text())
 """Compute capability ("9.0") -> `kernels`: those of ours that benchmarks/gpu.py found right and faster than PyTorch's on such
 a GPU, with the least size ("rotary": 0; attention by what it reads, "vector" and "products", the least number of queries, or
-of keys for "vector, one query"); their `tiles`, and the versions."""
+of keys for "vector, one query"); their `tiles`, and the `machines` that found it."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What `rotary_kernel` serves; wider ones would lose digits."""
 

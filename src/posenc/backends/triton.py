@@ -27,7 +27,7 @@ MOST_HEADS = 65535
 
 class Triton(Kernel):
     """Serves a plain, `Relative`, `QueryRelative` or `Factored` problem over contiguous positions, without gradients. "auto" takes
-    it on GPUs of RECORD alone; docs/gpu.md has what an H100 found."""
+    it on GPUs of RECORD alone; docs/gpu.md has what was measured."""
 
     def _refusal(self, problem: Problem) -> str | None:
         q, positions, bias = problem.q, problem.positions, problem.bias
@@ -39,8 +39,8 @@ class Triton(Kernel):
             return "the kernel knows no position maps"
         if problem.dropout_p > 0:
             return "the kernel has no dropout"
-        if trains(problem) or problem.learned:
-            return "the kernel has no gradients"
+        if trains(problem) or problem.learned or (not torch.compiler.is_compiling() and transformed()):
+            return "the kernel has no gradients and no form for torch.func and forward-mode differentiation"
         bounds = positions.prefix, positions.window, *positions.blocks
         if positions.start is None or any(bound is not None for bound in bounds):
             return "the kernel is for contiguous positions, without padding, packing, prefix, window or blocks"
@@ -66,7 +66,8 @@ class Triton(Kernel):
         return None
 
     def _why(self, problem: Problem) -> tuple[str, str]:
-        return "posenc's own kernel" + ("" if is_default(problem) else ", not measured on this GPU"), ""
+        measured = "" if FORCED else f", {'' if is_default(problem) else 'not '}measured as the fastest on this GPU"
+        return f"posenc's own kernel{measured}", ""
 
     def _attend(self, problem: Problem) -> Tensor:
         from posenc.backends.triton_kernels import relative_attention
@@ -91,12 +92,12 @@ def verified(kernel: str, device: torch.device, size: int = 0) -> bool:
 
 
 def is_default(problem: Problem) -> bool:
-    """Whether "auto" takes our attention kernel: in half precision, which was measured, with a bias that is read in ways that
-    RECORD has of the GPU, from as many queries on, or keys of one query."""
+    """Whether "auto" takes our attention kernel: in half precision and heads of at most 128, which were measured, with a bias that
+    is read in ways that RECORD has of the GPU, from as many queries and keys on, or keys of one query."""
     reads = {term.in_kernel for term in problem.bias}
-    queries, keys = problem.q.shape[2], problem.k.shape[2]
-    way, size = (", one query", keys) if queries == 1 else ("", queries)
-    timed = bool(reads) and (FORCED or problem.q.element_size() == 2)
+    (*_, queries, width), (*_, keys, value_width) = problem.q.shape, problem.v.shape
+    way, size = (", one query", keys) if queries == 1 else ("", min(queries, keys))
+    timed = bool(reads) and (FORCED or (problem.q.element_size() == 2 and max(width, value_width) <= 128))
     return timed and all(name is not None and verified(name + way, problem.q.device, size) for name in reads)
 
 

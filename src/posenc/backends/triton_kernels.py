@@ -92,7 +92,7 @@ def forward(
         split = tl.maximum(tl.maximum(equal, straight) - num_queries + 1 + first_i, 0) // BLOCK_N * BLOCK_N
         split = tl.minimum(split, middle)
         if VECTOR:
-            corner, start = num_queries - 1 + diagonal, tl.load(VECTOR_)
+            corner, start = tl.maximum(num_queries - 1 + diagonal, 0), tl.load(VECTOR_)
             last = tl.load(VECTOR_ + corner, mask=straight > equal, other=0.0)
             slope = tl.where(straight > equal, (last - start) / tl.maximum(corner, 1), 0.0)
             far += tl.where(straight > equal, last, start) - slope * m
@@ -129,7 +129,7 @@ def forward(
         if part == 0:
             top += far * LOG2E
         first = until
-    empty = top == -float("inf")
+    empty = (top == -float("inf")) & (total == total)  # a maximum passes over NaN, the sum does not
     out = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
     at = OUT + (flat * num_queries + i[:, None]) * DV + dv[None, :]
     tl.store(at, out.to(OUT.dtype.element_ty), mask=inside[:, None] & (dv < DV)[None, :])
@@ -164,12 +164,12 @@ def _straight(
 ):  # fmt: skip
     """Of each head, the first cell whose number or row is not that of cell 0, and the first whose number is off the line from
     cell 0 to the corner, or whose row is another; into FAR, which holds `cells`."""
-    cell, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    cell, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
     another = tl.load(ROW + cell, mask=cell < cells, other=0) != tl.load(ROW) if PRODUCTS else cell < 0
     bent = another
     if VECTOR:
         VECTOR_ += head * cells
-        first, last = tl.load(VECTOR_), tl.load(VECTOR_ + tl.maximum(corner, 0))
+        first, last = tl.load(VECTOR_), tl.load(VECTOR_ + corner)
         number = tl.load(VECTOR_ + cell, mask=cell < cells, other=0.0)
         line = last + (last - first) / tl.maximum(corner, 1) * (cell - corner)
         # float32's rounding of slope times distance is no bend
@@ -224,11 +224,9 @@ def relative_attention(
         cells = queries + k.shape[2] - 1
         far, long = nothing, queries > block_m and any(reads.values())
         if long:
-            far, grid = (
-                torch.full((2, heads), cells, dtype=torch.int32, device=q.device),
-                (triton.cdiv(cells, 1024), heads),
-            )
-            _straight[grid](tables[0], tables[2], far, queries - 1 + diagonal, cells, HEADS=heads, BLOCK=1024, **reads)
+            far = torch.full((2, heads), cells, dtype=torch.int32, device=q.device)
+            grid, corner = (triton.cdiv(cells, 1024), heads), max(queries - 1 + diagonal, 0)
+            _straight[grid](tables[0], tables[2], far, corner, cells, HEADS=heads, BLOCK=1024, **reads)
         forward[(triton.cdiv(queries, block_m), batch * heads)](
             q, k, v, out, lse, *tables, far, scale, diagonal, queries, k.shape[2], 0 if products is None else products.shape[-1],
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], HEADS=heads, GROUPS=heads // k.shape[1], D=q.shape[-1],
