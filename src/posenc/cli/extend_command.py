@@ -161,9 +161,7 @@ class Extend(WithModel, WithOutput):
                 tuned = self._finetuned(model, tokenizer, training, shown)
                 if not tuned.complete:
                     resumable = "checkpoint" in self.given
-                    then = (
-                        "run the same command again to continue" if resumable else "the model is used with these steps"
-                    )
+                    then = "run the same command again to continue" if resumable else "the model has these steps"
                     steps = f"{len(tuned.losses)} of {tuned.settings['steps']} steps"
                     print(f"posenc extend: interrupted after {steps}; {then}", file=sys.stderr)
                     if resumable:
@@ -250,10 +248,8 @@ class Extend(WithModel, WithOutput):
         from posenc.pretrained.gguf_file import rewrite
 
         if Path(self.model).suffix != ".gguf":
-            raise InputError(
-                "is of a GGUF file: make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that",
-                argument="gguf",
-            )
+            remedy = "make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that"
+            raise InputError("is of a GGUF file", remedy, argument="gguf")
         self._refuse(("text", "verify_tokens", "finetune", "out"), "loads the model", "leave it out beside --gguf")
         method = str(self.method)
         made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
@@ -341,7 +337,6 @@ CHOSEN = "auto"
 def _read(path: str, argument: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{argument} {path}: not text in UTF-8; give a plain text file") from None
-    except OSError as error:
-        raise InputError(f"{argument} {path}: {error.strerror}; give a readable text file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", "not text in UTF-8")
+        raise InputError(f"{argument} {path}: {problem}; give a readable text file") from None
