@@ -2,7 +2,7 @@
 # make test   the test suite: a few cases of each test, which the commit draws, but for the slow tests; five minutes on two cores
 # make test-core  those of encodings, positions, frequencies and attention that need torch alone
 # make test-cases  all cases of the tests that are not slow
-# make test-slow   the slow tests, a few cases of each; half an hour on two cores
+# make test-slow   the slow tests, a few cases of each; a quarter of an hour on two cores
 # make test-all   the whole of it: slow tests and all cases
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
