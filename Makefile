@@ -2,6 +2,7 @@
 # make test   the test suite: a few cases of each test, which the commit draws, but for the slow tests; five minutes on two cores
 # make test-core  those of encodings, positions, frequencies and attention that need torch alone
 # make test-cases  all cases of the tests that are not slow
+# make test-slow   the slow tests, a few cases of each; a quarter of an hour on two cores
 # make test-all   the whole of it: slow tests and all cases
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
@@ -21,7 +22,7 @@ BIN := $(VENV)/bin
 # somebody's environment keeps its versions
 PINS := $(if $(filter-out $(abspath .venv),$(abspath $(VENV))),,-c constraints.txt)
 
-.PHONY: story demo test test-core test-cases test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
+.PHONY: story demo test test-core test-cases test-slow test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -55,6 +56,10 @@ test-core: $(VENV)/dev
 
 test-cases: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal --all-cases
+
+# a file's tests in one process, and in their order: what they share, as the built site, is made once
+test-slow: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "" --all-cases

@@ -57,7 +57,9 @@ def test_list_and_cite(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
-        (["list", "--cite", "alibii"], "unknown encoding 'alibii': did you mean 'alibi'?"),
+        (["list", "--cite", "alibii"], "list: error: --cite alibii: unknown encoding 'alibii': did you mean 'alibi'?"),
+        (["list", "--explain", "@nan"], "list: error: --explain: unknown name 'nan': did you mean "),
+        (["check", "math:sin", "--as", "ropes"], "check: error: --as ropes: unknown kind 'ropes'"),
         (["compare", "--dim", "127", "--num-heads", "1"], "must be even"),
         (["compare", "--seeds", "three"], "--seeds: invalid int value: 'three'"),
         (["compare", "--seeds", "0"], "--seeds 0: must lie between 1 and 1000"),

@@ -72,7 +72,7 @@ def test_every_command_of_readme_has_a_budget_or_a_reason():
 def folder(tmp_path_factory):
     """Where a reader has a model, a text and a package."""
     made = tmp_path_factory.mktemp("reader")
-    small_model("llama", vocab_size=512, max_position_embeddings=128).save_pretrained(made / "my-llm")
+    small_model("llama", vocab_size=512, max_position_embeddings=256).save_pretrained(made / "my-llm")
     small_tokenizer().save_pretrained(made / "my-llm")
     (made / "mypackage").mkdir()
     (made / "mypackage/rope.py").write_text(ROPE, encoding="utf-8")

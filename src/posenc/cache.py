@@ -262,7 +262,7 @@ class _Step(NamedTuple):
         orders = positions.extents["q_order"], positions.extents["k_order"]
         lows = [extent.low for extent in orders if extent is not None and extent.consecutive]
         in_line = len(lows) == 2 and lows[0] - lows[1] == before  # also with a prefix, where `diagonal` is None
-        if keys is not None:  # tokens in slots of their own, as behind each row's last one, are all visible
+        if keys is not None:  # tokens in stated slots, as behind each row's last one, are all visible
             keys = Hidden.of(keys.mask[:, -count:]) if in_line else None
         new = positions.of_side("q")._remembering(positions)
         return cls(new, before, count, keys, in_line)

@@ -107,10 +107,9 @@ def listed(
     known, found = ({row["name"] for of_kind in each.values() for row in of_kind} for each in (table["list"], rows))
     for name in names:
         if name not in known:
-            raise Mistake(
-                instead(name)
-                or unknown_name("name", name, known, nearest(name, known)) + _findable(name, table["list"])
-            )
+            like = unknown_name("name", name, known, nearest(name, known)) + _findable(name, table["list"])
+            flag = "--explain: " if {name, f"@{name}"} & set(explain) else ""
+            raise Mistake(flag + (instead(name) or like))
         if name not in found:
             raise Mistake(f"{asked}: leaves out {name!r}; posenc list {name} shows it")
     if names:

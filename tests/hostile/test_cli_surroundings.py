@@ -36,7 +36,7 @@ def test_an_answer_in_any_environment(environment):
     assert b"frequenc" in done.stdout
     done = run("list", "--cite", "\u2028é", environment=environment)
     assert done.returncode == 2
-    assert done.stderr.startswith(b"posenc list: error: unknown encoding")
+    assert done.stderr.startswith(b"posenc list: error: --cite ")
     assert done.stderr.count(b"\n") == 1
 
 

@@ -163,7 +163,5 @@ class Analyze(WithOutput):
             raise InputError(f"{subject}: no such file or folder")
         if subject.count("/") == 1:
             return load_model(subject, self.name, encoders=True)[0]
-        raise InputError(
-            str(unknown("encoding", encoding, [*ENCODINGS, *PATTERNS])),
-            "write MODULE:OBJECT for your own, or name a model",
-        )
+        remedy = "write MODULE:OBJECT for your own, or name a model"
+        raise InputError(str(unknown("encoding", encoding, [*ENCODINGS, *PATTERNS])), remedy)

@@ -100,7 +100,10 @@ class Check(WithOutput):
         from posenc.lab.files import write_atomically
         from posenc.lab.user_code import load_object, printing_to_stderr
 
-        get_kind(kind)
+        try:
+            get_kind(kind)
+        except InputError as error:
+            raise error.about(kind=kind) from None
         if self.fast:
             raise InputError("is for an encoding, leave it out beside --as", argument="fast")
         if self.badge is not None:

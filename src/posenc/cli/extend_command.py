@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from posenc.cli.command import record
 from posenc.cli.common import WithModel, WithOutput
 from posenc.errors import InputError, needs
 from posenc.pretrained.methods import check
@@ -129,12 +130,11 @@ class Extend(WithModel, WithOutput):
         for item in self.option:
             if "=" not in item:
                 raise InputError("write key=value", option=item)
-        method = self.method
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
-        if not method.startswith(tuple(OF_TABLES)):
-            check(method, options, self.factor, self.target_length)
+        if not self.method.startswith(tuple(OF_TABLES)):
+            check(self.method, options, self.factor, self.target_length)
         if self.gguf is not None:
             return self._rewrite(self.gguf, options)
         if self.print or self.model.endswith(".json"):
@@ -144,7 +144,7 @@ class Extend(WithModel, WithOutput):
             raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
 
         def extended() -> Any:
-            return extend(model, method, factor=self.factor, target_length=self.target_length, **options)
+            return extend(model, self.method, factor=self.factor, target_length=self.target_length, **options)
 
         report = extended()  # a mistake shows before anything is measured
         if training is not None:
@@ -161,9 +161,7 @@ class Extend(WithModel, WithOutput):
                 tuned = self._finetuned(model, tokenizer, training, shown)
                 if not tuned.complete:
                     resumable = "checkpoint" in self.given
-                    then = (
-                        "run the same command again to continue" if resumable else "the model is used with these steps"
-                    )
+                    then = "run the same command again to continue" if resumable else "the model has these steps"
                     steps = f"{len(tuned.losses)} of {tuned.settings['steps']} steps"
                     print(f"posenc extend: interrupted after {steps}; {then}", file=sys.stderr)
                     if resumable:
@@ -209,7 +207,8 @@ class Extend(WithModel, WithOutput):
             try:
                 found = choose(
                     model, tokenizer, factor=self.factor, target_length=self.target_length, text=self.text, name=self.model,
-                    directory=self.out, pages=files, progress=shown, command=self.typed, **self.given,
+                    directory=self.out, pages=files, progress=shown, command=self.typed,
+                    begin=lambda: self.out and record(self.out, self), **self.given,
                 )  # fmt: skip
             except Interrupted:
                 then = "run the same command again to continue" if self.out else "give --out DIR to be able to continue"
@@ -243,20 +242,17 @@ class Extend(WithModel, WithOutput):
 
         needs("transformers", "lab")
         self._refuse(("text", "verify_tokens", "finetune"), "needs the model", "give its folder, without --print")
-        made = recipe(self.model, str(self.method), factor=self.factor, target_length=self.target_length, **options)
+        made = recipe(self.model, self.method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, **made.to_dict()}, str(made))
 
     def _rewrite(self, file: str, options: dict[str, Any]) -> int:
         from posenc.pretrained.gguf_file import rewrite
 
         if Path(self.model).suffix != ".gguf":
-            raise InputError(
-                "is of a GGUF file: make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that",
-                argument="gguf",
-            )
+            remedy = "make one of the model with llama.cpp's convert_hf_to_gguf.py, and extend that"
+            raise InputError("is of a GGUF file", remedy, argument="gguf")
         self._refuse(("text", "verify_tokens", "finetune", "out"), "loads the model", "leave it out beside --gguf")
-        method = str(self.method)
-        made = rewrite(self.model, file, method, factor=self.factor, target_length=self.target_length, **options)
+        made = rewrite(self.model, file, self.method, factor=self.factor, target_length=self.target_length, **options)
         return self.emit({"command": self.typed, "model": self.model, "gguf": made.to_dict()}, str(made))
 
     def check_out(self) -> None:
@@ -341,7 +337,6 @@ CHOSEN = "auto"
 def _read(path: str, argument: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{argument} {path}: not text in UTF-8; give a plain text file") from None
-    except OSError as error:
-        raise InputError(f"{argument} {path}: {error.strerror}; give a readable text file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", "not text in UTF-8")
+        raise InputError(f"{argument} {path}: {problem}; give a readable text file") from None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from posenc.cli.common import WithOutput
+from posenc.errors import InputError
 from posenc_cli.arguments import How
 
 
@@ -47,6 +48,9 @@ class List(WithOutput):
         from posenc_cli.listing import listed
 
         if self.cite is not None:
-            bibtex = cite(self.cite)
+            try:
+                bibtex = cite(self.cite)
+            except InputError as error:
+                raise error.about(cite=self.cite) from None
             return self.emit({"name": self.cite, "bibtex": bibtex}, bibtex or f"{self.cite} has no paper")
         return self.emit(*listed(table(), self.names, self.search, self.kind, self.acts_on, self.explain))

@@ -171,7 +171,7 @@ def prepared(
     s = {name: known[name].default for name in SETTINGS} | given
     check_arguments(finetune, s)
     if twice := sorted(STATED & dict(arguments or {}).keys()):
-        remedy = "leave it out; finetune has arguments of its own, such as steps and batch_size"
+        remedy = "leave it out; finetune takes other arguments, such as steps and batch_size"
         raise InputError(f"{twice[0]} is what finetune states itself", remedy, arguments=arguments)
     limit = table_of(model)[1] if has_learned_table(model) else model_structure(model).config.max_position_embeddings
     s |= {name: limit for name, used in (("length", True), ("target_length", s["pose"])) if used and s[name] is None}

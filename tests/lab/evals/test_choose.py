@@ -112,9 +112,15 @@ def test_the_command_saves_the_choice(tokenizer, tmp_path, capsys, monkeypatch):
     model().save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     of = {name: dict.fromkeys(TASKS, (-1.0, 0.01)) for name in ("yarn",)}
-    monkeypatch.setattr(module, "evaluate", lambda *_, **__: results(of))
     out = tmp_path / "out"
-    flags = ["extend", str(tmp_path / "model"), "--method", "auto", "--factor", "2", "--candidates", "yarn"]
+
+    def evaluated(*_, begin, **__):
+        begin()
+        (out / "report.html").write_text("of the evaluation")
+        return results(of)
+
+    monkeypatch.setattr(module, "evaluate", evaluated)
+    flags = ["extend", str(tmp_path / "model"), "--method=auto", "--factor", "2", "--candidates", "yarn"]
     assert cli.main([*flags, "--out", str(out), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["selection"]["choice"] == "yarn"
