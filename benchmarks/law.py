@@ -586,20 +586,34 @@ def check() -> int:
     return int(wrong > 0)
 
 
-def judge() -> None:
-    """Each prediction whose cells are finished: the value, and whether it lies in the registered interval."""
+def judged() -> list[tuple[dict[str, Any], float | None]]:
+    """Each prediction, and what was measured; None where a cell is missing."""
     cells: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for each in finished():
         cell = Cell(**each["cell"])
         if each["validation"] is not None and cell.rate == at_best(cell.size, cell.encoding, 0, 1).rate:
             cells.setdefault((cell.size, cell.encoding, cell.budget), []).append(each)
+    found = []
+    for stage, path in enumerate((REGISTRATION, STAGE2), 1):
+        for p in json.loads(path.read_text())["predictions"]:
+            found.append((p | {"stage": stage}, summed(p, cells)))
+    return found
+
+
+def summed(
+    prediction: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Sequence[Mapping[str, Any]]]
+) -> float | None:
+    values = [value_of(term, cells) for term in prediction["sum"]]
+    return None if None in values else sum(value for value in values if value is not None)
+
+
+def judge(results: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
+    """Print of each prediction the value, and whether it lies in the registered interval."""
     right = decided = 0
-    for p in [p for path in (REGISTRATION, STAGE2) for p in json.loads(path.read_text())["predictions"]]:
-        values = [value_of(term, cells) for term in p["sum"]]
-        if any(value is None for value in values):
+    for p, value in results:
+        if value is None:
             print(f"{p['id']}: not yet")
             continue
-        value = sum(value for value in values if value is not None)
         inside = p["low"] <= value <= p["high"]
         right, decided = right + inside, decided + 1
         print(
@@ -641,8 +655,10 @@ def main() -> int:
         run(given.work, given.minutes)
     elif given.command == "check":
         return check()
+    elif given.command == "judge":
+        judge(judged())
     else:
-        {"status": status, "judge": judge}[given.command]()
+        status()
     return 0
 
 

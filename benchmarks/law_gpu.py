@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from law import CONTEXTS, COOLDOWN, HERE, mean
+from law import judged as of_cpu
 from law_fit import means
 from law_lease import CELLS, EXPONENTS, PEAK, PLANS, SIZES, TEN, chosen, finished, fitted, judged, points
 
@@ -222,11 +223,11 @@ def page() -> Iterator[str]:
     for (encoding, where), row in sorted(ends.items()):
         yield f"| `{encoding}` | {where} | {row['float32']:.3f} | {row['bfloat16']:.3f} |"
     yield from ("", "### Predictions", "")
-    results = judged()
-    for stage in PLANS:
+    results = [*of_cpu(), *judged()]
+    for stage in (1, 2, *PLANS):
         of_it = [(p, value) for p, value in results if p["stage"] == stage]
         for way, name in (
-            ("", "guesses"),
+            ("", "the fit of smaller budgets" if stage == 2 else "guesses"),
             ("fit", "the fit of the form"),
             ("plane", "a plane through neighbouring cells"),
         ):
@@ -239,7 +240,7 @@ def page() -> Iterator[str]:
             if decided:
                 right = sum(p["low"] <= v <= p["high"] for p, v in decided)
                 off = [abs(v - (p["low"] + p["high"]) / 2) for p, v in decided]
-                yield f"- Stage {stage}, {name}: {right} of {len(decided)} within their intervals of 80 %; the middles are off by {np.mean(off):.3f} nats on average ({len(some) - len(decided)} not measured)."
+                yield f"- Stage {stage}, {'on the CPU' if stage < 3 else 'on the GPU'}, {name}: {right} of {len(decided)} within their intervals of 80 %; the middles are off by {np.mean(off):.3f} nats on average ({len(some) - len(decided)} not measured)."
     for size, first, last in (("3M", 16, 64), ("3M", 16, 32), ("10M", 16, 32)):
         names, found = early(cells, size, first, last)
         if found:

@@ -505,23 +505,8 @@ def judged() -> list[tuple[dict[str, Any], float | None]]:
     for stage in PLANS:
         path = law.HERE / f"registration{stage}.json"
         for p in json.loads(path.read_text())["predictions"] if path.exists() else []:
-            values = [law.value_of(term, cells) for term in p["sum"]]
-            found.append((p | {"stage": stage}, None if None in values else sum(v for v in values if v is not None)))
+            found.append((p | {"stage": stage}, law.summed(p, cells)))
     return found
-
-
-def judge() -> None:
-    right = decided = 0
-    for p, value in judged():
-        if value is None:
-            print(f"{p['id']}: not yet")
-            continue
-        inside = p["low"] <= value <= p["high"]
-        right, decided = right + inside, decided + 1
-        print(
-            f"{p['id']}: {value:+.3f}, predicted {p['low']:+.3f} to {p['high']:+.3f}: {'right' if inside else 'wrong'}"
-        )
-    print(f"{right} of {decided} predictions are right")
 
 
 def main() -> int:
@@ -563,7 +548,7 @@ def main() -> int:
     elif given.command == "check":
         return check()
     else:
-        judge()
+        law.judge(judged())
     return 0
 
 
