@@ -110,7 +110,6 @@ def test_only_the_wanted_tables_exist():
         ({"terms": "keys|keys"}, "name each term once"),
         ({"fixed": True, "per_head": True}, "drop per_head"),
         ({"init_std": float("nan")}, "init_std=nan"),
-        ({"num_layers": 0}, "num_layers=0"),
     ],
 )
 def test_arguments_that_are_refused(options, message):
@@ -124,5 +123,3 @@ def test_calls_that_are_refused():
         posenc.attention(x[:, :2], x[:, :2], x[:, :2], encoding)
     with pytest.raises(posenc.InputError, match="integer positions only"):
         posenc.attention(x, x, x, encoding, Positions.from_ids(torch.tensor([0.5, 1, 2])))
-    with pytest.raises(RuntimeError, match="size mismatch for key_table"):
-        encoding.load_state_dict(Shaw(6, num_heads=4, clip=5).state_dict())
