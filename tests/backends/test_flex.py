@@ -74,6 +74,11 @@ def test_plain_and_grouped_queries(layout, kv_heads):
     entries.test_plain_and_grouped_queries(layout, kv_heads, "flex")
 
 
+@pytest.mark.parametrize("layout", ["causal", "left padded", "packed", "fractional"])
+def test_alibi(layout):
+    entries.test_alibi_entry_by_entry(layout, "flex")
+
+
 def test_rows_that_see_nothing_are_zero(trainable):
     for encoding in (None, ALiBi(H)):
         entries.test_rows_that_see_nothing_are_zero_with_finite_gradients(encoding, "flex")

@@ -254,8 +254,10 @@ def test_parameters_are_those_of_the_terms():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_relative_positions": 0}, "max_relative_positions=0"),
         ({"terms": "c2c"}, "unknown term 'c2c'"),
         ({"terms": "c2p|c2p"}, "name each term once"),
+        ({"dim": 0}, "dim=0"),
         ({"init_std": float("nan")}, "init_std=nan"),
     ],
 )

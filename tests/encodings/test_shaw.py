@@ -110,6 +110,7 @@ def test_only_the_wanted_tables_exist():
         ({"terms": "keys|keys"}, "name each term once"),
         ({"fixed": True, "per_head": True}, "drop per_head"),
         ({"init_std": float("nan")}, "init_std=nan"),
+        ({"num_layers": 0}, "num_layers=0"),
     ],
 )
 def test_arguments_that_are_refused(options, message):

@@ -173,6 +173,7 @@ def test_parameters_per_layer():
         ({"clamp_len": 0}, "clamp_len=0"),
         ({"layout": "half"}, "unknown layout 'half'"),
         ({"base": -1.0}, "base=-1.0"),
+        ({"num_heads": 0}, "num_heads=0"),
         ({"init_std": -0.1}, "init_std=-0.1"),
     ],
 )

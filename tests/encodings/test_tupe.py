@@ -92,6 +92,9 @@ def test_past_the_table():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_positions": 0}, "max_positions=0"),
+        ({"dim": 0}, "dim=0"),
+        ({"head_dim": 0}, "head_dim=0"),
         ({"beyond": "wrap"}, "unknown beyond 'wrap'"),
         ({"init_std": float("inf")}, "init_std=inf"),
     ],
