@@ -29,20 +29,24 @@ def random(*shape: int) -> Tensor:
 # ---------------------------------------------------------------- the formulas
 
 
+FORMULAS = [
+    ({}, lambda y, x, h, w: (x, y)),
+    ({"layout": "half"}, lambda y, x, h, w: (x, y)),
+    ({"rope_theta": 30.0, "x_first": False}, lambda y, x, h, w: (y, x)),
+    (PIXTRAL, lambda y, x, h, w: (y, x)),
+    (DINOV3, lambda y, x, h, w: (math.pi * (4 * (y + 0.5) / h - 2), math.pi * (4 * (x + 0.5) / w - 2))),
+    (LLAMA4, lambda y, x, h, w: (x + 1, y + 1)),
+]
+"""Options, the last ones Pixtral's, DINOv3's and Llama 4's, and the coordinates of the two blocks of pairs."""
+
+
 @GRIDS
-@pytest.mark.parametrize(
-    ("options", "axes"),
-    [
-        ({}, lambda y, x, h, w: (x, y)),
-        ({"layout": "half"}, lambda y, x, h, w: (x, y)),
-        ({"rope_theta": 30.0, "x_first": False}, lambda y, x, h, w: (y, x)),
-        (PIXTRAL, lambda y, x, h, w: (y, x)),
-        (DINOV3, lambda y, x, h, w: (math.pi * (4 * (y + 0.5) / h - 2), math.pi * (4 * (x + 0.5) / w - 2))),
-        (LLAMA4, lambda y, x, h, w: (x + 1, y + 1)),
-    ],
-    ids=["rope-vit", "half", "y first", "pixtral", "dinov3", "llama4"],
-)
-def test_axial_rope_is_its_formula(height, width, options, axes):
+def test_axial_rope_is_its_formula(height, width):
+    for options, axes in FORMULAS:
+        check_formula(options, axes, height, width)
+
+
+def check_formula(options, axes, height, width):
     at = torch.cartesian_prod(torch.arange(height), torch.arange(width)).double().T
     at = torch.cat((torch.zeros(2, 1), torch.stack(axes(*at, height, width))), 1)  # a prefix token, which does not turn
     q, k = random(2, at.shape[1], 16), random(1, at.shape[1], 16)
