@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
-from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
+from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
 from posenc.lab.transformer import Transformer, TransformerConfig
 from posenc.testing.oracles import biases, content
 from posenc.testing.oracles.attention import attend
@@ -121,6 +121,19 @@ def test_every_structure_entry_by_entry(layout):
     encoding.values = lambda positions, layer=0: None
     both = [attention(q, k, v, encoding, apart, backend=name) for name in BACKENDS]
     assert torch.allclose(*both, atol=1e-12)
+
+
+def test_closures_evaluated_one_entry_at_a_time_are_the_dense_bias():
+    q, k, _ = tensors(5, 5)
+    p, encoding = Positions.arange(5), Everything()
+    terms = encoding.bias(q, k, p)
+    dense = dense_sum(terms, q.device)
+    for b, h, i, j in [(0, 0, 0, 4), (1, 3, 4, 0), (1, 2, 2, 2)]:
+        score = torch.tensor(0.5, dtype=torch.float64)
+        for term in terms:
+            score = term.score_mod()(score, *(torch.tensor(n) for n in (b, h, i, j)))
+        row = min(b, dense.shape[0] - 1)
+        assert score.item() == pytest.approx(0.5 + dense[row, h, i, j].item())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
