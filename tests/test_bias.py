@@ -125,19 +125,6 @@ def test_rows_of_values_that_are_not_there(backend):
         attention(*inputs(), mine, Positions.arange(N), backend=backend)
 
 
-def test_a_scale_that_is_a_tensor():
-    class Learned(Encoding):
-        def scale(self, head_dim):
-            return torch.nn.Parameter(torch.ones(()))
-
-    for backend in ("auto", "reference"):
-        with pytest.raises(
-            InputError,
-            match=r"Learned.scale returned a tensor .*return a number; a learned temperature multiplies the queries",
-        ):
-            attention(*inputs(), Learned(), backend=backend)
-
-
 def test_a_users_score_may_give_rows_alone(monkeypatch):
     from posenc.backends import sdpa
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import posenc
 import test_attention as entries
-from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, explain
+from posenc import T5, ALiBi, InputError, Positions, attention, create, explain
 from posenc.attention import Call, prepare
 from posenc.attention.attend import _choose
 from posenc.backends import BACKENDS, Problem, flex
@@ -77,12 +77,6 @@ def test_plain_and_grouped_queries(layout, kv_heads):
 @pytest.mark.parametrize("layout", ["causal", "left padded", "packed", "fractional"])
 def test_alibi(layout):
     entries.test_alibi_entry_by_entry(layout, "flex")
-
-
-@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded"])
-def test_sinks(layout):
-    entries.test_sinks(layout, [0.5, -1.0, 2.0, 0.0], Rotary(D) + ALiBi(H), "flex")
-    entries.test_sinks(layout, 0.0, None, "flex")
 
 
 def test_rows_that_see_nothing_are_zero(trainable):

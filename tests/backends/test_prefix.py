@@ -11,7 +11,6 @@ from torch import nn
 import posenc
 from posenc import Encoding, InputError, Positions, Rotary, attention, create
 from posenc.bias import Positional
-from posenc.conformance import check
 from test_attention import LAYOUTS, B, D, H, tensors
 
 
@@ -159,16 +158,6 @@ def test_a_prefix_of_one_key_is_torchs_bias_kv():
     q, k, v = ((x @ w.T).unflatten(-1, (4, 6)).transpose(1, 2) for w in theirs.in_proj_weight.chunk(3))
     out = attention(q, k, v, prefix).transpose(1, 2).flatten(2) @ theirs.out_proj.weight.T
     assert torch.allclose(out, theirs(x, x, x)[0], atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda c: Rotary(c.width) + Prefix(c.kv_heads, c.width), lambda c: QuerySink(c.num_heads, c.width)],
-    ids=["prefix", "sink"],
-)
-def test_conformance(make):
-    report = check(make, slow=False)
-    assert report.passed, str(report)
 
 
 def test_compiled():

@@ -1,40 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differences of running sums (forget gates) against the sum itself, in every backend, far from the start as well."""
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import logsigmoid
 
 import posenc
-from posenc import Encoding, InputError, Positions, Rotary, attention, explain
+from posenc import Encoding, InputError, Positions, attention, explain
 from posenc.bias import RunningSum
-from posenc.conformance import check
 from test_attention import LAYOUTS, B, D, H, tensors
 
 SELF = [name for name in LAYOUTS if "cross" not in name]
 
 
-@dataclass(eq=False, repr=False)
-class Forgetting(Encoding):
-    """The logarithm of a forget gate for each head and token, of its keys."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    shift_invariant = True
-
-    def setup(self):
-        g = torch.Generator().manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(self.num_heads, self.num_kv_heads, self.head_dim, generator=g))
-
-    def bias(self, q, k, positions, layer=0):
-        gates = logsigmoid(torch.einsum("bknd,hkd->bhn", k, self.weight.to(k.dtype)))
-        return RunningSum(gates, positions)
+def given_sum(gates):
+    """An encoding whose bias are differences of the running sum of gates."""
+    return type("Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(gates, p)})()
 
 
 def expected(gates, q, k, v, positions):
@@ -63,7 +47,7 @@ def test_outputs_and_gradients(layout, backend, tiles):
     given, trains = [x.requires_grad_(backend != "flex") for x in tensors(queries, keys, 2)], backend != "flex"
     gates = -torch.rand(B, H, keys, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gates.requires_grad_(trains)
-    encoding = type("Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(gates, p)})()
+    encoding = given_sum(gates)
     out, want = attention(*given, encoding, make(), backend=backend), expected(gates, *given, make())
     assert torch.allclose(out, want, atol=1e-11)
     if trains:
@@ -84,8 +68,7 @@ def test_exact_far_from_the_start(backend):
     near = Positions.arange(80, causal=True).with_window(32)
 
     def attend(positions, gates, *given, backend=backend):
-        encoding = type("Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(gates, p)})()
-        return attention(*given, encoding, positions, backend=backend)
+        return attention(*given, given_sum(gates), positions, backend=backend)
 
     q80 = torch.cat((torch.zeros(1, 2, 40, 8), q), 2)
     last = [x[:, :, -80:].double() for x in (gates, k, v)]
@@ -102,21 +85,16 @@ def test_exact_far_from_the_start(backend):
     assert (attend(p, short, q, keys, values) - want).abs().max() < 2e-6
 
 
-def test_conformance():
-    report = check(lambda c: Rotary(c.width) + Forgetting(c.num_heads, c.kv_heads, c.width), slow=False)
-    assert report.passed, str(report)
-
-
 def test_compiled():
     q, k, v = (x.float() for x in tensors(5, 5, 2))
-    encoding = Forgetting(H, 2, D)
+    encoding = given_sum(-torch.rand(B, H, 5))
     run = torch.compile(partial(attention, encoding=encoding, causal=True), backend="aot_eager", fullgraph=True)
     assert torch.allclose(run(q, k, v), attention(q, k, v, encoding, causal=True), atol=1e-6)
 
 
 def test_what_explain_says():
     q, k, v = (x.float() for x in tensors(600, 600, 2))
-    encoding, p = Forgetting(H, 2, D), Positions.arange(600, causal=True)
+    encoding, p = given_sum(torch.zeros(B, H, 600)), Positions.arange(600, causal=True)
     with torch.no_grad():
         explained = explain(q, k, v, encoding, p)
     assert "dense" not in explained.reason
@@ -124,8 +102,5 @@ def test_what_explain_says():
 
 def test_gates_of_other_tokens_are_refused():
     q, k, v = tensors(5, 5, 2)
-    encoding = type(
-        "Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(torch.zeros(1, H, 4), p)}
-    )()
     with pytest.raises(InputError, match=r"gates of shape .* num_keys is 5"):
-        attention(q, k, v, posenc.NoPE() + encoding, causal=True)
+        attention(q, k, v, posenc.NoPE() + given_sum(torch.zeros(1, H, 4)), causal=True)

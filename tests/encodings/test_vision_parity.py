@@ -1,13 +1,10 @@
-"""2-D rotations and sinusoids against timm, and Qwen2-VL's image tower of transformers.
+"""2-D rotations and sinusoids against timm.
 
-test_rotary_axes, test_window and test_absolute have the comparisons with the other models of transformers.
+test_axes_of_models, test_window and test_absolute have the comparisons with models of transformers.
 """
-
-from importlib import import_module
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -61,38 +58,6 @@ def test_axial_rope_is_timms(name, temperature, offset, prefix, indexing, rotate
 
 
 @GRIDS
-@pytest.mark.parametrize("trained", [(4, 4), (6, 3)])
-def test_evas_scaled_grid_is_axial_rope_at_fractional_places(trained, height, width):
-    module = pos_embed_sincos.RotaryEmbeddingCat(
-        16, in_pixels=False, feat_shape=[height, width], ref_feat_shape=list(trained)
-    )
-    grid = Positions.grid(height, width).q.double() * torch.tensor(trained) / torch.tensor([height, width])
-    q = torch.randn(1, 2, height * width, 16)
-    ours, _ = AxialRotary(16, rope_theta=10000.0, x_first=False).rotate(q, q, Positions.from_ids(grid))
-    assert_close(ours, turned(q, module.get_embed(), False), **FLOAT32)
-
-
-@GRIDS
-@pytest.mark.parametrize(("temperature", "half"), [(100.0, True), (30.0, False)])
-def test_centred_axial_rope_is_timms_dinov3(temperature, half, height, width):
-    module = pos_embed_sincos.RotaryEmbeddingDinoV3(
-        16, temperature=temperature, feat_shape=[height, width], rotate_half=half
-    )  # fmt: skip
-    module.eval()
-    encoding = AxialRotary(
-        16, rope_theta=temperature, layout="half" if half else "interleaved", x_first=False, centred=True
-    )  # fmt: skip
-    q = torch.randn(2, 3, height * width, 16)
-    ours, _ = encoding.rotate(q, q, Positions.grid(height, width))
-    assert_close(ours, turned(q, module.get_embed(), half), **FLOAT32)
-    same = pos_embed_sincos.RotaryEmbeddingCat(
-        16, in_pixels=False, temperature=temperature, feat_shape=[height, width], grid_type="centered", rotate_half=half
-    )  # fmt: skip
-    # timm's axial rotation of the same name turns by the coordinate itself, DINOv3's by 2 pi times it
-    assert (turned(q, same.get_embed(), half) - ours).abs().max() > 0.1
-
-
-@GRIDS
 @pytest.mark.parametrize("indexing", ["xy", "ij"])
 def test_mixed_rope_is_timms(indexing, height, width):
     depth, heads, head_dim = 2, 3, 8
@@ -114,26 +79,6 @@ def test_m_rope_of_an_image_is_timms(head_dim, sections, height, width):
     q = torch.randn(1, 2, height * width, head_dim)
     ours, _ = encoding.rotate(q, q, Positions.grid(height, width, frames=1))
     assert_close(ours, turned(q, module.get_embed([height, width]), True), **FLOAT32)
-
-
-@pytest.mark.parametrize(("height", "width"), [(4, 6), (2, 8), (6, 2)])
-@pytest.mark.parametrize("frames", [1, 3])
-def test_axial_rope_is_the_image_tower_of_qwen2_vl(frames, height, width):
-    qwen2_vl, utils = (
-        import_module(f"transformers.{name}") for name in ("models.qwen2_vl.modeling_qwen2_vl", "vision_utils")
-    )
-    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(embed_dim=32, num_heads=2)
-    ids = utils.get_vision_position_ids(
-        torch.tensor([[frames, height, width]]), 2
-    )  # patches that are merged come together
-    places = ids if ids.shape[-1] == 2 else ids.T
-    cos, sin = qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(torch.zeros(1), ids)
-    q, k = torch.randn(2, frames * height * width, 2, 16)
-    theirs = qwen2_vl.apply_rotary_pos_emb_vision(q, k, cos, sin)
-    encoding = AxialRotary(16, rope_theta=10000.0, layout="half", x_first=False)
-    ours = encoding.rotate(q.transpose(0, 1)[None], k.transpose(0, 1)[None], Positions.from_ids(places[None]))
-    assert_close(tuple(x[0].transpose(0, 1) for x in ours), theirs, **FLOAT32)
-    assert len({tuple(place) for place in places.tolist()}) == height * width, "frames share their places"
 
 
 # ---------------------------------------------------------------- sinusoids
