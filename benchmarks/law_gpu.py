@@ -122,6 +122,13 @@ class Widest:
     size: str
     budget: int
     losses: dict[str, tuple[float, float]]
+    seeds: float
+    """By how much two seeds of rope differ, at the training length and half the budget."""
+
+    def close(self) -> int:
+        """How many encodings, from the best on, are closer to it than two seeds of one are."""
+        least = self.best(0)[1]
+        return sum(loss - least < self.seeds for loss, _ in self.losses.values())
 
     def best(self, at: int) -> tuple[str, float]:
         """The encoding of least loss. at: 0 at the training length, 1 at 8 times."""
@@ -134,7 +141,9 @@ def widest() -> Widest:
     shared = [(size, b) for size, _, b in cells if all((size, e, b) in cells for e in TEN)]
     size, budget = max(shared, key=lambda pair: (float(pair[0][:-1]), pair[1]))
     of = {e: next(c for c in cells[size, e, budget] if c["cell"]["seed"] == 0) for e in TEN}
-    return Widest(size, budget, {e: (mean(c, "length"), mean(c, "far_context", "4096")) for e, c in of.items()})
+    again = [mean(cell, "length") for cell in cells[size, "rope", budget // 2]]
+    losses = {e: (mean(c, "length"), mean(c, "far_context", "4096")) for e, c in of.items()}
+    return Widest(size, budget, losses, max(again) - min(again))
 
 
 def page() -> Iterator[str]:
