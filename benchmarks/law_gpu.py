@@ -123,7 +123,6 @@ class Widest:
     size: str
     budget: int
     losses: dict[str, tuple[float, float]]
-
     noise: float
     """The most that a loss at the training length differs between two seeds, of all that have two."""
 

@@ -563,7 +563,10 @@ FRONT: dict[str, Json] = {
     "en": {
         "head": ("you want", "take", "what was measured"),
         "rows": {
-            "server": ("a decoder that every inference server runs", "near the lowest loss of these in {} settings"),
+            "server": (
+                "a decoder that every inference server runs",
+                "near the lowest loss of what servers run in {} settings",
+            ),
             "longer": (
                 "inputs longer than in training",
                 "lowest loss of ten at eight times the length, {} nats per byte",
@@ -577,8 +580,9 @@ FRONT: dict[str, Json] = {
         },
         "joint": ", ",
         "of": "{} of {}",
-        "shown": "Near is within {margin} nats per byte, in models of {least:.1f} to {most:.1f} M parameters after at most {steps} steps ([all results](docs/leaderboard.md)); "
-        "the largest budget is [{weights} M weights and {megabytes} MB of text]({law}), one seed. Not shown is that the order changes with the budget.",
+        "shown": "Near is within {margin} nats per byte, in models of {least:.1f} to {most:.1f} M parameters after at most {steps} steps ([all results](docs/leaderboard.md)). "
+        "The largest budget that ten encodings had is [{weights} M weights and {megabytes} MB of text]({law}), one seed. "
+        "Another budget or size has another order.",
     },
     "zh": {
         "head": ("你要的", "选择", "测得"),
@@ -591,8 +595,8 @@ FRONT: dict[str, Json] = {
         },
         "joint": "、",
         "of": "{}/{}",
-        "shown": "“接近”指相差不超过每字节 {margin} 奈特；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步（[全部结果](docs/leaderboard.md)）；"
-        "最大的预算是 [{weights} M 权重、{megabytes} MB 文本]({law})，一个种子。表中没有的是：次序会随预算而变。",
+        "shown": "“接近”指相差不超过每字节 {margin} 奈特；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步（[全部结果](docs/leaderboard.md)）。"
+        "十种编码共有的最大预算是 [{weights} M 权重、{megabytes} MB 文本]({law})，一个种子。换一个预算或模型大小，次序就不同。",
     },
 }
 """README's words, by language: who asks, and what was measured."""
@@ -669,28 +673,30 @@ def encoder() -> tuple[Answer, str]:
 def choice(results: Json) -> str:
     """The table of the page on choosing: questions in their order."""
     made, unknown = answers(results), "not measured"
+    largest = widest()
+    at = {end: {e: f"{loss[end]:.2f}" for e, loss in largest.losses.items()} for end in (0, 1)}
     asked = [
-        ("Must every inference server run it?", "server", "near the best of `rope`, `t5`, `alibi`, `local_nope` in {} settings"),
-        ("Are inputs longer than in training?", "longer", "lowest loss of ten at 8 times the training length, {}"),
-        ("Must it recall one value from far away?", "recall", "{} right at 8 times the training length"),
-        ("Is the model trained already, with RoPE?", "extend", "passkey found in {} documents at 1.5 times the context"),
+        ("Is it a trained RoPE model that needs a longer context?", "extend", "passkey found in {} documents at 1.5 times the context"),
         ("Are the inputs images or video?", "axial_rope", unknown),
         ("Is it a bidirectional encoder?", "encoder", encoder()[1]),
-        ("Are you free to choose?", "free", "lowest loss of ten after the largest budget; a seed moves a loss by up to {} nats"),
+        ("Must every inference server run it?", "server", "near the best of `rope`, `t5`, `alibi`, `local_nope` in {} settings"),
+        ("Must it recall one value from far past the training length?", "recall", "{} right at 8 times the training length"),
+        ("Are inputs longer than in training?", "longer", f"lowest loss of ten at 8 times the training length, {{}}; `rope` {at[1]['rope']}"),
+        ("None of these?", "free", "not decided among these, after the largest budget of ten: a seed moves a loss by up to {} nats"),
     ]  # fmt: skip
     rows = []
     for question, key, sentence in asked:
         answer = made.get(key, Answer((key,), ""))
         figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
         rows.append([question, ", ".join(f"`{name}`" for name in answer.names), sentence.format(figure)])
-    largest = widest()
-    at = [
-        ", ".join(f"`{e}` {loss[n]:.2f}" for e, loss in sorted(largest.losses.items(), key=lambda pair: pair[1][n]))
-        for n in (0, 1)
-    ]
-    law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code, one seed. Nats per byte at"
-    where = f"{law} the training length, 512 tokens: {at[0]}. At 8 times the length: {at[1]}."
-    return f"{table(['question', 'if yes, take', 'measured'], rows, text=3)}\n\n{where}"
+    law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code"
+    seeds = (
+        f"one seed: nats per byte at the training length, 512 tokens, and at 8 times that. A second seed moves a loss by up to {largest.noise:.3f}; the first "
+        f"{len(largest.lowest(0)[0])} are closer than that, so their order is not known."
+    )
+    losses = [[f"`{e}`", at[0][e], at[1][e]] for e in sorted(largest.losses, key=lambda e: largest.losses[e][0])]
+    head = ["encoding", "512", f"{8 * 512}"]
+    return f"{table(['question', 'if yes, take', 'measured'], rows, text=3)}\n\n{law}, {seeds}\n\n{table(head, losses)}"
 
 
 WITHOUT = {

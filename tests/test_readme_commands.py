@@ -18,7 +18,7 @@ from references.tokenizers import small_tokenizer
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BUDGETS = {
-    "make demo": 2 * 4 * 60,  # "four minutes on two idle cores"
+    "make demo": 2 * 2 * 60,  # "two minutes on two cores"
     "posenc extend demo --method yarn --factor 2 --out longer": 5 * 60,
     "posenc extend my-llm --method auto --factor 2 --out best": 5 * 60,
     "posenc eval demo --preset quick": 2 * 4 * 60,  # docs/evaluate.md: four minutes on two cores

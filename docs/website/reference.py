@@ -209,4 +209,4 @@ def _command(name: str) -> str:
             parts[-1] += f"; {plain(line.strip())}"
         else:
             parts.append(plain(line))
-    return re.sub(r"\n\n(?=- `)", "\n", "\n\n".join(filter(None, parts)))
+    return re.sub(r"^(- .*)\n\n(?=- `)", r"\1\n", "\n\n".join(filter(None, parts)), flags=re.MULTILINE)

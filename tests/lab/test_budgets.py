@@ -70,7 +70,7 @@ def test_the_order_is_that_of_the_lines_and_not_of_the_last_losses():
     assert third["decided"]
     assert second["mean"] - second["low"] == pytest.approx(budgets.spread(240), abs=1e-6)
     assert budgets.sentence(found) == (
-        "At 960 steps, 4 times this budget, late is predicted to be first; behind: early and flat."
+        "At 960 steps, 4 times this budget, late is predicted to be first; 2 encodings behind: early and flat."
     )
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_first_where_another_is_not_decided():
     found = budgets.numbers(of, 240)
     assert budgets.verdicts(found) == [budgets.UNDECIDED, budgets.UNDECIDED, "behind"]
     assert budgets.sentence(found) == (
-        "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget; behind: late."
+        "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget; 1 encoding behind: late."
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from posenc.errors import InputError, listed
+from posenc.errors import InputError, counted, listed
 from posenc.lab.records import BUDGET, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 
@@ -120,7 +120,7 @@ def sentence(curve: Mapping[str, Any]) -> str:
     at = f"{curve['at']} steps, {BEYOND} times this budget"
     if sum(row["learned"] for row in curve["rows"]) < 2:
         return f"No order is predicted at {at}: fewer than two encodings have learned more than guessing."
-    behind = f"; behind: {listed(by['behind'])}." if "behind" in by else "."
+    behind = f"; {counted(len(by['behind']), 'encoding')} behind: {listed(by['behind'])}." if "behind" in by else "."
     if "first" in by:
         return f"At {at}, {by['first'][0]} is predicted to be first{behind}"
     return f"Which of {listed(by[UNDECIDED])} is first at {at}, is {UNDECIDED}{behind}"

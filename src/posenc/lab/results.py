@@ -234,7 +234,7 @@ class Ranking:
         if guessing:
             lines.append(
                 f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "
-                f"{listed(guessing)}."
+                f"{counted(len(guessing), 'encoding')}, {listed(guessing)}."
             )
         return lines
 
@@ -245,7 +245,7 @@ class Ranking:
         ties = [v.name for v in variants if v is not best and not (apart.get((v, best)) or apart.get((best, v)))]
         value = m.value(self.level(best, condition).mean)
         unit = "" if m.higher_is_better else f" nats per {self.settings.unit}"
-        tied = f"; undecided: {listed(ties)}" if ties else "; all others are measurably behind"
+        tied = f"; undecided between it and {listed(ties)}" if ties else "; all others are measurably behind"
         spelled = self.settings.spelled(condition)
         return (
             f"{opening} {spelled}, {best.name} has the best {m.key} ({value}{unit}){tied if len(variants) > 1 else ''}."
