@@ -117,6 +117,7 @@ def test_the_curves_answer_to_the_reader(report, new_tab):
     read = tab.locator("#plot-change output").inner_text()
     assert read.startswith(f"{results['variants'][1]['name']}: ")
     tab.locator("#plot-change summary").press("Enter")
+    tab.locator("#plot-change tbody th").last.wait_for()  # the table is made when it is opened
     heads = tab.locator("#plot-change thead th").all_inner_texts()
     assert heads == ["length in the test, bytes", *(variant["name"] for variant in results["variants"][1:])]
     sizes = tab.locator("#plot-change tbody th").all_inner_texts()
