@@ -3,6 +3,7 @@
 import ast
 import email
 import json
+import os
 import pkgutil
 import re
 import runpy
@@ -341,7 +342,11 @@ def test_every_public_type_is_known():
     """What a type checker learns from py.typed: the type of each name of any public module, inferred ones included."""
     pytest.importorskip("basedpyright", reason="the extra dev has it")
     command = [sys.executable, "-m", "basedpyright", "--verifytypes", "posenc", "--ignoreexternal", "--outputjson"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    first = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }  # its packages
+    done = subprocess.run(command, capture_output=True, text=True, env=first)
     found = json.loads(done.stdout)["typeCompleteness"]
     unknown = [each["name"] for each in found["symbols"] if not (each["isTypeKnown"] or each["isTypeAmbiguous"])]
     assert found["symbols"]
