@@ -14,20 +14,10 @@ from typing import Any
 import numpy as np
 from law import CONTEXTS, COOLDOWN, HERE, mean
 from law import judged as of_cpu
-from law_fit import means
-from law_lease import CELLS, EXPONENTS, PEAK, PLANS, SIZES, TEN, chosen, finished, fitted, judged, points
+from law_fit import fitted, means, points
+from law_lease import CELLS, EXPONENTS, PEAK, PLANS, SIZES, TEN, Cells, by_cell, chosen, finished, judged
 
 DRAWS = 1000
-Cells = dict[tuple[str, str, int], list[dict[str, Any]]]
-"""By size, encoding and budget: the trainings of all seeds."""
-
-
-def by_cell() -> Cells:
-    found: Cells = defaultdict(list)
-    for each in chosen():
-        cell = each["cell"]
-        found[cell["size"], cell["encoding"], cell["budget"]].append(each)
-    return found
 
 
 def losses(cells: Cells, seed: int | None = None) -> dict[tuple[str, str, int], np.ndarray]:

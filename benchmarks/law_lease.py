@@ -71,16 +71,23 @@ class Task:
 
 
 Losses = dict[Cell, float]
+Cells = dict[tuple[str, str, int], list[dict[str, Any]]]
+"""By size, encoding and budget: the trainings of all seeds."""
+
+
+def swept(encoding: str, done: Losses) -> dict[float, float]:
+    """The loss of each rate that was tried."""
+    return {c.rate: loss for c, loss in done.items() if c == Cell(SWEPT, encoding, 0, c.rate, SWEPT_BUDGET)}
 
 
 def rate_of(encoding: str, done: Losses) -> float | None:
     """The best rate of the sweep, where it lies between two others or at an end of what is tried."""
-    tried = {c.rate: loss for c, loss in done.items() if c == Cell(SWEPT, encoding, 0, c.rate, SWEPT_BUDGET)}
+    tried = swept(encoding, done)
     return None if missing_rates(encoding, done) else min(tried, key=lambda rate: tried[rate])
 
 
 def missing_rates(encoding: str, done: Losses) -> list[float]:
-    tried = {c.rate: loss for c, loss in done.items() if c == Cell(SWEPT, encoding, 0, c.rate, SWEPT_BUDGET)}
+    tried = swept(encoding, done)
     first = [rate for rate in FIRST_RATES if rate not in tried]
     if first:
         return first
@@ -496,11 +503,17 @@ def check() -> int:
     return int(wrong > 0)
 
 
+def by_cell() -> Cells:
+    found: Cells = defaultdict(list)
+    for each in chosen():
+        cell = each["cell"]
+        found[cell["size"], cell["encoding"], cell["budget"]].append(each)
+    return found
+
+
 def judged() -> list[tuple[dict[str, Any], float | None]]:
     """Each prediction, and what was measured, or None."""
-    cells: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-    for each in chosen():
-        cells.setdefault(tuple(each["cell"][key] for key in ("size", "encoding", "budget")), []).append(each)
+    cells = by_cell()
     found = []
     for stage in PLANS:
         path = law.HERE / f"registration{stage}.json"

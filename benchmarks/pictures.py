@@ -19,8 +19,8 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from law_gpu import by_cell
 from law_gpu import losses as measured_losses
+from law_lease import by_cell
 
 DEMO = Path("benchmarks/demo.json")
 TASKS = Path("benchmarks/leaderboard.json.gz")
