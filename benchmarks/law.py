@@ -411,18 +411,22 @@ def run_cell(cell: Cell, text: Corpus, work: Path) -> dict[str, Any]:
     finite = math.isfinite(training.losses[-1])
     tested = time.process_time()
     measured = measure(training.model.eval(), text, far=cell.budget > BUDGETS[0]) if finite else {"validation": None}
-    parameters = sum(p.numel() for p in training.model.parameters())
-    shape = SIZES[cell.size]
-    attended = 2 * (LENGTH + 1) * shape["dim"] * shape["num_layers"]
     return {
         "cell": asdict(cell), "commit": _git("rev-parse", "HEAD"), "registration": _sha256(REGISTRATION.read_bytes()),
-        "start": round(began), "finish": round(time.time()), "corpus": text.facts["sha256"], "steps": end,
-        "tokens": end * BATCH * LENGTH, "weights": parameters - VOCABULARY * shape["dim"], "parameters": parameters,
-        "flops": end * BATCH * LENGTH * 3 * (2 * parameters + attended),
+        "start": round(began), "finish": round(time.time()), **counted(cell, training.model, text, training.losses),
         "training_seconds": round(training.seconds, 1), "test_seconds": round(time.process_time() - tested, 1),
-        "machine": describe(torch.device("cpu")) | {"threads": torch.get_num_threads()},
-        "training_loss": [round(statistics.fmean(training.losses[at : at + 20]), 4) for at in range(0, end, 20)],
-        **measured,
+        "machine": describe(torch.device("cpu")) | {"threads": torch.get_num_threads()}, **measured,
+    }  # fmt: skip
+
+
+def counted(cell: Cell, model: nn.Module, text: Corpus, losses: Sequence[float]) -> dict[str, Any]:
+    """What a training read and computed: a step's passes are three times a forward pass. losses: of each step; means of 20 are kept."""
+    parameters, shape = sum(p.numel() for p in model.parameters()), SIZES[cell.size]
+    tokens, attended = len(losses) * BATCH * LENGTH, 2 * (LENGTH + 1) * shape["dim"] * shape["num_layers"]
+    return {
+        "corpus": text.facts["sha256"], "steps": len(losses), "tokens": tokens, "weights": parameters - VOCABULARY * shape["dim"],
+        "parameters": parameters, "flops": tokens * 3 * (2 * parameters + attended),
+        "training_loss": [round(statistics.fmean(losses[at : at + 20]), 4) for at in range(0, len(losses), 20)],
     }  # fmt: skip
 
 

@@ -21,7 +21,6 @@ import math
 import multiprocessing
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -44,7 +43,7 @@ from torch.nn import functional as F
 
 from posenc.backends import choose
 from posenc.lab.machine import describe
-from posenc.lab.muon import Muon
+from posenc.lab.muon import Muon, orthogonalised
 
 CELLS = law.HERE / "gpu.jsonl"
 BATCH = 32
@@ -195,18 +194,6 @@ class Batched(torch.optim.Optimizer):
             torch._foreach_add_(weights, torch._foreach_mul(moves, [-rate for rate in rates]))
 
 
-def orthogonalised(x: Tensor) -> Tensor:
-    """(matrices, rows, columns), wide: as posenc.lab.muon's, of each."""
-    a, b, c = 3.4445, -4.775, 2.0315
-    dtype = x.dtype
-    x = x.float() if x.device.type == "cpu" else x.bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.to(dtype)
-
-
 class OnDevice(Training):
     """As `law.Training`, on the corpus's device, in larger batches and, on a GPU, in bfloat16. No step waits for the GPU."""
 
@@ -285,17 +272,11 @@ def work_on(task: Task, out: Path) -> dict[Cell, float]:
         finite = math.isfinite(losses[-1])
         measured = law.measure(training.model.eval(), TEXT, far=True) if finite else {"validation": None}
         training.model.train()
-        parameters, shape = sum(p.numel() for p in training.model.parameters()), SIZES[cell.size]
-        attended = 2 * (law.LENGTH + 1) * shape["dim"] * shape["num_layers"]
         result = {
             "cell": asdict(cell), "batch": law.BATCH, "stage": GIVEN["stage"], "commit": GIVEN["commit"],
             "registration": GIVEN["registration"], "start": round(began), "finish": round(time.time()),
-            "corpus": TEXT.facts["sha256"], "steps": end, "tokens": end * law.BATCH * law.LENGTH,
-            "weights": parameters - law.VOCABULARY * shape["dim"], "parameters": parameters,
-            "flops": end * law.BATCH * law.LENGTH * 3 * (2 * parameters + attended),
-            "seconds": round(trained - began, 1), "test_seconds": round(time.time() - trained, 1), "machine": GIVEN["machine"],
-            "training_loss": [round(statistics.fmean(losses[at : at + 20]), 4) for at in range(0, end, 20)],
-            **measured,
+            **law.counted(cell, training.model, TEXT, losses), "seconds": round(trained - began, 1),
+            "test_seconds": round(time.time() - trained, 1), "machine": GIVEN["machine"], **measured,
         }  # fmt: skip
         with out.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -38,15 +38,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Five Newton-Schulz iterations towards the nearest orthogonal matrix, (rows, columns) -> the same shape and dtype: singular
-    values come to lie between about 0.7 and 1.2. Every one applies an odd polynomial."""
+    """Five Newton-Schulz iterations towards the nearest orthogonal matrix, (rows, columns) or a stack of them -> the same shape and
+    dtype: singular values come to lie between about 0.7 and 1.2. Every one applies an odd polynomial."""
     a, b, c = 3.4445, -4.775, 2.0315
     x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
-    tall = x.shape[0] > x.shape[1]
+    tall, add = x.shape[-2] > x.shape[-1], torch.addmm if x.dim() == 2 else torch.baddbmm
     if tall:
-        x = x.T
-    x = x / x.norm().clamp(min=1e-7)
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if tall else x).to(matrix.dtype)
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrix.dtype)
