@@ -43,7 +43,7 @@ sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
 from archives import archive  # noqa: E402
-from law_gpu import widest  # noqa: E402
+from law_gpu import Widest, widest  # noqa: E402
 from pairs import BENJAMINI_HOCHBERG, different, found  # noqa: E402
 from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
@@ -611,13 +611,11 @@ class Answer:
     of: int | None = None
 
 
-def answers(results: Json) -> dict[str, Answer]:
+def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
     """What README and the page on choosing advise, from the committed results."""
-    known = worlds(results)
     made = {}
     name, among = nearest(NEEDS[0], known) or ("", [])
     made["server"] = Answer((name,), str(sum(behind(name, NEEDS[0], each)[0] <= MARGIN for each in among)), len(among))
-    law = widest()
     made["free"] = Answer(law.lowest(0)[0], f"{law.noise:.2f}")
     made["longer"] = Answer(law.lowest(1)[0], f"{law.lowest(1)[1]:.2f}")
     ranking = replication.experiments("recall")[0].rankings["recall"]
@@ -632,17 +630,23 @@ def answers(results: Json) -> dict[str, Answer]:
     return made
 
 
-def front(results: Json, language: str = "en") -> str:
+def choosing(results: Json) -> dict[str, str]:
+    """The parts that advise: README's in both languages, and that of the page on choosing."""
+    known, law = worlds(results), widest()
+    made = answers(known, law)
+    fronts = {f"front{end}": front(made, known, law, language) for end, language in (("", "en"), (".zh", "zh"))}
+    return fronts | {"choice": choice(made, law)}
+
+
+def front(made: Mapping[str, Answer], known: Sequence[World], largest: Widest, language: str) -> str:
     """README's table: at most five rows of one figure each, and what it does not show."""
-    words, made, rows = FRONT[language], answers(results), []
+    words, rows = FRONT[language], []
     for key, (who, what) in words["rows"].items():
         answer = made[key]
         figure = answer.figure if answer.of is None else words["of"].format(answer.figure, answer.of)
         names = words["joint"].join(f"`{name}`" for name in answer.names)
         rows.append([who, names, what.format(figure)])
-    known = worlds(results)
     sizes = [each.parameters / 1e6 for each in known]
-    largest = widest()
     shown = words["shown"].format(
         margin=MARGIN,
         weights=largest.size.removesuffix("M"),
@@ -670,10 +674,9 @@ def encoder() -> tuple[Answer, str]:
     )
 
 
-def choice(results: Json) -> str:
+def choice(made: Mapping[str, Answer], largest: Widest) -> str:
     """The table of the page on choosing: questions in their order."""
-    made, unknown = answers(results), "not measured"
-    largest = widest()
+    unknown = "not measured"
     at = {end: {e: f"{loss[end]:.2f}" for e, loss in largest.losses.items()} for end in (0, 1)}
     asked = [
         ("Is it a trained RoPE model that needs a longer context?", "extend", "passkey found in {} documents at 1.5 times the context"),
@@ -1047,7 +1050,7 @@ def tables(board: Board) -> dict[str, str]:
             baselines,
         )
     }
-    made |= {"front": front(board.results), "front.zh": front(board.results, "zh"), "choice": choice(board.results)}
+    made |= choosing(board.results)
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     made |= {f"{name}.findings": sentences(made[name]) for name in WIDE}
