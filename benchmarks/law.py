@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import reduce
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -530,15 +531,14 @@ def finished() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(CELLS.glob("*.json"))]
 
 
+def passages_of(cell: Mapping[str, Any], *at: str) -> list[list[float]]:
+    """A measurement of each passage, of prose and of code."""
+    return [reduce(lambda found, key: found[key], at, cell[name]) for name in ("prose", "code")]
+
+
 def mean(cell: Mapping[str, Any], *at: str) -> float:
     """Of prose and code."""
-    values = []
-    for name in ("prose", "code"):
-        value = cell[name]
-        for key in at:
-            value = value[key]
-        values.append(statistics.fmean(value))
-    return statistics.fmean(values)
+    return statistics.fmean(map(statistics.fmean, passages_of(cell, *at)))
 
 
 def status() -> None:
@@ -590,14 +590,19 @@ def check() -> int:
     return int(wrong > 0)
 
 
-def judged() -> list[tuple[dict[str, Any], float | None]]:
-    """Each prediction, and what was measured; None where a cell is missing."""
-    cells: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+def by_cell() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
+    """The trainings at the rate of their encoding that did not diverge, by size, encoding and budget."""
+    found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for each in finished():
         cell = Cell(**each["cell"])
         if each["validation"] is not None and cell.rate == at_best(cell.size, cell.encoding, 0, 1).rate:
-            cells.setdefault((cell.size, cell.encoding, cell.budget), []).append(each)
-    found = []
+            found.setdefault((cell.size, cell.encoding, cell.budget), []).append(each)
+    return found
+
+
+def judged() -> list[tuple[dict[str, Any], float | None]]:
+    """Each prediction, and what was measured; None where a cell is missing."""
+    cells, found = by_cell(), []
     for stage, path in enumerate((REGISTRATION, STAGE2), 1):
         for p in json.loads(path.read_text())["predictions"]:
             found.append((p | {"stage": stage}, summed(p, cells)))

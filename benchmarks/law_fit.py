@@ -287,9 +287,10 @@ def main() -> None:
         with (HERE / "law/registration2.json").open("x") as file:
             file.write(json.dumps(stage2(cells), indent=1) + "\n")
         return
+    from law_gpu import on_cpu
     from law_gpu import text as of_a_gpu
 
-    text = "\n".join([page(cells), of_a_gpu()])
+    text = "\n".join([page(cells), *on_cpu(), of_a_gpu()])
     if given.write:
         (HERE / "law.md").write_text(text)
     else:

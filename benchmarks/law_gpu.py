@@ -1,64 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the cells of a GPU say (benchmarks/law/gpu.jsonl), as the second part of benchmarks/law.md: `python benchmarks/law_fit.py --write`.
 
-Nothing here rests on the form of the law: multipliers are read off rope's measured losses, between its budgets.
+Nothing here rests on the form of the law: multipliers are read off measured losses, between budgets.
 """
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from law import CONTEXTS, COOLDOWN, HERE, mean
+from law import BUDGETS, CONTEXTS, COOLDOWN, HERE, SIX, SLOW, mean, passages_of
+from law import by_cell as of_cpu_by_cell
 from law import judged as of_cpu
 from law_fit import fitted, means, points
 from law_lease import CELLS, EXPONENTS, PEAK, PLANS, SIZES, TEN, Cells, by_cell, chosen, finished, judged
 
 DRAWS = 1000
+Results = Sequence[tuple[dict[str, Any], float | None]]
+"""Predictions, and what was measured or None."""
+Losses = dict[tuple[str, str, int], np.ndarray]
+"""By size, encoding and budget: (passages,)."""
+
+ONCE, EIGHT_TIMES = ("length",), ("far_context", "4096")
+"""Where a cell has the losses at the training length, and those of other passages at 8 times."""
 
 
-def losses(cells: Cells, seed: int | None = None) -> dict[tuple[str, str, int], np.ndarray]:
-    """(passages,): the mean of prose and code, and of the seeds, at the training length."""
+def losses(cells: Cells, seed: int | None = None, at: tuple[str, ...] = ONCE) -> Losses:
+    """The mean of prose and code, and of the seeds."""
     return {
-        key: np.mean([np.array([e["prose"]["length"], e["code"]["length"]]).mean(0) for e in some], 0)
+        key: np.mean([passages_of(e, *at) for e in some], (0, 1))
         for key, each in cells.items()
         if (some := [e for e in each if seed in (None, e["cell"]["seed"])])
     }
 
 
-def multiplier(found: Mapping[int, float], rope: Mapping[int, float], budget: int, cost: float) -> float:
-    """The compute at which `rope` has the loss that an encoding has at a budget, over the encoding's. NaN outside of rope's measured losses.
+def reached(curve: Mapping[int, float], loss: float) -> float:
+    """The least budget at which a curve has a loss, between its budgets; 0 where its first is lower, infinity where none is as low."""
+    least = min(curve)
+    if curve[least] <= loss:
+        return least if curve[least] == loss else 0.0
+    for one, two in pairwise(sorted(curve)):
+        if curve[two] <= loss:
+            return float(one * (two / one) ** ((curve[one] - loss) / (curve[one] - curve[two])))
+    return math.inf
 
-    cost: of the encoding's training step, relative to rope's."""
-    budgets = sorted(rope)
-    curve = [rope[b] for b in budgets]
-    if not min(curve) <= found[budget] <= max(curve):
-        return math.nan
-    at = np.interp(-found[budget], [-loss for loss in curve], [math.log(b) for b in budgets])
-    return math.exp(float(at)) / (budget * cost)
+
+def multiplier(own: Mapping[int, float], base: Mapping[int, float], budget: int, cost: float) -> tuple[str, float]:
+    """The compute of `base` over that of an encoding, for the loss that the encoding has at a budget; where `base` has no such loss, for that of
+    `base`. With > or < where neither curve has the other's loss; NaN where losses rise with the budget.
+
+    cost: of the encoding's training step, relative to the base's."""
+    theirs, mine = reached(base, own[budget]), reached(own, base[budget])
+    if 0 < theirs < math.inf:
+        return "", theirs / (budget * cost)
+    if 0 < mine < math.inf:
+        return "", budget / (mine * cost)
+    if theirs == math.inf and mine == 0:
+        return "> ", max(max(base) / budget, budget / min(own)) / cost
+    return ("< ", min(min(base) / budget, budget / max(own)) / cost) if mine else ("", math.nan)
 
 
-def multipliers(cells: Cells, size: str, encoding: str, budget: int) -> tuple[float, float, float]:
-    """The multiplier and its interval of 95 %, over draws of passages."""
-    table = losses(cells, seed=0)
-    own = {b: row for (s, e, b), row in table.items() if (s, e) == (size, encoding)}
-    rope = {b: row for (s, e, b), row in table.items() if (s, e) == (size, "rope")}
-    if budget not in own:
-        return math.nan, math.nan, math.nan
-    cost = (
-        cells[size, encoding, budget][0]["flops"] / cells[size, "rope", budget][0]["flops"] if budget in rope else 1.0
-    )
+def compared(cells: Cells, table: Losses, key: tuple[str, str, int], base: str) -> str:
+    """The multiplier over `base`, with its interval of 95 % over draws of passages where there is one. table: of one seed."""
+    size, encoding, budget = key
+    own, other = ({b: row for (s, e, b), row in table.items() if (s, e) == (size, name)} for name in (encoding, base))
+    if budget not in own or budget not in other:
+        return ""
+    cost = cells[key][0]["flops"] / cells[size, base, budget][0]["flops"]
     random, values = np.random.default_rng(0), []
     for draw in range(DRAWS + 1):
         picked = random.integers(0, len(own[budget]), len(own[budget])) if draw else slice(None)
-        mine, theirs = ({b: float(row[picked].mean()) for b, row in each.items()} for each in (own, rope))
+        mine, theirs = ({b: float(row[picked].mean()) for b, row in each.items()} for each in (own, other))
         values.append(multiplier(mine, theirs, budget, cost))
-    bounded = np.isfinite(values[1:]).mean() > 0.95 and math.isfinite(values[0])
-    low, high = np.nanpercentile(values[1:], [2.5, 97.5]) if bounded else (math.nan, math.nan)
-    return values[0], float(low), float(high)
+    sign, value = values[0]
+    if math.isnan(value):
+        return "not known"
+    drawn = [each for sign, each in values[1:] if not sign]
+    if sign or len(drawn) < 0.95 * DRAWS:
+        return f"{sign}{value:.2f}"
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    return f"{value:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def by_budget(cells: Cells, at: tuple[str, ...], base: str) -> Iterator[str]:
+    """A table of multipliers over `base`, of seed 0."""
+    table, budgets = losses(cells, seed=0, at=at), sorted({budget for *_, budget in cells})
+    yield f"| weights | encoding | {' | '.join(f'{b} MB' for b in budgets)} |"
+    yield "|--:|---|" + "--:|" * len(budgets)
+    for size in SIZES:
+        for encoding in [e for e in TEN if e != base and any((size, e, b) in table for b in budgets)]:
+            found = [compared(cells, table, (size, encoding, b), base) for b in budgets]
+            yield f"| {size.replace('M', ' M')} | `{encoding}` | {' | '.join(found)} |"
+
+
+def widest_common(cells: Cells, names: Sequence[str]) -> tuple[str, int]:
+    """The largest size that all of them have, and its largest such budget."""
+    shared = [(size, b) for size, _, b in cells if all((size, e, b) in cells for e in names)]
+    return max(shared, key=lambda pair: (float(pair[0][:-1]), pair[1]))
+
+
+def further(cells: Cells, names: Sequence[str]) -> Iterator[str]:
+    """Of the largest cell that all encodings have, beyond the loss at the training length: at 8 times, by context, and recall; of seed 0."""
+    size, budget = widest_common(cells, names)
+    of = {e: next(c for c in cells[size, e, budget] if c["cell"]["seed"] == 0) for e in names}
+    once, far = (losses(cells, seed=0, at=at) for at in (ONCE, EIGHT_TIMES))
+    yield f"{size.replace('M', ' M')} weights and {budget} MB, seed 0. The loss at 512 tokens and, of other passages, at 4096; multipliers over `rope` at 512 and"
+    yield "over `alibi` at 4096; what the same tokens gain from 32 to 128 and from 128 to 512 tokens of context; and recall, the tokens that are right in the"
+    yield "second of two copies, which begin 256 and 4032 tokens apart, in %."
+    yield ""
+    yield "| encoding | 512 | 4096 | over `rope`, 512 | over `alibi`, 4096 | 32 to 128 | 128 to 512 | copied, 256 | copied, 4032 |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for encoding in sorted(names, key=lambda e: mean(of[e], *ONCE)):
+        cell, key = of[encoding], (size, encoding, budget)
+        seen = [mean(cell, "context", str(c)) for c in (32, 128, 512)]
+        copies = [f"{100 * mean(cell, name):.0f}" for name in ("copied_near", "copied_far")]
+        row = [
+            *(f"{mean(cell, *at):.3f}" for at in (ONCE, EIGHT_TIMES)),
+            *(
+                "" if encoding == base else compared(cells, table, key, base)
+                for table, base in ((once, "rope"), (far, "alibi"))
+            ),
+            *(f"{near - far:+.3f}".replace("-", "−") for near, far in pairwise(seen)),
+            *copies,
+        ]
+        yield f"| `{encoding}` | {' | '.join(row)} |"
+
+
+def on_cpu() -> Iterator[str]:
+    cells = {
+        key: each for key, each in of_cpu_by_cell().items() if key[2] > BUDGETS[0]
+    }  # the others were not tested at 8 times
+    yield from ("## At 8 times the length, by context, and recall", "", *further(cells, (*SIX, SLOW)), "")
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -125,8 +202,7 @@ class Widest:
 
 def widest() -> Widest:
     cells = by_cell()
-    shared = [(size, b) for size, _, b in cells if all((size, e, b) in cells for e in TEN)]
-    size, budget = max(shared, key=lambda pair: (float(pair[0][:-1]), pair[1]))
+    size, budget = widest_common(cells, TEN)
     of = {e: next(c for c in cells[size, e, budget] if c["cell"]["seed"] == 0) for e in TEN}
     seeds = [[mean(c, "length") for c in each] for each in cells.values()]
     noise = max(max(each) - min(each) for each in seeds)
@@ -137,8 +213,8 @@ def page() -> Iterator[str]:
     cells = by_cell()
     everything = finished()
     yield from ("## On a GPU", "")
-    device = everything[0]["machine"]["device"]
-    yield f"{len(everything)} trainings on an {device}, in steps of 32 x 512 tokens and bfloat16, most valuable first, in leases of minutes. The largest has"
+    device, leases = everything[0]["machine"]["device"], {each["commit"] for each in everything}
+    yield f"{len(everything)} trainings on an {device}, in steps of 32 x 512 tokens and bfloat16, most valuable first, in {len(leases)} leases of minutes. The largest has"
     largest = max(everything, key=lambda e: e["flops"])
     seconds, share = spent(everything)
     yield (
@@ -146,13 +222,6 @@ def page() -> Iterator[str]:
         "[stages 3 and 4](law/registration3.md); `python benchmarks/law_lease.py check` verifies it. They took "
         f"{seconds:.0f} seconds of the GPU, in processes that shared it under NVIDIA's MPS, at {share:.1%} of its peak in bfloat16 (989 TFLOP/s)."
     )
-    planned = {
-        (size, e, seed, b) for plan in PLANS.values() for size, names, seed, bs in plan for e in names for b in bs
-    }
-    there = {tuple(e["cell"][key] for key in ("size", "encoding", "seed", "budget")) for e in everything}
-    left = sorted(planned - there, key=lambda cell: (float(cell[0][:-1]), cell[3]))
-    count = Counter(f"{size.replace('M', ' M')} weights and {budget} MB" for size, _, _, budget in left)
-    yield f"Not trained, of what was planned: {', '.join(f'{n} of {what}' for what, n in count.items())}."
     budgets = sorted({budget for _, _, budget in cells})
     table = {key: float(row.mean()) for key, row in losses(cells).items()}
     yield from (
@@ -184,16 +253,18 @@ def page() -> Iterator[str]:
             yield f"| {size.replace('M', ' M')} | `{encoding}` | {rate:g} | {' | '.join(shown)} | {far} |"
     yield f"\nA second seed moves a loss by up to {widest().noise:.3f} nats."
     yield from ("", "### Compute multipliers over `rope`", "")
-    yield "The compute at which `rope` of the same size has the encoding's loss, between its measured budgets, over the encoding's compute: above 1, it saves. Intervals of 95 % are of"
-    yield "passages (seed 0). Where `rope` has no such loss within its budgets, the sign says on which side."
-    yield from (
-        "",
-        "| weights | encoding | " + " | ".join(f"{b} MB" for b in budgets) + " |",
-        "|--:|---|" + "--:|" * len(budgets),
-    )
-    for size in SIZES:
-        for encoding in [e for e in TEN if e != "rope" and any((size, e, b) in table for b in budgets)]:
-            yield f"| {size.replace('M', ' M')} | `{encoding}` | {' | '.join(_cell(cells, table, size, encoding, b) for b in budgets)} |"
+    yield "The compute of `rope` over that of the encoding, of the same size and for the same loss: above 1, it saves. Losses are read between the budgets that were"
+    yield "measured: the encoding's on the curve of `rope` or, beyond its ends, that of `rope` on the encoding's; > and < where neither is there. Intervals of 95 % are"
+    yield from ("of passages (seed 0).", "", *by_budget(cells, ONCE, "rope"))
+    yield from ("", "### Compute multipliers at 8 times the length, over `alibi`", "")
+    far = {key: float(row.mean()) for key, row in losses(cells, seed=0, at=EIGHT_TIMES).items()}
+    moves = {size: [far[size, "rope", b] for b in budgets if (size, "rope", b) in far] for size in SIZES}
+    listed = ", ".join(
+        f"{m[-1] - m[0]:+.3f} at {s.replace('M', ' M')}" for s, m in moves.items() if len(m) > 1
+    ).replace("-", "−")
+    yield f"From {budgets[0]} to {budgets[-1]} MB of text the loss of `rope` there moves by {listed} weights: it does not come down to another's with more compute."
+    yield from ("So these are over `alibi`.", "", *by_budget(cells, EIGHT_TIMES, "alibi"))
+    yield from ("", "### By context, and recall", "", *further(cells, TEN))
     fit = fitted(means(points(chosen(), {e["cell"]["encoding"]: e["cell"]["rate"] for e in chosen()})), EXPONENTS)
     if fit is not None:
         steps = sorted({e["steps"] for e in everything})
@@ -241,22 +312,70 @@ def page() -> Iterator[str]:
             yield from ("| measure | Spearman's correlation with the loss |", "|---|--:|")
             for measure, value in sorted(found.items(), key=lambda pair: -pair[1]):
                 yield f"| {measure} | {value:+.2f} |".replace("-", "−")
+    yield from ("", *changed(), "", *not_known(), "", *each_prediction(results))
+
+
+def changed() -> Iterator[str]:
+    """The advice of README and of the page on choosing, before and after these trainings."""
+    law, row = widest(), numbers_of("longer_SmolLM2", "`dual_chunk`")[0]
+
+    def gap(one: str, other: str, at: int) -> str:
+        return f"{law.losses[one][at] - law.losses[other][at]:.2f}"
+
+    nearest, farthest = (", ".join(f"`{name}`" for name in law.lowest(at)[0]) for at in (0, 1))
+    yield from ("## Advice before and after", "", "| for | before | now | what overturned it |", "|---|---|---|---|")
+    yield f"| the lowest loss | `stick_breaking` | {nearest}: not decided | ahead after at most 3 MB; after {law.budget} MB {gap('stick_breaking', 'rope', 0)} behind `rope` |"
+    yield f"| longer inputs than in training | `alibi` | {farthest} | after {law.budget} MB {gap('alibi', 'kerple', 1)} behind `kerple` at 8 times the length |"
+    yield f"| the same, earlier | `rope+alibi` | {farthest} | below `alibi` in [mean score](../docs/leaderboard.md#every-encoding) after 120 steps; on text {gap('alibi', 'rope+alibi', 1)} ahead of it after {law.budget} MB |"
+    yield f"| a trained RoPE model | `dual_chunk` | `yarn` | loss of a passkey's tokens at 1.5 times the length: {float(row):.2f} and {float(numbers_of('longer_SmolLM2', '`yarn`')[0]):.2f} |"
+    yield "\nThat no method predicts far text better than truncating the input, as was said here, is [false on Gemma 3](../docs/longer_context.md#a-model-with-windows-gemma-3-270m)."
+
+
+def numbers_of(page: str, first: str) -> list[str]:
+    """Of benchmarks/PAGE.md, the numbers of the row that begins with `first`, without its first cell."""
+    lines = (HERE.parent / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith(f"| {first}"))
+    return re.findall(r"-?\d+(?:\.\d+)?", row.split("|", 2)[2])
+
+
+def not_known() -> Iterator[str]:
+    cells, everything = by_cell(), finished()
+    planned = {
+        (size, e, seed, b) for plan in PLANS.values() for size, names, seed, bs in plan for e in names for b in bs
+    }
+    there = {tuple(e["cell"][key] for key in ("size", "encoding", "seed", "budget")) for e in everything}
+    left = sorted(planned - there, key=lambda cell: (float(cell[0][:-1]), cell[3]))
+    count = Counter(f"{size.replace('M', ' M')} weights and {budget} MB" for size, _, _, budget in left)
+    tokens: dict[str, float] = {}
+    for each in everything:
+        size = each["cell"]["size"]
+        tokens[size] = max(tokens.get(size, 0.0), each["tokens"] / each["weights"])
+    most = ", ".join(f"{tokens[size]:.2g} ({size.replace('M', ' M')} weights)" for size in SIZES)
+    several = sum(len(each) > 1 for each in cells.values())
+    held_out = ", ".join(f"`{e}`" for size, e, _ in cells if size == "28M")
+    yield from ("## What is not known", "")
+    yield f"- **More text.** The trainings read at most {most}, in tokens a weight; 20 are usual. The order changed with the budget, and may again."
+    yield f"- **Larger models.** The size that was held out, 28 M weights, was trained with {held_out} alone. On the CPU there is one size, so nothing is known about N."
+    yield f"- **Luck.** {several} of {len(cells)} cells of the GPU have a second seed; intervals are of passages."
+    yield "- **Other text.** Prose is 23 MB of docstrings, code 59 MB of the files of Python packages, in 512 tokens of context."
+    yield f"- **What was planned**, and the minutes did not reach: {', '.join(f'{n} of {what}' for what, n in count.items())}."
+
+
+def each_prediction(results: Results) -> Iterator[str]:
+    """What was registered and measured, a row each."""
+    decided = [(p, value) for p, value in results if value is not None]
+    yield from (
+        "## Each prediction that is decided",
+        "",
+        f"Nats per byte; {len(results) - len(decided)} others are not measured.",
+        "",
+    )
+    yield from ("| stage | prediction | registered | measured | |", "|--:|---|---|--:|---|")
+    for p, value in decided:
+        right = "right" if p["low"] <= value <= p["high"] else "**wrong**"
+        row = f"| {p['stage']} | {p['id']} | {p['low']:+.3f} to {p['high']:+.3f} | {value:+.3f} | {right} |"
+        yield row.replace(" -", " −")
     yield ""
-
-
-def _cell(cells: Cells, table: Mapping[tuple[str, str, int], float], size: str, encoding: str, budget: int) -> str:
-    if (size, encoding, budget) not in table:
-        return ""
-    value, low, high = multipliers(cells, size, encoding, budget)
-    if math.isfinite(low):
-        return f"{value:.2f} ({low:.2f} to {high:.2f})"
-    rope = {b: loss for (s, e, b), loss in table.items() if (s, e) == (size, "rope")}
-    if not rope:
-        return ""
-    most = max(rope)
-    if table[size, encoding, budget] <= min(rope.values()):
-        return f"> {most / budget:.2f}" if most >= budget else ""
-    return f"< {min(rope) / budget:.2f}" if table[size, encoding, budget] >= max(rope.values()) else f"{value:.2f}"
 
 
 def text() -> str:

@@ -8,18 +8,14 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from law_gpu import widest
+from law import mean
+from law_gpu import losses, widest
+from law_gpu import numbers_of as cells
+from law_lease import by_cell
 
 from posenc.lab.budgets import spread
 
 ROOT = Path(__file__).parents[1]
-
-
-def cells(page: str, first: str) -> list[str]:
-    """Of benchmarks/PAGE.md, the numbers of the row that begins with `first`, without its first cell."""
-    lines = (ROOT / f"benchmarks/{page}.md").read_text(encoding="utf-8").splitlines()
-    (row,) = (line for line in lines if line.startswith(f"| {first}"))
-    return re.findall(r"-?\d+(?:\.\d+)?", row.split("|", 2)[2])
 
 
 def quoted() -> Iterator[tuple[str, str, list[str]]]:
@@ -62,6 +58,7 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     ]
     yield "docs/guides/choose.md", "after {} MB the first is {} behind `rope`", [str(largest.budget), behind[0]]
     yield "docs/guides/choose.md", "the second at 8 times the length {} behind `kerple`", [behind[1]]
+    yield from _by_budget_and_size()
     yield (
         "docs/leaderboard.md",
         "After {} MB, `stick_breaking` is {} behind `rope+alibi`",
@@ -113,6 +110,33 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     yield "docs/examples.md", "where a fixed factor 4 costs {} to {} nats", ends
 
     yield from _of_the_gpu()
+
+
+def _by_budget_and_size() -> Iterator[tuple[str, str, list[str]]]:
+    """How the distance to `rope` moves with the text and with the weights, and what `rope` does past its training length."""
+    page, cells = "docs/guides/choose.md", by_cell()
+    table = {key: float(row.mean()) for key, row in losses(cells, seed=0).items()}
+    gaps = {(size, e, b): loss - table[size, "rope", b] for (size, e, b), loss in table.items() if e != "rope"}
+    moved = {
+        which: [
+            gaps[to] - gap for at, gap in gaps.items() if at[::2] == start and (to := (end[0], at[1], end[1])) in gaps
+        ]
+        for which, start, end in (("text", ("3M", 8), ("3M", 32)), ("weights", ("3M", 16), ("10M", 16)))
+    }
+    gained = [str(sum(move > 0 for move in moved["text"])), str(len(moved["text"]))]
+    lost = [str(sum(move < 0 for move in moved["weights"])), str(len(moved["weights"]))]
+    yield page, "From 8 to 32 MB of text `rope` gains on {} of {} others", gained
+    yield page, "from 3 to 10 M weights {} of {} gain on it", lost
+    far = {b: f"{mean(cells['3M', 'rope', b][0], 'far_context', '4096'):.2f}" for b in (8, 32)}
+    yield page, "its loss at 8 times is {} after 8 MB and {} after 32", list(far.values())
+    small, usual = (cells["3M", name, 32][0] for name in ("rope:rope_theta=100", "rope"))
+    ends = [mean(small, "far_context", "4096"), mean(small, "length"), mean(usual, "length")]
+    yield page, "has {} there, but {} in place of {} at the training length", [f"{loss:.2f}" for loss in ends]
+    yield (
+        page,
+        "{} % of a copy is right in place of {} %",
+        [f"{100 * mean(each, 'copied_near'):.0f}" for each in (small, usual)],
+    )
 
 
 def _of_the_gpu() -> Iterator[tuple[str, str, list[str]]]:
