@@ -565,7 +565,7 @@ FRONT: dict[str, Json] = {
         "rows": {
             "server": (
                 "a decoder that every inference server runs",
-                "near the lowest loss of what servers run in {} settings",
+                "near the lowest loss of what servers run in {} settings; past its length, worse with training",
             ),
             "longer": (
                 "inputs longer than in training",
@@ -587,7 +587,10 @@ FRONT: dict[str, Json] = {
     "zh": {
         "head": ("你要的", "选择", "测得"),
         "rows": {
-            "server": ("各种推理服务器都能运行的解码器", "在 {} 的设置中接近这类编码的最低损失"),
+            "server": (
+                "各种推理服务器都能运行的解码器",
+                "在 {} 的设置中接近这类编码的最低损失；超出训练长度后，训练越久越差",
+            ),
             "longer": ("比训练时更长的输入", "八倍长度上十种编码中损失最低，每字节 {} 奈特"),
             "encoder": ("双向编码器", "掩码预测的损失最低，{} 奈特"),
             "free": ("最低的损失", "这几种之间未分高下：换一个种子，损失最多变动 {} 奈特"),
