@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -65,6 +65,8 @@ RATES = {"learning_rate": 0.05, "adamw_learning_rate": 0.01, "position_learning_
 """Peaks, as in posenc compare: Muon's, AdamW's for the embedding and the norms, AdamW's for tables of the encoding, which is not swept."""
 FIRST_RATES, LEAST_RATE, MOST_RATE = (1.0, 0.5), 0.125, 4.0
 COOLDOWN, FLAT, WARM_UP = 0.35, 30, 12
+MOST_READ = 4
+"""Times that a budget may read a text."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,36 @@ def _passages(texts: Sequence[Tensor]) -> dict[str, Tensor]:
 # ---------------------------------------------------------------- training
 
 
+def possible(
+    budgets: Iterable[int], rates: Sequence[float], facts: Mapping[str, Any], steps: Callable[[int], int]
+) -> None:
+    """What is planned can be trained. facts: of the corpus. steps: of a budget.
+
+    Raises:
+    InputError: a sweep of one rate, a text that is too small for a budget, or a budget that cools down before the warm-up ends.
+    """
+    if len(set(rates)) < 2:
+        raise InputError(
+            "a sweep has at least two different rates", "the best of one is at both edges", rates=list(rates)
+        )
+    for budget in budgets:
+        for name, of in facts["texts"].items():
+            times = budget * 1e6 / 2 / of["train bytes"]
+            if times > MOST_READ:
+                raise InputError(
+                    f"half of it would read the {of['train bytes'] / 1e6:g} MB of {name} {times:.1f} times",
+                    f"at most {MOST_READ} times: give more packages",
+                    budget=budget,
+                )
+        start = steps(budget) - max(1, round(COOLDOWN * steps(budget)))
+        if start < WARM_UP:
+            raise InputError(
+                f"{steps(budget)} steps cool down from step {start} on, before the warm-up of {WARM_UP} ends",
+                "give a larger budget",
+                budget=budget,
+            )
+
+
 def steps_of(budget: int, text: Corpus) -> int:
     return round(budget * 1e6 / (BATCH * LENGTH * text.bytes_per_token))
 
@@ -507,6 +539,7 @@ def run(work: Path, minutes: float) -> None:
         raise InputError(
             "another text than the registered one: other versions of packages", corpus=text.facts["sha256"]
         )
+    possible(BUDGETS, FIRST_RATES, text.facts, lambda budget: steps_of(budget, text))
     CELLS.mkdir(parents=True, exist_ok=True)
     while time.time() < until:
         cell = next((each for each in waiting() if each.read() is None), None)
@@ -672,4 +705,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (InputError, OSError) as error:
+        sys.exit(f"law.py: {error}")

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.backends import choose
+from posenc.errors import InputError
 from posenc.lab.machine import describe
 from posenc.lab.muon import Muon, orthogonalised
 
@@ -160,7 +161,12 @@ def read(plain: Path, device: str) -> Corpus:
     train = {name: ids(f"train/{name}") for name in ("prose", "code")}
     kinds = ("far", "near", "validation")
     passages = {name: {kind: ids(f"passages/{name}/{kind}") for kind in kinds} for name in train}
-    return Corpus(train, passages, torch.from_numpy(arrays["sizes"]).to(device), json.loads(arrays["facts"].tobytes()))
+    return Corpus(train, passages, torch.from_numpy(arrays["sizes"]).to(device), facts_of(arrays))
+
+
+def facts_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of the corpus that was packed."""
+    return dict(json.loads(arrays["facts"].tobytes()))
 
 
 # ---------------------------------------------------------------- training
@@ -251,16 +257,16 @@ def begin(plain: Path, given: dict[str, Any]) -> None:
     GIVEN.update(given)
 
 
-def steps_of(budget: int) -> int:
-    tokens = budget * 1e6 / TEXT.facts["mean bytes per token"] / GIVEN["shortened"]
-    return max(4, round(tokens / (law.BATCH * law.LENGTH)))
+def steps_of(budget: int, facts: Mapping[str, Any], batch: int, shortened: int = 1) -> int:
+    tokens = budget * 1e6 / facts["mean bytes per token"] / shortened
+    return max(4, round(tokens / (batch * law.LENGTH)))
 
 
 def work_on(task: Task, out: Path) -> dict[Cell, float]:
     """The validation loss of each cell. They are written as they are finished."""
     began, training, found = time.time(), OnDevice(task.cells()[0], TEXT), {}
     for cell in sorted(task.cells(), key=lambda c: c.budget):
-        end = steps_of(cell.budget)
+        end = steps_of(cell.budget, TEXT.facts, law.BATCH, GIVEN["shortened"])
         start = end - max(1, round(law.COOLDOWN * end))
         while len(training.losses) < start:
             training.advance(scale(len(training.losses), start, end))
@@ -291,7 +297,10 @@ def spend(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     out, plain = options.out / "law.jsonl", Path(tempfile.gettempdir()) / "law-tokens.npz"
     unpack(options.tokens, plain)
-    dry = options.dry_run
+    dry, facts = options.dry_run, facts_of(np.load(plain))
+    if not dry:
+        budgets = {budget for *_, each in PLANS[options.stage] for budget in each}
+        law.possible(budgets, FIRST_RATES, facts, lambda budget: steps_of(budget, facts, BATCH))
     device = "cpu" if dry else "cuda"
     registration = law.HERE / f"registration{options.stage}.json"
     given = {
@@ -547,4 +556,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (InputError, OSError, lzma.LZMAError) as error:
+        sys.exit(f"law_lease.py: {error}")

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from posenc.errors import InputError
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,17 @@ def test_the_registration_is_of_cells_that_are_planned():
             assert term["size"] in law.SIZES
             assert term["budget"] in law.BUDGETS
             assert term["encoding"] in (*law.SIX, law.SLOW)
+
+
+def test_a_plan_that_cannot_be_trained_is_refused():
+    facts = json.loads(law.REGISTRATION.read_text(encoding="utf-8"))["corpus"]
+    for budgets, rates, words in [
+        (law.BUDGETS, (1.0, 1.0), r"rates=\[1.0, 1.0\]: a sweep has at least two different rates"),
+        ((1, 300), law.FIRST_RATES, r"budget=300: half of it would read the 23.* MB of prose 6.5 times"),
+        ((0.05,), law.FIRST_RATES, r"budget=0.05: 4 steps cool down from step 3 on, before the warm-up of 12 ends"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            law.possible(budgets, rates, facts, lambda budget: round(76 * budget))
 
 
 def finish(law, cell, validation):

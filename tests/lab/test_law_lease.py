@@ -46,10 +46,16 @@ def test_matrices_of_one_shape_at_once_are_orthogonalised_as_alone():
 
 
 def test_a_multiplier_is_read_between_measured_losses_alone():
-    rope = {8: 1.2, 16: 1.0, 32: 0.8}
-    assert law_gpu.multiplier({16: 0.8}, rope, 16, cost=1.0) == pytest.approx(2.0)
-    assert law_gpu.multiplier({16: 0.9}, rope, 16, cost=2.0) == pytest.approx(2**0.5 / 2)
-    assert math.isnan(law_gpu.multiplier({32: 0.7}, rope, 32, cost=1.0))
+    for own, budget, cost, sign, value in [
+        ({16: 0.8}, 16, 1.0, "", 2.0),
+        ({16: 0.9, 32: 0.7}, 32, 2.0, "", 2**-0.5),  # rope is never as low: read on the other curve
+        ({8: 1.3, 16: 1.1}, 8, 1.0, "", 2**-0.5),
+        ({32: 0.7}, 32, 0.5, "> ", 2.0),
+        ({8: 1.3}, 8, 1.0, "< ", 1.0),
+    ]:
+        found = law_gpu.multiplier(own, {8: 1.2, 16: 1.0, 32: 0.8}, budget, cost)
+        assert found == (sign, pytest.approx(value))
+    assert math.isnan(law_gpu.multiplier({8: 1.3, 16: 1.35}, {8: 1.2, 16: 1.4}, 16, cost=1.0)[1])  # losses rise
 
 
 def test_the_cells_of_a_gpu_began_after_their_stage_was_registered(capsys):

@@ -43,8 +43,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     a, b, c = 3.4445, -4.775, 2.0315
     x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
     tall, add = x.shape[-2] > x.shape[-1], torch.addmm if x.dim() == 2 else torch.baddbmm
-    if tall:
-        x = x.mT
+    x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT

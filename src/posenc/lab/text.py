@@ -31,6 +31,8 @@ FAR = 0.01
 """Nats by which far context has to lower the loss, at the lower end of the interval."""
 HARM = 0.05
 """Nats by which it may raise the loss, at the upper end of the interval, and does no harm."""
+MOST_READ = 4
+"""Times that a training with a curve may read its text, of which more tells little of other text (Muennighoff et al. 2023)."""
 
 
 def use(gain: Estimate) -> str:
@@ -129,9 +131,7 @@ class Settings(Experiment):
     # ---------------------------------------------------------------- data and test
 
     def load(self, source: str, **options: Any) -> tuple[Corpus, "Settings"]:
-        options = {**self.data_options, **options}
-        tokens, column = options["data_tokens"], options["text_column"]
-        corpus = load(source, self.tokenizer, packed=self.packed, text_column=column, data_tokens=tokens)
+        corpus = load(source, self.tokenizer, packed=self.packed, **{**self.data_options, **options})
         return corpus, replace(self, vocab_size=corpus.vocab_size)
 
     def check_data(self, corpus: Corpus) -> None:
@@ -139,13 +139,15 @@ class Settings(Experiment):
             loaded, given = getattr(corpus, name), getattr(self, name)
             if loaded != given:
                 raise InputError(f"must be {loaded!r}, with which the corpus was loaded", argument=name, value=given)
-        test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size + 1
+        once = self.steps // MOST_READ if self.curve else 1
+        test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size * once + 1
         if len(corpus.test) < test or len(corpus.train) < train:
             needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
+            steps = f" and train {self.steps} steps, read {MOST_READ} times at most" if self.curve else ""
             raise InputError(
                 f"{len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at {self.longest} "
-                f"tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
-                "smaller length, factors, windows or batch_size",
+                f"tokens with {self.windows} windows{steps}; needs about {needed} {self.unit}s",
+                f"give a longer text, or smaller length, factors, windows{', steps' if steps else ''} or batch_size",
                 data=corpus.name,
             )
         if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
@@ -274,9 +276,8 @@ class Settings(Experiment):
         gain = self.gain(variant)
         seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
         if self.tested_contexts[:1] < (self.length,) and self.length in self.tested_contexts:
-            near, far = (
-                variant.values(at, sorted(variant.scores), CONTEXT) for at in (self.tested_contexts[0], self.length)
-            )
+            ends = self.tested_contexts[0], self.length
+            near, far = (variant.values(at, sorted(variant.scores), CONTEXT) for at in ends)
             seen["gain_within"] = {"from": self.tested_contexts[0], "to": self.length, **asdict(estimate(near - far))}
         seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
         return seen
