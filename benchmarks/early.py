@@ -366,7 +366,7 @@ def check() -> int:
     ]
     for name, cell in cells(NEW).items():
         when = _git("show", "-s", "--format=%ct", cell["commit"])
-        command = ["git", "-C", HERE.parent, "show", f"{cell['commit']}:benchmarks/early/rule.json"]
+        command = ["git", "-C", str(HERE.parent), "show", f"{cell['commit']}:benchmarks/early/rule.json"]
         registered = subprocess.run(command, capture_output=True).stdout
         if not (when and int(when) <= cell["start"] and registered == RULE.read_bytes()):
             bad.append(name)
