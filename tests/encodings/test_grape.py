@@ -11,16 +11,7 @@ import posenc
 from posenc import GRAPEA, Encoding, Positions, attention
 from posenc.bias import KeySlope
 from posenc.testing.oracles import biases, content
-from references.calls import (
-    BACKENDS,
-    EVERYWHERE,
-    LAYOUTS,
-    check_against,
-    distances,
-    qkv,
-    random,
-    refusals,
-)
+from references.calls import BACKENDS, EVERYWHERE, LAYOUTS, check_against, distances, qkv, random, refusals
 
 
 def grape_formula(encoding, positions):
