@@ -42,9 +42,9 @@ THEMES = {
 }  # fmt: skip
 """What a picture calls its colours, by the end of its file's name."""
 CHINESE = {
-    "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码", "four": "四", "five": "五", "six": "六", "seven": "七", "eight": "八",
-    "RoPE": "RoPE", "RoPE, NTK scaling": "RoPE，NTK 缩放", "RoPE, interpolated": "RoPE，位置内插", "ALiBi": "ALiBi", "T5": "T5",
-    "sinusoidal": "正弦", "learned": "可学习", "no positions": "无位置",
+    "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码",
+    "RoPE": "RoPE", "ALiBi": "ALiBi",
+    "sinusoidal": "正弦", "learned": "可学习",
     "After {:,} training steps {} encodings are": "训练 {:,} 步后，有 {} 种编码",
     "measurably ahead of RoPE, after {:,} {}": "明显领先于 RoPE；{:,} 步后{}",
     "none is": "一种也没有", "{} are": "有 {} 种",
