@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw the pictures of README.md and README.zh.md from the committed results, for light and dark pages.
 
-    python benchmarks/pictures.py [DIR/results.json]
+    python benchmarks/pictures.py
 
-With the results.json of `make demo`, that becomes benchmarks/demo.json first. A row or line has its numbers as `<title>`,
-which tests read. Run from the root of the repository.
+A row or line has its numbers as `<title>`, which tests read. Run from the root of the repository.
 """
 
 import gzip
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +20,6 @@ from typing import Any
 from law_gpu import losses as measured_losses
 from law_lease import by_cell
 
-DEMO = Path("benchmarks/demo.json")
 TASKS = Path("benchmarks/leaderboard.json.gz")
 BUDGETS = Path("benchmarks/budgets.json")
 LAW = Path("benchmarks/law")
@@ -45,13 +42,9 @@ THEMES = {
 }  # fmt: skip
 """What a picture calls its colours, by the end of its file's name."""
 CHINESE = {
-    "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码", "four": "四", "five": "五", "six": "六", "seven": "七", "eight": "八",
-    "RoPE": "RoPE", "RoPE, NTK scaling": "RoPE，NTK 缩放", "RoPE, interpolated": "RoPE，位置内插", "ALiBi": "ALiBi", "T5": "T5",
-    "sinusoidal": "正弦", "learned": "可学习", "no positions": "无位置",
-    "Of {}, {} predicts best at the training length;": "{}种编码中，{} 在训练长度上预测得最好；",
-    "past it, only the loss of {} stays level": "超出之后，只有 {} 的损失保持平稳",
-    "loss, nats per byte (lower is better)": "损失，奈特/字节（越低越好）",
-    "bytes of text read; trained at {}": "读入的字节数；训练长度 {}",
+    "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码",
+    "RoPE": "RoPE", "ALiBi": "ALiBi",
+    "sinusoidal": "正弦", "learned": "可学习",
     "After {:,} training steps {} encodings are": "训练 {:,} 步后，有 {} 种编码",
     "measurably ahead of RoPE, after {:,} {}": "明显领先于 RoPE；{:,} 步后{}",
     "none is": "一种也没有", "{} are": "有 {} 种",
@@ -194,63 +187,6 @@ def apart(wanted: Sequence[float], gap: float, least: float, most: float) -> lis
         up = min(wanted[number], up - gap)
         found[number] += max(up, least + gap * (last - rank)) / 2
     return found
-
-
-LINES = {
-    "rope": ("RoPE", "blue", 3.5, ""),
-    "rope + NTK": ("RoPE, NTK scaling", "blue", 2, "7 5"),
-    "rope + PI": ("RoPE, interpolated", "blue", 2, "2 5"),
-    "alibi": ("ALiBi", "orange", 3.5, ""),
-    "t5": ("T5", "green", 2, ""),
-    "sinusoidal": ("sinusoidal", "purple", 2, ""),
-    "learned": ("learned", "ochre", 2, ""),
-    "none": ("no positions", "soft", 2, ""),
-}
-"""How `loss` names and draws what `make demo` compares."""
-NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
-
-
-def loss(demo: Results, look: Look) -> str:
-    """The loss of small models by the length of the text, a line for each encoding."""
-    lengths, losses = demo["lengths"], {name: [mean for mean, _ in row] for name, row in demo["loss"].items()}
-    trained = [name for name in losses if " + " not in name]
-    first = min(trained, key=lambda name: losses[name][0])
-    say = look.say
-    level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "extrapolates"]
-    finding = [
-        say("Of {}, {} predicts best at the training length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
-        say("past it, only the loss of {} stays level", look.listed(level or [say("none")])),
-    ]
-    top, bottom, left, right = 96, 388, 34, 376
-    drawing = Drawing(440, finding, say("loss, nats per byte (lower is better)"), look)
-    low, high = min(min(row) for row in losses.values()), max(max(row) for row in losses.values())
-
-    def x(number: int) -> float:
-        return left + 12 + (right - left - 12) * number / (len(lengths) - 1)
-
-    def y(value: float) -> float:
-        return bottom - 8 - (bottom - top - 16) * (value - low) / (high - low)
-
-    for tenth in range(int(low * 5) + 1, int(high * 5) + 1):
-        at = y(tenth / 5)
-        drawing.line([(left, at), (right, at)])
-        drawing.text(left - 6, at + 5, f"{tenth / 5:.1f}", colour="soft", anchor="end")
-    for number, length in enumerate(lengths):
-        drawing.text(x(number), bottom + 20, length, colour="soft", anchor="middle")
-    drawing.text(left, bottom + 44, say("bytes of text read; trained at {}", lengths[0]), colour="soft")
-    drawing.line([(x(0), top - 4), (x(0), bottom)], colour="soft", dash="3 4")
-    heights = apart([y(row[-1]) for row in losses.values()], 20, top + 4, bottom - 4)
-    for (name, row), height in zip(losses.items(), heights, strict=True):
-        label, colour, width, dash = LINES[name]
-        points = [(x(number), y(value)) for number, value in enumerate(row)]
-        about = f"{name}: {', '.join(f'{value:.2f} at {length}' for value, length in zip(row, lengths, strict=True))}"
-        drawing.line(points, colour=colour, width=width, dash=dash, about=about)
-        if not dash:
-            for at in points:
-                drawing.dot(*at, radius=width + 0.5, colour=colour)
-        drawing.line([(right + 6, points[-1][1]), (right + 16, height)], colour=colour)
-        drawing.text(right + 20, height + 5, say(label), colour=colour, weight=600)
-    return drawing.svg()
 
 
 NAMED = {
@@ -648,7 +584,6 @@ def read(path: Path) -> Any:
 def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
     """How each picture is drawn from the results below `root`, by its name."""
     return {
-        "loss": partial(loss, read(root / DEMO)),
         "tasks": partial(tasks, read(root / TASKS)),
         "budget": partial(budget, read(root / BUDGETS)),
         "law": partial(
@@ -662,26 +597,7 @@ def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
     }
 
 
-def compact(results: Results) -> Results:
-    """What the repository has of a run of `make demo`: the loss by length with half of its interval."""
-    s = results["settings"]
-    return {
-        **{key: results[key] for key in ("command", "created", "seeds", "machine")},
-        "lengths": [s["length"] * factor for factor in s["factors"]],
-        "verdict": {row["name"]: row["verdict"] for row in results["variants"]},
-        "loss": {
-            row["name"]: [
-                [round(point["loss"]["mean"], 4), round(point["loss"]["high"] - point["loss"]["mean"], 4)]
-                for point in row["lengths"]
-            ]
-            for row in results["variants"]
-        },
-    }
-
-
-def main(source: str | None = None) -> None:
-    if source:
-        DEMO.write_text(json.dumps(compact(read(Path(source))), indent=1) + "\n", encoding="utf-8")
+def main() -> None:
     for name, draw in pictures(Path()).items():
         for end, look in LOOKS.items():
             path = FOLDER / f"{name}{end}.svg"
@@ -690,4 +606,4 @@ def main(source: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

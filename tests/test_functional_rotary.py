@@ -8,15 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from posenc import InputError, Positions, Rotary, functional
-from posenc.functional import (
-    TINY,
-    contiguous_tables,
-    formula,
-    frequency_curve,
-    rotary,
-    rotate_token,
-    widened,
-)
+from posenc.functional import TINY, contiguous_tables, formula, frequency_curve, rotary, rotate_token, widened
 from posenc.testing.oracles.rotations import angles, turned
 
 LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -427,7 +427,7 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
     assert for_site("[a](../README.md#b)", page) == "[a](index.md#b)"
     assert for_site("[a](../examples/own_attention.py)", page) == "[a](examples/own_attention.py)"
     assert for_site("[a](../benchmarks/fit.md#b)", page) == "[a](benchmarks/fit.txt)"
-    assert for_site("[a](../benchmarks/demo.json)", page) == "[a](benchmarks/demo.json)"
+    assert for_site("[a](../benchmarks/budgets.json)", page) == "[a](benchmarks/budgets.json)"
     assert for_site("[a](bench.md) <q, k> `<q>`", page) == "[a](bench.md) &lt;q, k> `<q>`"
     with pytest.raises(ValueError, match=r"compare\.md: the link to nothing\.md leads nowhere"):
         for_site("[a](nothing.md)", page)

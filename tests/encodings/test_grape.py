@@ -11,16 +11,7 @@ import posenc
 from posenc import GRAPEA, Encoding, Positions, attention
 from posenc.bias import KeySlope
 from posenc.testing.oracles import biases, content
-from references.calls import (
-    BACKENDS,
-    EVERYWHERE,
-    LAYOUTS,
-    check_against,
-    distances,
-    qkv,
-    random,
-    refusals,
-)
+from references.calls import BACKENDS, EVERYWHERE, LAYOUTS, check_against, distances, qkv, random, refusals
 
 
 def grape_formula(encoding, positions):
@@ -95,3 +86,17 @@ REFUSED = {
 }  # fmt: skip
 
 test_refusals = refusals(REFUSED)
+
+
+def test_positions_that_learn_have_the_formulas_gradients():
+    """By blocks of the operator, where positions of later tokens may lie before those of earlier ones."""
+    q, k, v = qkv(Positions.arange(9), heads=2, kv_heads=2)
+    ids = (torch.arange(9) + 0.7 * torch.randn(9, dtype=torch.float64)).requires_grad_()
+    encoding = random(GRAPEA(2, head_dim=4))
+    grads = []
+    for backend in ("sdpa", "reference"):
+        p = Positions.from_ids(ids, causal=True, packed=False)
+        out = attention(q, k, v, encoding, p, backend=backend)
+        grads.append(torch.autograd.grad(out.square().sum(), ids)[0])
+    assert grads[1].abs().min() > 0
+    assert_close(*grads, rtol=1e-9, atol=1e-11)

@@ -70,6 +70,21 @@ def test_three_axes_split_the_pairs_in_three():
     assert_close(table, expected, **EXACT)
 
 
+@pytest.mark.parametrize("x_first", [True, False])
+def test_blocks_apart_are_rotated_each_by_itself(x_first):
+    """Allegro's channels: a block of each axis, whose halves are its pairs."""
+    grid, sizes = Positions.grid(2, 3, frames=2), [12, 8, 4] if x_first else [4, 8, 12]
+    encoding = AxialRotary(24, sections=(2, 4, 6), layout="half", channels="apart", x_first=x_first)
+    q, k = random(1, 2, 12, 24), random(1, 2, 12, 24)
+    of_axes = grid.q[0].double().mT.flip(0) if x_first else grid.q[0].double().mT
+    blocks = zip(q.split(sizes, -1), k.split(sizes, -1), of_axes, strict=True)
+    expected = sum(
+        scores(Rotary(a.shape[-1], rope_theta=100.0, layout="half"), a, b, Positions.from_ids(at[None]))
+        for a, b, at in blocks
+    )
+    assert_close(scores(encoding, q, k, grid), expected, **EXACT)
+
+
 # ---------------------------------------------------------------- M-RoPE
 
 

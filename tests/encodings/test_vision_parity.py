@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from posenc import (
-    AxialRotary,
-    GridSinusoidal,
-    MixedRotary,
-    MRotary,
-    Positions,
-)
+from posenc import AxialRotary, GridSinusoidal, MixedRotary, MRotary, Positions
 from references import timm_here
 
 timm_here.timm()

@@ -4,13 +4,7 @@ import math
 
 import pytest
 import torch
-from guide_code.expansion import (
-    column,
-    decay,
-    gradient,
-    interactions,
-    products,
-)
+from guide_code.expansion import column, decay, gradient, interactions, products
 from guide_code.model import random_model, vector_model
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -7,15 +7,7 @@ from scipy.special import stdtrit
 from scipy.stats import false_discovery_control, ttest_1samp, ttest_rel
 
 from posenc.errors import InputError
-from posenc.lab.statistics import (
-    Z_975,
-    average,
-    chances,
-    estimate,
-    moderated,
-    near_best,
-    wilson,
-)  # fmt: skip
+from posenc.lab.statistics import Z_975, average, chances, estimate, moderated, near_best, wilson  # fmt: skip
 
 
 @pytest.mark.parametrize(("of_seed", "of_window"), [(1.0, 0.2), (0.2, 2.0), (0.0, 1.0)])

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import Sample, create
-from posenc.tasks.multi_document import (
-    CLOSED_BOOK,
-    PROMPT,
-    QUERY_AWARE,
-    best_subspan_em,
-    normalise,
-)
+from posenc.tasks.multi_document import CLOSED_BOOK, PROMPT, QUERY_AWARE, best_subspan_em, normalise
 from posenc.tasks.task import index_at
 from references.tokenizers import ByteTokenizer
 
