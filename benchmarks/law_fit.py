@@ -18,7 +18,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,10 @@ class Fit:
         return constant + slope * np.asarray(budget, dtype=float) ** -self.b
 
 
-def points(cells: Iterable[Mapping[str, Any]], chosen: Mapping[str, float]) -> list[Point]:
-    """The cells at the rate that was chosen for their encoding; those that diverged are left out."""
+def points(
+    cells: Iterable[Mapping[str, Any]], chosen: Mapping[str, float], at: Sequence[str] = ("length",)
+) -> list[Point]:
+    """The cells at the rate that was chosen for their encoding; those that diverged are left out. at: where a cell has the losses."""
     found, sizes = [], defaultdict(list)
     for each in cells:
         sizes[each["cell"]["size"]].append(each["weights"])
@@ -70,7 +74,7 @@ def points(cells: Iterable[Mapping[str, Any]], chosen: Mapping[str, float]) -> l
         cell = each["cell"]
         if each["validation"] is None or cell["rate"] != chosen.get(cell["encoding"]):
             continue
-        passages = np.array([each["prose"]["length"], each["code"]["length"]])
+        passages = np.array([reduce(getitem, at, each[name]) for name in ("prose", "code")])
         found.append(
             Point(
                 min(sizes[cell["size"]]),

@@ -28,6 +28,8 @@ Losses = dict[tuple[str, str, int], np.ndarray]
 
 ONCE, EIGHT_TIMES = ("length",), ("far_context", "4096")
 """Where a cell has the losses at the training length, and those of other passages at 8 times."""
+NEAR_LOSS = 0.1
+"""Nats by which a loss at 8 times may be above that at the training length to be fitted, as registered."""
 
 
 def losses(cells: Cells, seed: int | None = None, at: tuple[str, ...] = ONCE) -> Losses:
@@ -136,6 +138,19 @@ def on_cpu() -> Iterator[str]:
         key: each for key, each in of_cpu_by_cell().items() if key[2] > BUDGETS[0]
     }  # the others were not tested at 8 times
     yield from ("## At 8 times the length, by context, and recall", "", *further(cells, (*SIX, SLOW)), "")
+    off: dict[str, float] = {}
+    for (_, encoding, _), each in cells.items():
+        rises = [mean(e, *EIGHT_TIMES) - mean(e, "far_context", "512") for e in each]
+        off[encoding] = max(off.get(encoding, 0.0), *rises)
+    level = {e: each[0]["cell"]["rate"] for (_, e, _), each in cells.items() if off[e] <= NEAR_LOSS}
+    fit = fitted(means(points([e for each in cells.values() for e in each], level, EIGHT_TIMES)))
+    if fit is not None:
+        names, left = (
+            ", ".join(f"`{e}`" for e in sorted(some)) for some in (fit.coefficients, off.keys() - level.keys())
+        )
+        yield f"As registered, the form is fitted there to encodings whose loss is within {NEAR_LOSS} nats of that of the same tokens after 512: b = {fit.b:.2f}, and the means of"
+        yield f"{names} are missed by {fit.error:.4f} nats. Farther above, and not fitted: {left}. So there is no multiplier over `rope`."
+        yield ""
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:

@@ -10,7 +10,8 @@
     python benchmarks/law_lease.py judge                            # what came of the predictions
 
 `spend` trains what is missing in benchmarks/law/gpu.jsonl, most valuable first, in processes that share the GPU, until the minutes are
-over. A finished cell is written at once. --dry-run: on a CPU, tiny models and few steps, which says that everything runs.
+over. A finished cell is written at once, so that each process loses at most the cell that it is at. --dry-run: on a CPU, tiny models
+and few steps, which says that everything runs.
 """
 
 import argparse
