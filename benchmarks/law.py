@@ -453,7 +453,7 @@ def run_cell(cell: Cell, text: Corpus, work: Path) -> dict[str, Any]:
 
 
 def counted(cell: Cell, model: nn.Module, text: Corpus, losses: Sequence[float]) -> dict[str, Any]:
-    """What a training read and computed: a step's passes are three times a forward pass. losses: of each step; means of 20 are kept."""
+    """What a training read and computed: a step's passes are three times a forward pass. losses: of each step, of which the means of 20 are given."""
     parameters, shape = sum(p.numel() for p in model.parameters()), SIZES[cell.size]
     tokens, attended = len(losses) * BATCH * LENGTH, 2 * (LENGTH + 1) * shape["dim"] * shape["num_layers"]
     return {

@@ -343,7 +343,7 @@ def changed() -> Iterator[str]:
     yield f"| longer inputs than in training | `alibi` | {farthest} | after {law.budget} MB {gap('alibi', 'kerple', 1)} behind `kerple` at 8 times the length |"
     yield f"| the same, earlier | `rope+alibi` | {farthest} | below `alibi` in [mean score](../docs/leaderboard.md#every-encoding) after 120 steps; on text {gap('alibi', 'rope+alibi', 1)} ahead of it after {law.budget} MB |"
     yield f"| a trained RoPE model | `dual_chunk` | `yarn` | loss of a passkey's tokens at 1.5 times the length: {float(row):.2f} and {float(numbers_of('longer_SmolLM2', '`yarn`')[0]):.2f} |"
-    yield "\nThat no method predicts far text better than truncating the input, as was said here, is [false on Gemma 3](../docs/longer_context.md#a-model-with-windows-gemma-3-270m)."
+    yield "\nThat no method predicts far text better than truncating the input, as these pages had it, is [false on Gemma 3](../docs/longer_context.md#a-model-with-windows-gemma-3-270m)."
 
 
 def numbers_of(page: str, first: str) -> list[str]:
