@@ -227,6 +227,8 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
 BLOCK_BYTES = 2**20
 """Of a block of tokens, per thread: with its result it fits a core's second-level cache."""
 
+AS_IT_IS: AbstractContextManager[Any] = nullcontext()
+
 TINY = 2**13
 """Elements up to which the number of calls is what costs."""
 
@@ -245,7 +247,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", star
     Raises:
         InputError: x of integers, tables that do not fit x, or an unknown layout.
     """
-    if not torch.compiler.is_compiling() and not (
+    traced = torch.compiler.is_compiling()
+    if not traced and not (
         type(x) is type(cos) is type(sin) is Tensor
         and type(start) is int
         and x.device == cos.device == sin.device
@@ -266,16 +269,16 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", star
         raise InputError(f"cos has {pairs} columns for head_dim={width} and start={start}: pass {remedy}")
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
-    if not torch.compiler.is_compiling() and not (sin.shape == cos.shape and _fits(cos, x)):
+    if not traced and not (sin.shape == cos.shape and _fits(cos, x)):
         remedy = "pass both as (..., seq, pairs); a batch of tables, (batch, seq, pairs), needs cos[:, None]"
         raise InputError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: {remedy}")
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
-    if training and x.requires_grad and not learned and (torch.compiler.is_compiling() or not transformed()):
-        if torch.compiler.is_compiling():
+    if training and x.requires_grad and not learned and (traced or not transformed()):
+        if traced:
             sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
         return _Rotation.apply(x, cos, sin, layout, start)  # type: ignore[no-untyped-call]
-    if torch.compiler.is_compiling() or learned or transformed():
+    if traced or learned or transformed():
         return formula(x, cos, sin, layout, start)
     return _rotate(x, cos, sin, layout, start)
 
@@ -380,7 +383,7 @@ def exactly(x: Tensor) -> AbstractContextManager[Any]:
     kind = "cpu" if x.is_meta else x.device.type
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return AS_IT_IS
 
 
 def transformed() -> bool:

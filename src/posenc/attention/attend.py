@@ -2,7 +2,7 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Never
 
@@ -216,14 +216,14 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
 def _key(call: Call, backend: object) -> tuple[object, ...] | None:
     """What calls have in common that are computed alike, at the same positions and with keys and values of the same shapes; None: a
     call that no other is like."""
-    q, k, v, _, positions, _, scale, softcap, sink, dropout_p, _, keys_rotated, gates, acting = call[:14]
+    q, k, v, sink, positions = call.q, call.k, call.v, call.sink, call.positions
     if type(backend) is not str or positions is None or positions.q.requires_grad:
         return None
-    if "bias" in acting.sites and recomputes_alone():
+    if "bias" in call.acting.sites and recomputes_alone():
         return None
     return (
-        acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap, dropout_p, keys_rotated,
-        gates is None, torch.is_grad_enabled(), q.requires_grad, k.requires_grad, v.requires_grad,
+        call.acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, call.scale, call.softcap,
+        call.dropout_p, call.keys_rotated, call.gates is None, torch.is_grad_enabled(), q.requires_grad, k.requires_grad, v.requires_grad,
         None if sink is None else getattr(sink, "requires_grad", False), backend,
     )  # fmt: skip
 
@@ -262,7 +262,10 @@ def explain(
     *, cache: KVCache | None = None, backend: str = "auto", **options: Any,
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
-    check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
+    check_names(
+        "explain",
+        {name: value for name, value in options.items() if name not in [each.name for each in fields(Call)][5:13]},
+    )
     call = given(Call(q, k, v, encoding, positions, **options))
     if cache is not None:
         call, _ = _cached(call, cache, stores=False)

@@ -3,10 +3,9 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +30,12 @@ from posenc.encoding import (
 )
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, refuse_distributed
 from posenc.positions import Positions
-from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import Region, left_out
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Call:
     """The arguments of one call of `posenc.attention`, see there."""
 
     q: Tensor
@@ -59,25 +58,28 @@ class Call(NamedTuple):
     """The positions as it restricts them"""
 
     def changed(self, **changes: Any) -> "Call":
-        """`_replace`, which Dynamo does not trace before PyTorch 2.9."""
-        return Call(*[changes.get(name, value) for name, value in zip(Call._fields, self, strict=True)])
+        """The call with other values for these fields."""
+        made = object.__new__(Call)  # which `replace` is slow at
+        vars(made).update(vars(self), **changes)
+        return made
 
 
 def given(call: Call) -> Call:
     """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
     acts in its layer."""
-    encoding, positions = call.encoding, call.positions
+    encoding, positions, traced = call.encoding, call.positions, torch.compiler.is_compiling()
+    check_tensors(q=call.q, k=call.k, v=call.v)
+    if not traced:
+        check_numbers(call)
     if isinstance(encoding, Pass):
         if positions is not None:
             raise InputError("a pass has its positions: leave them out", positions=positions)
-        if encoding.versions:
+        if encoding.versions and not traced:
             encoding.require_current()
-        encoding, positions = encoding.encoding, encoding.positions
-    check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
-    if not torch.compiler.is_compiling():
-        check_numbers(call)
-    acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
-    return call.changed(encoding=encoding, positions=positions, acting=acting)
+        acting = encoding.acting_in(call.layer) if traced else encoding.acting_once(call.layer)
+        return call.changed(encoding=encoding.encoding, positions=encoding.positions, acting=acting)
+    check_given(encoding, positions)
+    return call if encoding is None else call.changed(acting=encoding.acting_in(call.layer))
 
 
 def gathered(call: Call, positions: Positions) -> Call:
@@ -105,7 +107,7 @@ def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
     q, k, v, encoding = call.q, call.k, call.v, call.encoding
     positions = resolve_positions(q, k, v, encoding, call.positions, call.causal, call.keys_rotated)
-    call = visible_part(call.changed(positions=positions))
+    call = visible_part(call if positions is call.positions else call.changed(positions=positions))
     if encoding is not None:
         require_values(encoding, q)
         encoding._check_part(q, k)
@@ -145,8 +147,8 @@ def assembled(
     q, k, v, sites, positions = call.q, call.k, call.v, effects.sites, effects.positions
     constant = effects.acting.constant
     if terms is None and "bias" in sites:
-        with apart(positions) if constant else nullcontext():
-            terms = effects.terms(q, k)
+        make = partial(effects.terms, q, k)
+        terms = positions.for_layers(make) if constant else make()
     v, values = _with_values(call, effects) if "values" in sites or "rotate_values" in sites else (v, None)
     prefix = effects.prefix(q, v) if "prefix_kv" in sites else None
     padding = None if prefix is None else positions.hidden()[0]
@@ -165,7 +167,8 @@ def assembled(
         terms, constant = [], False
     problem = Problem(
         q, k, v, terms or [], values, positions.with_gates(()), scale, None if sink is None else _logits(sink, q),
-        call.dropout_p, branches, modifiers=modifiers, constant=constant, learned=_learns(effects) if terms else False,
+        call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=torch.compiler.is_compiling(),
+        learned=_learns(effects) if terms and constant else False,
     )  # fmt: skip
     if problem.weighs:
         if prefix is not None or sink is not None:
@@ -177,8 +180,10 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
+    if not torch.is_grad_enabled():
+        return False
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
-    return torch.is_grad_enabled() and any(p.requires_grad for each in biases for p in each.parameters())
+    return any(p.requires_grad for each in biases for p in each.parameters())
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -381,12 +386,15 @@ def check_names(function: str, others: Mapping[str, Any]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
+def check_tensors(**tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
         if type(x) is not Tensor:
             refuse_distributed(**{name: x})
+
+
+def check_given(encoding: Encoding | None, positions: Positions | None) -> None:
     if isinstance(encoding, Tensor):
         raise InputError(f"a mask is none: {SDPA['attn_mask']}", encoding=encoding)
     if encoding is not None and not isinstance(encoding, Encoding):

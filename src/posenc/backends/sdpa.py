@@ -45,7 +45,7 @@ class SDPA:
         self.short = short
 
     def plan(self, problem: Problem) -> Plan | str:
-        if not torch.compiler.is_compiling() and transformed():
+        if not problem.traced and transformed():
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.is_empty:
             return REFERENCE.plan(problem)
@@ -76,8 +76,10 @@ class SDPA:
             return Plan(lambda problem: run(_scaled(problem)), why, faster)
         # under dropout the CPU's would keep scores and probabilities
         if problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu"):
-            seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
-            return Plan(_plain, f"no bias, and {seen}: no mask is built")
+            ahead = not problem.positions.all_visible
+            seen = "only the future is hidden" if ahead else "every query sees every key"
+            run = partial(_under, None, None, is_causal=ahead)
+            return Plan(run, f"no bias, and {seen}: no mask is built")
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
@@ -91,9 +93,9 @@ class SDPA:
             if not _is_row(problem):
                 return _masked(problem, refused)
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
-        if problem.sink is not None and torch.compiler.is_compiling():
+        if problem.sink is not None and problem.traced:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        if refused is FEW and problem.values is None and not exporting():
+        if refused is FEW and problem.values is None and not (problem.traced and exporting()):
             return _masked(problem, refused)
         blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
         if not blocks and not scores:
@@ -156,10 +158,6 @@ def _wider(problem: Problem) -> Problem:
 # -------------------------------------------------------------------- no mask
 
 
-def _plain(problem: Problem) -> Tensor:
-    return _under(None, None, problem, is_causal=not problem.positions.all_visible)
-
-
 def _options(problem: Problem) -> dict[str, Any]:
     options = {"scale": problem.scale, "dropout_p": problem.dropout_p}
     # a branch, because the comparison of two lengths is not a bool while a graph is traced
@@ -172,13 +170,13 @@ def _options(problem: Problem) -> dict[str, Any]:
 def _takes_formulas(problem: Problem) -> bool:
     """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
     runtimes do not have the operator."""
-    if exporting():
+    if problem.traced and exporting():
         return True
     tables = problem.values is not None or False in [term.dense_if_short for term in problem.bias]
     # 128 by 128 tokens under products with a table of distances
     if problem.pairs > (SHORT // 4 if tables else SHORT):
         return False
-    if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
+    if problem.traced or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
     return problem.q.shape[2] <= _block_rows(problem)
 
@@ -220,9 +218,7 @@ def _block_rows(problem: Problem) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if torch.compiler.is_compiling() or (
-        problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT
-    ):
+    if problem.traced or (problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))

@@ -38,15 +38,17 @@ class Pass:
         self.encoding: Any = encoding
         self._memory = Memory.of_pass()
         self.positions = (positions.origin or positions).in_pass(self._memory)
-        modules = () if encoding is None or torch.compiler.is_compiling() else encoding.modules()
-        owners = [module._parameters for module in modules]
-        owned = [(owner, name, x) for owner in owners for name, x in owner.items() if x is not None]
-        self.versions = [(*of, of[2]._version, of[2].requires_grad) for of in owned if not of[2].is_inference()]
+        self._acting: dict[int, Acting] = {}
+        modules: list[Any] = [] if encoding is None or self._memory is None else [encoding]
+        self.versions: list[Any] = []
+        for module in modules:  # which grows; `modules()` is slow at it
+            modules += [each for each in module._modules.values() if each is not None]
+            for name, x in module._parameters.items():
+                if x is not None and not x.is_inference():
+                    self.versions.append((module._parameters, name, x, x._version, x.requires_grad))
 
     def require_current(self) -> None:
         """Refuse to go on once a parameter has been replaced, written to, or frozen or no more."""
-        if torch.compiler.is_compiling():
-            return
         for owner, name, x, version, learns in self.versions:
             if owner.get(name) is not x or x._version != version or x.requires_grad is not learns:
                 remedy = "make one in each forward pass, encoding.at(positions)"
@@ -56,6 +58,12 @@ class Pass:
         """What acts in a layer."""
         return NOTHING if self.encoding is None else self.encoding.acting_in(layer)
 
+    def acting_once(self, layer: int) -> Acting:
+        """The same, made once; not where a graph is traced, which would depend on what has been made."""
+        if layer not in self._acting:
+            self._acting[layer] = self.acting_in(layer)
+        return self._acting[layer]
+
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`posenc.attention` here; options: its keyword arguments, such as layer."""
         return Pass.compute(q, k, v, self, **options)
@@ -64,5 +72,6 @@ class Pass:
         """The input x (batch, seq, dim) of a layer with what the encoding does to it."""
         if self.encoding is None:
             return x
-        self.require_current()
+        if not torch.compiler.is_compiling():
+            self.require_current()
         return self.encoding.effects(self.positions, layer).embedded(x)

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the layers of one forward pass share, and when it may be read."""
 
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
+from posenc.functional import AS_IT_IS
+
+T = TypeVar("T")
 Modes = tuple[int, int, int]
-AS_IT_IS: AbstractContextManager[Any] = nullcontext()
 
 
 def modes() -> Modes:
@@ -36,27 +38,22 @@ class Memory(dict[Hashable, Any]):
         """None: where a graph is traced, which shares by itself."""
         return None if torch.compiler.is_compiling() else cls(lasts)
 
-    def apart(self) -> AbstractContextManager[Any]:
-        """Where values are made that other layers read: hooks on saved tensors, as those of a checkpoint, do not see them."""
-        return _apart() if self.lasts and (hooked() or torch.is_inference_mode_enabled()) else AS_IT_IS
-
-
-def apart(positions: Any) -> AbstractContextManager[Any]:
-    """The same for what is made at positions that may be those of a pass."""
-    memory: Memory | None = positions.memory
-    return AS_IT_IS if memory is None else memory.apart()
+    def made(self, make: Callable[[], T], learns: bool = True) -> T:
+        """What `make` makes for other layers to read: hooks on saved tensors, as those of a checkpoint, do not see it. learns:
+        whether a gradient may reach it."""
+        graph = torch.is_grad_enabled()
+        if not self.lasts or not (hooked() or torch.is_inference_mode_enabled()):
+            if learns or not graph:
+                return make()
+            with torch.set_grad_enabled(False):
+                return make()
+        hooks = saved_tensors_hooks(_same, _same) if graph and hooked() else AS_IT_IS
+        with hooks, torch.inference_mode(False), torch.set_grad_enabled(graph and learns):
+            return make()
 
 
 def hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    learns = torch.is_grad_enabled()
-    hooks = saved_tensors_hooks(_same, _same) if learns and hooked() else AS_IT_IS
-    with hooks, torch.inference_mode(False), torch.set_grad_enabled(learns):
-        yield
 
 
 def _same(x: Tensor) -> Tensor:
@@ -83,8 +80,9 @@ def in_backward() -> bool:
 
 
 def recomputes_alone() -> bool:
-    """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph."""
-    return in_backward() and torch.is_grad_enabled() and not hooked()
+    """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph. Asked in a
+    pass alone, which is not traced."""
+    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not hooked()
 
 
 def is_learned(value: object) -> bool:

@@ -53,8 +53,7 @@ class Shared:
             return make()
         key = self._part, key
         if key not in memory:
-            with memory.apart(), torch.no_grad():  # so that a later step may train on it
-                value: Any = make()
+            value: Any = memory.made(make, learns=False)  # so that a later step may train on it
             if isinstance(value, Shared) and value._memory is None:
                 value._remembering(self)
             memory[key] = value
@@ -71,9 +70,13 @@ class Shared:
             return make() if recomputes_alone() and is_learned(value) else value
         if recomputes_alone():
             return make()
-        with memory.apart():
-            memory[key] = value = make()
+        memory[key] = value = memory.made(make)
         return value
+
+    def for_layers(self, make: Callable[[], T]) -> T:
+        """A value that other layers may read, which the caller keeps."""
+        memory = self.memory
+        return make() if memory is None else memory.made(make)
 
     def with_gates(self, gates: tuple[Tensor, ...]) -> Self:
         """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
