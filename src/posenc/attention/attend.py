@@ -134,14 +134,13 @@ def _cached(call: Call, cache: object, stores: bool = True) -> tuple[Call, Any]:
 class _Kept:
     """What a layer of a pass leaves to those alike.
 
-    problem: without its tensors. kinds: of what it is made. at: positions as the encoding restricts them. plain: only queries, keys
-    and values differ from layer to layer, and their rotation is known.
+    problem: without its tensors. kinds: of what it is made. plain: only queries, keys and values differ from layer to layer, and
+    their rotation is known.
     """
 
     problem: Problem
     kinds: tuple[object, ...]
     plan: Plan
-    at: Positions
     rotation: Rotation | None
     plain: bool
 
@@ -154,7 +153,7 @@ class _Kept:
         made = problem.of_layer(empty, empty, empty)
         bias = problem.bias if constant else []
         vars(made).update(bias=bias, branches=(), values=None, sink=None, sink_value=None, turn_back=None, modifiers=())
-        return cls(made, problem.kinds(), plan, effects.positions.with_gates(()), rotation, plain)
+        return cls(made, problem.kinds(), plan, rotation, plain)
 
     def __call__(self, call: Call, backend: str) -> Tensor:
         """The output of a call."""
@@ -164,8 +163,7 @@ class _Kept:
             if self.rotation is not None:
                 q, k = self.rotation(q, None if call.keys_rotated else k)
             return self.plan.run(self.problem.of_layer(q, call.k if k is None else k, v))
-        effects = Effects(call.acting, self.at.with_gates(tuple(call.gates or ())))
-        problem = assembled(call, effects, self.rotation, self.problem.bias if self.problem.constant else None)
+        problem = assembled(call, effects_of(call), self.rotation, self.problem.bias if self.problem.constant else None)
         vars(problem).update(made=self.problem.made)
         plan = self.plan if problem.kinds() == self.kinds else _choose(problem, backend)[1]
         return problem.finished(plan.run(problem))

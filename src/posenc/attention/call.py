@@ -23,6 +23,7 @@ from posenc.encoding import (
     Pass,
     Rotation,
     checked_gates,
+    parameters_of,
     require_fit,
     require_positions,
     require_values,
@@ -55,7 +56,9 @@ class Call:
     acting: Any = NOTHING
     """What of the encoding acts in the layer"""
     at: Positions | None = None
-    """The positions as it restricts them"""
+    """The positions as it restricts them, without gates"""
+    traced: bool = False
+    """Whether a graph is traced"""
 
     def changed(self, **changes: Any) -> "Call":
         """The call with other values for these fields."""
@@ -77,9 +80,10 @@ def given(call: Call) -> Call:
         if encoding.versions and not traced:
             encoding.require_current()
         acting = encoding.acting_in(call.layer) if traced else encoding.acting_once(call.layer)
-        return call.changed(encoding=encoding.encoding, positions=encoding.positions, acting=acting)
+        return call.changed(encoding=encoding.encoding, positions=encoding.positions, acting=acting, traced=traced)
     check_given(encoding, positions)
-    return call if encoding is None else call.changed(acting=encoding.acting_in(call.layer))
+    acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
+    return call.changed(acting=acting, traced=traced)
 
 
 def gathered(call: Call, positions: Positions) -> Call:
@@ -97,16 +101,18 @@ def prepare(call: Call) -> Problem:
         InputError: what does not fit together, or what a hook must not return.
     """
     check_numbers(call)
-    if call.encoding is not None:
-        call = call.changed(acting=call.encoding.acting_in(call.layer))
-    call = checked(call)
+    acting = NOTHING if call.encoding is None else call.encoding.acting_in(call.layer)
+    call = checked(call.changed(acting=acting, traced=torch.compiler.is_compiling()))
     return assembled(call, effects_of(call))
 
 
 def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
     q, k, v, encoding = call.q, call.k, call.v, call.encoding
-    positions = resolve_positions(q, k, v, encoding, call.positions, call.causal, call.keys_rotated)
+    _check_shapes(q, k, v, call.keys_rotated)
+    if encoding is not None and not call.traced:  # a graph is for any length
+        _check_axes(q, encoding)
+    positions = resolve_positions(q, k, encoding, call.positions, call.causal)
     call = visible_part(call if positions is call.positions else call.changed(positions=positions))
     if encoding is not None:
         require_values(encoding, q)
@@ -137,13 +143,14 @@ def visible_part(call: Call) -> Call:
 def effects_of(call: Call) -> Effects:
     """What the encoding does to a call that has been checked."""
     assert call.at is not None
-    return Effects(call.acting, call.at.with_gates(tuple(call.gates or ())))
+    return Effects(call.acting, call.at.with_gates(tuple(call.gates)) if call.gates else call.at)
 
 
 def assembled(
     call: Call, effects: Effects, rotation: Rotation | None = None, terms: list[Score] | None = None
 ) -> Problem:
     """The problem that a call poses under its effects. rotation, terms: those of another layer of the pass, which are the same."""
+    assert call.at is not None
     q, k, v, sites, positions = call.q, call.k, call.v, effects.sites, effects.positions
     constant = effects.acting.constant
     if terms is None and "bias" in sites:
@@ -166,8 +173,8 @@ def assembled(
         modifiers = [SoftCap(call.softcap), *(Added(term, q.device) for term in terms or ()), *modifiers]
         terms, constant = [], False
     problem = Problem(
-        q, k, v, terms or [], values, positions.with_gates(()), scale, None if sink is None else _logits(sink, q),
-        call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=torch.compiler.is_compiling(),
+        q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
+        call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
         learned=_learns(effects) if terms and constant else False,
     )  # fmt: skip
     if problem.weighs:
@@ -183,7 +190,7 @@ def _learns(effects: Effects) -> bool:
     if not torch.is_grad_enabled():
         return False
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
-    return any(p.requires_grad for each in biases for p in each.parameters())
+    return any(x.requires_grad for each in biases for *_, x in parameters_of(each))
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -317,14 +324,11 @@ def _branch_rotations(
 
 
 def resolve_positions(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
-    keys_rotated: bool = False,
-) -> Positions:  # fmt: skip
+    q: Tensor, k: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None
+) -> Positions:
     """The positions of a call, by default 0 .. n-1, once tensors and positions have been checked against one another."""
     if causal is not None:
         check_flags(causal=causal)
-    _check_shapes(q, k, v, keys_rotated)
-    _check_axes(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             remedy = "pass positions=Positions.arange(n, offset=cached), or others"
@@ -359,10 +363,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
 
 
-def _check_axes(q: Tensor, encoding: Encoding | None) -> None:
+def _check_axes(q: Tensor, encoding: Encoding) -> None:
     """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
-    if encoding is None or torch.compiler.is_compiling():  # a graph is for any length
-        return
     if not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
         return
     names = "num_heads", "heads_of_model"

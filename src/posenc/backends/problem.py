@@ -11,12 +11,10 @@ from torch import Tensor
 
 from posenc.bias import Modifier, Score, Values, Weights
 from posenc.positions import Positions
+from posenc.positions.memory import SHORT
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
 T = TypeVar("T")
-SHORT = 2**16
-"""Queries times keys up to which a dense mask is remembered for the layers of a pass, and is faster than the CPU's operator: 256 by
-256 tokens."""
 
 
 class Rotated(NamedTuple):

@@ -11,6 +11,7 @@ Terms are added after the scores have been scaled.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from types import MethodType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from posenc.bias.terms import (
 )
 from posenc.errors import InputError, shown
 from posenc.positions import Positions
+from posenc.positions.memory import SHORT
 from posenc.positions.order import running_sums
 from posenc.positions.segments import distances_of, segments
 from posenc.positions.visibility import grid_indices, rowwise
@@ -375,11 +377,18 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
 def rows_between(
     index: OfDistance, table: Tensor, positions: Positions, first: int, end: int, keys: slice = ALL_KEYS
 ) -> Tensor:
-    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys)."""
-    distances = distances_of(positions) if positions.start is not None else None
-    if distances is None:
-        return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
-    return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None, first:end, keys]
+    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys); of few tokens once a pass."""
+
+    def made() -> Tensor:
+        distances = distances_of(positions) if positions.start is not None else None
+        if distances is None:
+            return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
+        return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None, first:end, keys]
+
+    # a function that each layer makes anew would be another one each time
+    if isinstance(index, MethodType) and (end - first) * positions.num_keys <= SHORT:
+        return positions.shared(("rows", index, table.shape[-2], first, end, keys.start, keys.stop), made)
+    return made()
 
 
 @dataclass(eq=False)

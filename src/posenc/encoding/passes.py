@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding.effects import NOTHING, Acting, Hooked, require_positions
+from posenc.encoding.effects import NOTHING, Acting, Hooked, parameters_of, require_positions
 from posenc.encoding.heads import Sliced
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -39,13 +39,8 @@ class Pass:
         self._memory = Memory.of_pass()
         self.positions = (positions.origin or positions).in_pass(self._memory)
         self._acting: dict[int, Acting] = {}
-        modules: list[Any] = [] if encoding is None or self._memory is None else [encoding]
-        self.versions: list[Any] = []
-        for module in modules:  # which grows; `modules()` is slow at it
-            modules += [each for each in module._modules.values() if each is not None]
-            for name, x in module._parameters.items():
-                if x is not None and not x.is_inference():
-                    self.versions.append((module._parameters, name, x, x._version, x.requires_grad))
+        owned = [] if encoding is None or self._memory is None else parameters_of(encoding)
+        self.versions = [(*of, of[2]._version, of[2].requires_grad) for of in owned if not of[2].is_inference()]
 
     def require_current(self) -> None:
         """Refuse to go on once a parameter has been replaced, written to, or frozen or no more."""

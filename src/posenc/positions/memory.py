@@ -14,6 +14,9 @@ from posenc.functional import AS_IT_IS
 
 T = TypeVar("T")
 Modes = tuple[int, int, int]
+SHORT = 2**16
+"""Queries times keys up to which a dense mask is remembered for the layers of a pass, and is faster than the CPU's operator: 256 by
+256 tokens."""
 
 
 def modes() -> Modes:

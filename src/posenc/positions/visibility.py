@@ -249,17 +249,23 @@ class Visibility(Shared):
     """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
     run by ones. None: rows differ, there is a prefix, or it is not known without waiting for a device."""
     rows: int = field(default=1, init=False)
+    hides_tokens: bool = field(default=False, init=False)
+    """Whether there is padding, or more than one document."""
+    unmasked: bool = field(default=False, init=False)
+    """True if only causality restricts what a query sees."""
     span: tuple[int, int] | None = field(default=None, init=False)
     """(shortest, longest) distance that a query may have from a key. None: not known, or far more than there are tokens."""
 
     def _relate(self, q: Extent | None, k: Extent | None, q_order: Extent | None, k_order: Extent | None) -> None:
         """Compute what the ids of queries have to do with those of keys, of what is known of each."""
         start = diagonal = span = None
+        hides = self.valid is not None or self.q_valid is not None or self.q_document is not None
+        unmasked = not hides and self.prefix is None and self.window is None and len(self.blocks) == 0
         if q_order is not None and k_order is not None and q_order.consecutive and k_order.consecutive:
             diagonal = q_order.low - k_order.low
         if q is not None and k is not None:
             ordered = diagonal == q.low - k.low or not (self.causal or self.window)
-            if q.consecutive and k.consecutive and ordered and not self.hides_tokens:
+            if q.consecutive and k.consecutive and ordered and not hides:
                 start = q.low, k.low
             span = q.low - k.high, q.high - k.low
             if start is None and span[1] - span[0] > 2 * (self.num_queries + self.num_keys):
@@ -267,6 +273,8 @@ class Visibility(Shared):
         diagonal = None if self.prefix is not None else diagonal
         for name, value in (("start", start), ("diagonal", diagonal), ("span", span), ("rows", self._rows())):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "hides_tokens", hides)
+        object.__setattr__(self, "unmasked", unmasked)
 
     @property
     def num_queries(self) -> int:
@@ -349,16 +357,6 @@ class Visibility(Shared):
         if self.causal and ahead > 0:
             return False
         return (before is None or self.num_queries - 1 + self.diagonal <= before) and (after is None or ahead <= after)
-
-    @property
-    def unmasked(self) -> bool:
-        """True if only causality restricts what a query sees."""
-        return not self.hides_tokens and self.prefix is None and self.window is None and len(self.blocks) == 0
-
-    @property
-    def hides_tokens(self) -> bool:
-        """Whether there is padding, or more than one document."""
-        return self.valid is not None or self.q_valid is not None or self.q_document is not None
 
     def hidden(self) -> tuple[Hidden | None, Hidden | None]:
         """The queries that are padding, and the keys that no query sees: padding, and what comes after every query, as free
