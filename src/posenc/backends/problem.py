@@ -131,6 +131,8 @@ class Problem:
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""
         positions = self.positions
+        if self.region is None or self.region == EVERYTHING:
+            return positions.mask(first, end)
         rows = (positions.num_queries if end is None else end) - first
         b, h, i, j = grid_indices(positions.batch, 1, rows, positions.num_keys, positions.q.device)
         return self.mask_mod()(b, h, i + first, j)

@@ -619,7 +619,8 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias")."""
     if bias is None:
         return []
-    terms = bias if isinstance(bias, Iterable) and not isinstance(bias, (Score, Tensor)) else [bias]
+    single = isinstance(bias, (Score, Tensor)) or not isinstance(bias, Iterable)
+    terms: Iterable[object] = [bias] if single else bias  # type: ignore[assignment]
     scores: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

@@ -43,7 +43,7 @@ class Shared:
     def memory(self) -> Memory | None:
         """What the layers of a pass share by key, to read and to add to. None: outside of a pass, where a graph is traced, and
         under modes that the pass was not made in."""
-        memory = None if self._memory is None or torch.compiler.is_compiling() else self._memory()
+        memory = None if self._memory is None or torch.compiler.is_dynamo_compiling() else self._memory()
         return memory if memory is not None and memory.modes == modes() else None
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:

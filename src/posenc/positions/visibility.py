@@ -30,8 +30,7 @@ ORDINARY = 1e4
 """Numbers up to this size, times those of other tokens, are finite, and nothing once a weight of zero is put to them."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The keys at a distance of nearest, nearest + 1, .. farthest - 1 behind a query; None: no limit.
 
     chunk: the distance counts chunks of so many positions, q // chunk - k // chunk.
@@ -62,8 +61,7 @@ class Region:
 
     def numbers(self) -> list[int]:
         """The region as six integers, as an operator of PyTorch takes it; `Region.of` reads them."""
-        fields = (self.nearest, self.farthest, self.chunk, self.below, self.since, self.until)
-        return [NO_LIMIT if field is None else field for field in fields]
+        return [NO_LIMIT if number is None else number for number in self]
 
     @classmethod
     def of(cls, numbers: list[int]) -> "Region":
