@@ -278,7 +278,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", star
         if traced:
             sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
         return _Rotation.apply(x, cos, sin, layout, start)  # type: ignore[no-untyped-call]
-    if traced or learned or transformed():
+    if traced or learned or x.numel() <= TINY or transformed():
         return formula(x, cos, sin, layout, start)
     return _rotate(x, cos, sin, layout, start)
 
@@ -289,7 +289,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if order:  # heads lie next to one another, as a projection leaves them: they stay so
         x, cos, sin = x.transpose(-2, -3), _heads_inside(cos), _heads_inside(sin)
     pairs = cos.shape[-1]
-    dtype, precise = x.dtype, _precise(x, cos)
+    dtype, precise = x.dtype, cos.dtype if cos.dtype == x.dtype == torch.float32 else _precise(x, cos)
     if layout == "half":
         a, b = x[..., start : start + pairs], x[..., start + pairs : start + 2 * pairs]
     else:
@@ -481,8 +481,6 @@ def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
 
 
 def _precise(x: Tensor, cos: Tensor) -> torch.dtype:
-    if x.dtype == cos.dtype == torch.float32:
-        return x.dtype
     return torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
 
 

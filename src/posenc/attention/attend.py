@@ -296,7 +296,7 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
         call = gathered(call, positions)
         k, v, gates = call.k, call.v, call.gates or ()
     else:
-        given = k, v, *checked_gates(call.encoding, call.gates, k, call.layer)
+        given = k, v, *checked_gates(call.acting, call.gates, k)
         k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in given)
     calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     parts = []

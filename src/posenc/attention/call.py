@@ -88,7 +88,7 @@ def given(call: Call) -> Call:
 
 def gathered(call: Call, positions: Positions) -> Call:
     """The call at a shard's positions, with the gates, keys and values that all processes have."""
-    given = checked_gates(call.encoding, call.gates, call.k, call.layer)
+    given = checked_gates(call.acting, call.gates, call.k)
     gates = tuple(exchange.gather(gate, positions, 2) for gate in given)
     k, v = exchange.gather_keys(call.k, call.v, positions)
     return call.changed(k=k, v=v, gates=gates or None)
@@ -133,7 +133,7 @@ def visible_part(call: Call) -> Call:
     of_queries, of_keys = call.positions.hidden()
     gates: Any = call.gates
     if gates is not None or call.acting.gates:
-        gates = checked_gates(call.encoding, gates, call.k, call.layer, of_keys)
+        gates = checked_gates(call.acting, gates, call.k, of_keys)
     if of_queries is None and of_keys is None:
         return call if gates is None else call.changed(gates=gates)
     k, v = left_out(of_keys, call.k), left_out(of_keys, call.v)

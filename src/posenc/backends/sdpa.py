@@ -13,13 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.backends.fused import lower, run, unsupported
 from posenc.backends.precision import HALF, slower_than_float32
-from posenc.backends.problem import SHORT, Plan, Problem, for_all_layers, of_pass
+from posenc.backends.problem import Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
 from posenc.positions import Positions
+from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
 
 BLOCK_CELLS = 2**23

@@ -366,7 +366,7 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
     rows = index(distance).long()
     if rows.device.type != "cpu" or type(rows) is not Tensor or torch.compiler.is_compiling() or rows.numel() == 0:
         return rows
-    least, most = (int(end) for end in rows.aminmax())
+    least, most = map(int, rows.aminmax())
     if least < 0 or most >= table.shape[-2]:
         wrong, reach = least if least < 0 else most, f"from {int(distance.min())} to {int(distance.max())}"
         remedy = f"give every distance {reach} one"

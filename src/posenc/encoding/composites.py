@@ -207,12 +207,14 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        parts = [part.acting_in(layer) for part in self]
-        leaves = tuple(leaf for part in parts for leaf in part.leaves)
-        used = {site for leaf in leaves for site in leaf.sites}
-        sites, gates = tuple([site for site in SITES if site in used]), sum(part.gates for part in parts)
-        constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
-        return Acting(self, layer, leaves, sites, gates, constant, maps)
+        leaves, used, gates, constant, maps = [], set(), 0, True, False
+        for part in self.parts:
+            acting = part.acting_in(layer)
+            leaves += acting.leaves
+            used.update(acting.sites)
+            gates, constant, maps = gates + acting.gates, constant and acting.constant, maps or acting.maps
+        sites = tuple([site for site in SITES if site in used])
+        return Acting(self, layer, tuple(leaves), sites, gates, constant, maps)
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:

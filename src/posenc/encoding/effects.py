@@ -122,8 +122,10 @@ def parameters_of(encoding: Hooked) -> list[tuple[dict[str, Any], str, Tensor]]:
     """Each parameter, with the dict and the name by which its module has it: PyTorch's `parameters` takes ten times as long."""
     found, modules = [], [encoding]
     for module in modules:  # which grows
-        found += [(module._parameters, name, x) for name, x in module._parameters.items() if x is not None]
-        modules += [each for each in module._modules.values() if each is not None]
+        for name, x in module._parameters.items():
+            if x is not None:
+                found.append((module._parameters, name, x))
+        modules += filter(None, module._modules.values())
     return found
 
 
@@ -134,9 +136,10 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
         return
     if type(x) is not Tensor:
         refuse_distributed(x=x)
-    parameters = [parameter for *_, parameter in parameters_of(encoding)]
-    if not parameters:
+    found = parameters_of(encoding)
+    if not found:
         return
+    parameters = [parameter for *_, parameter in found]
     check_devices(encoding.known_as, x, *parameters)
     if is_distributed(parameters[0]):
         remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"
@@ -178,17 +181,14 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     return tuple(gates)
 
 
-def checked_gates(
-    encoding: Hooked | None, gates: Gates, k: Tensor, layer: int, hidden: Hidden | None = None
-) -> tuple[Tensor, ...]:
+def checked_gates(acting: Acting, gates: Gates, k: Tensor, hidden: Hidden | None = None) -> tuple[Tensor, ...]:
     """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
     `Positions.hidden`."""
     given = () if gates is None else tuple(gates) if isinstance(gates, (list, tuple)) else (gates,)
-    wanted = 0 if encoding is None else encoding.acting_in(layer).gates
-    if len(given) != wanted:
-        name = "no encoding" if encoding is None else encoding.known_as
+    if len(given) != acting.gates:
+        name = "no encoding" if acting.part is None else acting.part.known_as
         remedy = "pass gates=posenc.encoding.gates_of(encoding, x, layer), with those of cached keys"
-        raise InputError(f"{len(given)} tensors, {name} makes {wanted}: {remedy}", argument="gates")
+        raise InputError(f"{len(given)} tensors, {name} makes {acting.gates}: {remedy}", argument="gates")
     checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
@@ -233,7 +233,7 @@ class Effects:
         gates, here = iter(positions.gates), positions
         self.parts: list[_Part] = []
         for encoding, layer, sites, count in acting.leaves:
-            if positions.gates:
+            if positions.gates and len(acting.leaves) > 1:
                 here = positions.with_gates(tuple(islice(gates, count)))
             self.parts.append(_Part(encoding, layer, sites, here))
 

@@ -107,7 +107,7 @@ class Shared:
             remedy = f"pass gates=gates_of({user}, x, layer) to attention, after those of cached keys"
             raise InputError(f"{user} takes gates that it makes of a layer's input: {remedy}")
         (gate,) = self.gates
-        wanted = tuple(of if size is None else size for of, size in zip(gate.shape[1::2], (heads, width), strict=True))
+        wanted = gate.shape[1] if heads is None else heads, gate.shape[3] if width is None else width
         if gate.shape[1::2] != wanted:
             made = f"(batch, {wanted[0]}, num_keys, {wanted[1]}); pass gates=gates_of({user}, x, layer)"
             raise InputError(f"gates of shape {tuple(gate.shape)}: {user} makes {made}")

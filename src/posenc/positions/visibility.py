@@ -190,7 +190,7 @@ class Extent(NamedTuple):
             return None
         if transformed() or intercepted():
             return None
-        low, high = (int(limit) for limit in x.aminmax())
+        low, high = map(int, x.aminmax())
         return cls(low, high, high - low == x.shape[1] - 1 and bool((x.diff(dim=1) == 1).all()))
 
 
@@ -285,13 +285,13 @@ class Visibility(Shared):
     @property
     def batch(self) -> int:
         """Number of different rows; 1 if all rows of a batch are the same."""
-        return self._rows() if torch.compiler.is_compiling() else self.rows
+        return self._rows() if torch.compiler.is_dynamo_compiling() else self.rows
 
     def _rows(self) -> int:
         every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
         rows = [x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None]
         most = max(rows)
-        if not torch.compiler.is_compiling() and any(count not in (1, most) for count in rows):
+        if not torch.compiler.is_compiling() and {*rows} - {1, most}:
             counts = " and ".join(map(str, sorted({*rows} - {1})))
             raise InputError(f"tokens of {counts} rows: give one row, or as many")
         return most
