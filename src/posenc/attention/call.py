@@ -277,8 +277,6 @@ def rotated(
         return q, k, [] if alone and contains_all_visible(effects.positions, made[0].region) else made
     if "rotate" not in effects.sites:
         return q, k, []
-    if rotation is None:
-        rotation = effects.rotation(q, None if call.keys_rotated else k)
     if call.keys_rotated:
         q = effects.queries_rotated(q) if rotation is None else rotation(q, None)[0]
         if q.shape[3] != k.shape[3]:

@@ -19,7 +19,6 @@ from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
-from posenc.positions import Positions
 from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
 
@@ -267,15 +266,10 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
 
 def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Tensor | None]:
     """Visibility as a bool mask, and the queries that see nothing, which SDPA leaves undefined: they see everything in the
-    mask. None: there is none. Those of few tokens are made once a pass."""
+    mask. None: there is none."""
     positions = problem.positions
     if positions.all_visible:
         return None, None
-
-    return of_pass(problem, first, end, "visible", partial(_shown, positions, first, end))
-
-
-def _shown(positions: Positions, first: int, end: int) -> tuple[Tensor, Tensor | None]:
     visible = positions.mask(first, end)
     if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
         return visible, None  # each sees itself
@@ -292,8 +286,9 @@ def _masked(problem: Problem, refused: Refused) -> Plan:
     why = f"{refused.why}: {how}"
     if problem.sink is not None:
         return Plan(partial(_at_once, _dense), why, refused.faster)
-    mask = for_all_layers(problem.constant, _mask)
-
+    apart = not problem.constant and problem.pairs <= SHORT  # where it is not a part of what is remembered anyway
+    visible = for_all_layers(apart, lambda problem: _visible(problem, 0, problem.q.shape[2]))
+    mask = for_all_layers(problem.constant, lambda problem: _mask(problem, *visible(problem)))
     return Plan(lambda problem: _under(*mask(problem), problem), why, refused.faster)
 
 
@@ -308,9 +303,8 @@ def _under(mask: Tensor | None, blind: Tensor | None, problem: Problem, is_causa
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
-def _mask(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+def _mask(problem: Problem, visible: Tensor | None, blind: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """What SDPA takes as its mask, and the queries that see nothing."""
-    visible, blind = _visible(problem, 0, problem.q.shape[2])
     return _joined(dense_sum(problem.bias, problem.q.device), visible, problem.q), blind
 
 
@@ -319,7 +313,7 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
     q, k, v = problem.q, problem.k, problem.v
     if end - first < q.shape[2]:
         q = q[:, :, first:end]
-    visible, blind = _visible(problem, first, end)
+    visible, blind = of_pass(problem, first, end, "visible", partial(_visible, problem, first, end))
     if problem.sink is not None:
         bias, visible = _with_sink(problem, first, end, bias, visible)
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))

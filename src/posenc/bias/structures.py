@@ -90,7 +90,7 @@ class Score:
 
     def dense(self, device: torch.device) -> Tensor:
         """The term as a (batch or 1, num_heads, num_queries, num_keys) tensor."""
-        return self.rows(device)(0, self.num_queries)
+        return self.blocks(device)(0, self.num_queries, ALL_KEYS)
 
     def rows(self, device: torch.device) -> Callable[[int, int], Tensor]:
         """`dense` by blocks of queries: (first, end) -> (batch or 1, num_heads, end - first, num_keys)."""
@@ -290,10 +290,9 @@ class _Projected(_ByDistance):
     positions: Positions
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _require_numbers(self)
-        self.batch: int = self.content.shape[0]
-        self.num_heads: int = self.content.shape[1]
+        self.batch, self.num_heads = self.content.shape[:2]
+        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
 
     dense_if_short = False
     of_query: ClassVar[bool]
@@ -437,11 +436,10 @@ class _PerKey(_LookedUp, _OfPositions):
     linear = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _require_numbers(self)
         given: Tensor = getattr(self, *self.shapes)
-        self.batch: int = _rows(given, self.positions)
-        self.num_heads: int = given.shape[1]
+        self.batch, self.num_heads = _rows(given, self.positions), given.shape[1]
+        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Modifier, Score
 from posenc.encoding.declared import HeadRange, is_torchs
-from posenc.encoding.effects import Acting, agreed_scale, augmented_by, check_layer, gates_of, joined, only
+from posenc.encoding.effects import Acting, Leaf, agreed_scale, augmented_by, check_layer, gates_of, joined, only
 from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
 from posenc.errors import InputError, check_sizes, not_none
 from posenc.positions import Positions
@@ -207,8 +207,10 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        leaves, used, gates, constant, maps = [], set(), 0, True, False
-        for part in self.parts:
+        leaves: list[Leaf] = []
+        used: set[str] = set()
+        gates, constant, maps = 0, True, False
+        for part in self:
             acting = part.acting_in(layer)
             leaves += acting.leaves
             used.update(acting.sites)

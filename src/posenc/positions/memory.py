@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ Modes = tuple[int, int, int]
 SHORT = 2**16
 """Queries times keys up to which a dense mask is remembered for the layers of a pass, and is faster than the CPU's operator: 256 by
 256 tokens."""
+top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+"""(ignore_is_tracing) -> the innermost hooks on saved tensors, such as those of a checkpoint, or None"""
 
 
 def modes() -> Modes:
@@ -44,19 +46,15 @@ class Memory(dict[Hashable, Any]):
     def made(self, make: Callable[[], T], learns: bool = True) -> T:
         """What `make` makes for other layers to read: hooks on saved tensors, as those of a checkpoint, do not see it. learns:
         whether a gradient may reach it."""
-        graph = torch.is_grad_enabled()
-        if not self.lasts or not (hooked() or torch.is_inference_mode_enabled()):
+        graph, hooked = torch.is_grad_enabled(), top_hooks(False) is not None
+        if not self.lasts or not (hooked or torch.is_inference_mode_enabled()):
             if learns or not graph:
                 return make()
             with torch.set_grad_enabled(False):
                 return make()
-        hooks = saved_tensors_hooks(_same, _same) if graph and hooked() else AS_IT_IS
+        hooks = saved_tensors_hooks(_same, _same) if graph and hooked else AS_IT_IS
         with hooks, torch.inference_mode(False), torch.set_grad_enabled(graph and learns):
             return make()
-
-
-def hooked() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _same(x: Tensor) -> Tensor:
@@ -66,8 +64,8 @@ def _same(x: Tensor) -> Tensor:
 @contextmanager
 def without_hooks() -> Iterator[None]:
     """Where torch.func is used, which refuses to work under hooks on saved tensors."""
-    found, top = [], cast(Any, torch._C._autograd._top_saved_tensors_default_hooks)
-    while (hooks := top(True)) is not None:
+    found = []
+    while (hooks := top_hooks(True)) is not None:
         found.append(hooks)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
@@ -85,7 +83,7 @@ def in_backward() -> bool:
 def recomputes_alone() -> bool:
     """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph. Asked in a
     pass alone, which is not traced."""
-    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not hooked()
+    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and top_hooks(False) is None
 
 
 def is_learned(value: object) -> bool:
