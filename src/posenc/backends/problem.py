@@ -156,7 +156,7 @@ class Problem:
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The terms that are products of queries' and keys' own vectors, see `Score.factors`."""
-        return [pair for term in self.bias if (pair := term.factors()) is not None]
+        return [each for each in [term.factors() for term in self.bias] if each is not None]
 
     @property
     def others(self) -> list[Score]:
