@@ -2,7 +2,7 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Never
 
@@ -180,7 +180,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
             positions = positions.with_causal(call.causal)  # made once, and with it what layers share
         memory = positions.memory
         if memory is None:
-            memory = Memory.of_pass(lasts=False)  # for this call
+            memory = None if call.traced else Memory(lasts=False)  # for this call
             positions = positions.in_pass(memory)
         at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
     call = call.changed(positions=positions, at=at, causal=call.causal if positions is None else None)
@@ -260,10 +260,7 @@ def explain(
     *, cache: KVCache | None = None, backend: str = "auto", **options: Any,
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
-    check_names(
-        "explain",
-        {name: value for name, value in options.items() if name not in [each.name for each in fields(Call)][5:13]},
-    )
+    check_names("explain", {name: value for name, value in options.items() if name not in Call.__match_args__[5:13]})
     call = given(Call(q, k, v, encoding, positions, **options))
     if cache is not None:
         call, _ = _cached(call, cache, stores=False)

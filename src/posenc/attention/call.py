@@ -55,7 +55,7 @@ class Call:
     gates: Gates = None
     acting: Any = NOTHING
     """What of the encoding acts in the layer"""
-    at: Positions | None = None
+    at: Any = None
     """The positions as it restricts them, without gates"""
     traced: bool = False
     """Whether a graph is traced"""
@@ -70,8 +70,7 @@ class Call:
 def given(call: Call) -> Call:
     """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
     acts in its layer."""
-    encoding, positions, traced = call.encoding, call.positions, torch.compiler.is_compiling()
-    check_tensors(q=call.q, k=call.k, v=call.v)
+    encoding, positions, acting, traced = call.encoding, call.positions, None, torch.compiler.is_compiling()
     if not traced:
         check_numbers(call)
     if isinstance(encoding, Pass):
@@ -80,10 +79,11 @@ def given(call: Call) -> Call:
         if encoding.versions and not traced:
             encoding.require_current()
         acting = encoding.acting_in(call.layer) if traced else encoding.acting_once(call.layer)
-        return call.changed(encoding=encoding.encoding, positions=encoding.positions, acting=acting, traced=traced)
-    check_given(encoding, positions)
-    acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
-    return call.changed(acting=acting, traced=traced)
+        encoding, positions = encoding.encoding, encoding.positions
+    check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
+    if acting is None:
+        acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
+    return call.changed(encoding=encoding, positions=positions, acting=acting, traced=traced)
 
 
 def gathered(call: Call, positions: Positions) -> Call:
@@ -142,7 +142,6 @@ def visible_part(call: Call) -> Call:
 
 def effects_of(call: Call) -> Effects:
     """What the encoding does to a call that has been checked."""
-    assert call.at is not None
     return Effects(call.acting, call.at.with_gates(tuple(call.gates)) if call.gates else call.at)
 
 
@@ -150,7 +149,6 @@ def assembled(
     call: Call, effects: Effects, rotation: Rotation | None = None, terms: list[Score] | None = None
 ) -> Problem:
     """The problem that a call poses under its effects. rotation, terms: those of another layer of the pass, which are the same."""
-    assert call.at is not None
     q, k, v, sites, positions = call.q, call.k, call.v, effects.sites, effects.positions
     constant = effects.acting.constant
     if terms is None and "bias" in sites:
@@ -386,15 +384,12 @@ def check_names(function: str, others: Mapping[str, Any]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_tensors(**tensors: Tensor) -> None:
+def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
         if type(x) is not Tensor:
             refuse_distributed(**{name: x})
-
-
-def check_given(encoding: Encoding | None, positions: Positions | None) -> None:
     if isinstance(encoding, Tensor):
         raise InputError(f"a mask is none: {SDPA['attn_mask']}", encoding=encoding)
     if encoding is not None and not isinstance(encoding, Encoding):

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.bias import Modifier, Score, Values, Weights
 from posenc.positions import Positions
 from posenc.positions.memory import SHORT
-from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
+from posenc.positions.visibility import EVERYTHING, MaskMod, Region, rowwise
 
 T = TypeVar("T")
 
@@ -130,12 +130,9 @@ class Problem:
 
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""
-        positions = self.positions
-        if self.region is None or self.region == EVERYTHING:
-            return positions.mask(first, end)
-        rows = (positions.num_queries if end is None else end) - first
-        b, h, i, j = grid_indices(positions.batch, 1, rows, positions.num_keys, positions.q.device)
-        return self.mask_mod()(b, h, i + first, j)
+        q, k, visible = self.positions.q, self.positions.k, self.positions.mask(first, end)
+        inside = self.region is None or self.region.contains(q[:, None, first:end, None], k[:, None, None])
+        return visible & inside
 
     @property
     def is_empty(self) -> bool:

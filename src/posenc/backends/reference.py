@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import dropout, pad
 
 from posenc.backends.problem import Plan, Problem, Rotated, of_pass
 from posenc.bias import dense_sum
@@ -30,8 +30,7 @@ class Reference:
     def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
         weights = self.weights(problem, first, end, bias)
-        kept = torch.nn.functional.dropout(weights, problem.dropout_p) if problem.dropout_p > 0 else weights
-        out = self.output(problem, kept, first)
+        out = self.output(problem, dropout(weights, problem.dropout_p) if problem.dropout_p > 0 else weights, first)
         if problem.sink_value is not None:
             out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
         return out

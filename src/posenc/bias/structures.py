@@ -376,18 +376,19 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
 def rows_between(
     index: OfDistance, table: Tensor, positions: Positions, first: int, end: int, keys: slice = ALL_KEYS
 ) -> Tensor:
-    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys); of few tokens once a pass."""
+    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys); of few tokens in a row once a pass."""
+    if positions.start is None:
+        return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
 
-    def made() -> Tensor:
-        distances = distances_of(positions) if positions.start is not None else None
-        if distances is None:
-            return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
-        return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None, first:end, keys]
+    def of_all() -> Tensor:
+        distances = distances_of(positions)
+        assert distances is not None
+        return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None]
 
-    # a function that each layer makes anew would be another one each time
-    if isinstance(index, MethodType) and (end - first) * positions.num_keys <= SHORT:
-        return positions.shared(("rows", index, table.shape[-2], first, end, keys.start, keys.stop), made)
-    return made()
+    # a function that each layer makes anew would be another key each time
+    few = isinstance(index, MethodType) and positions.num_queries * positions.num_keys <= SHORT
+    rows = positions.shared(("rows", index, table.shape[-2]), of_all) if few else of_all()
+    return rows[:, first:end, keys]
 
 
 @dataclass(eq=False)

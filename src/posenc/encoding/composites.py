@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Modifier, Score
 from posenc.encoding.declared import HeadRange, is_torchs
-from posenc.encoding.effects import Acting, Leaf, agreed_scale, augmented_by, check_layer, gates_of, joined, only
+from posenc.encoding.effects import Acting, agreed_scale, augmented_by, check_layer, gates_of, joined, only
 from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
 from posenc.errors import InputError, check_sizes, not_none
 from posenc.positions import Positions
@@ -207,16 +207,12 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        leaves: list[Leaf] = []
-        used: set[str] = set()
-        gates, constant, maps = 0, True, False
-        for part in self:
-            acting = part.acting_in(layer)
-            leaves += acting.leaves
-            used.update(acting.sites)
-            gates, constant, maps = gates + acting.gates, constant and acting.constant, maps or acting.maps
-        sites = tuple([site for site in SITES if site in used])
-        return Acting(self, layer, tuple(leaves), sites, gates, constant, maps)
+        parts = [part.acting_in(layer) for part in self]
+        leaves = tuple([leaf for part in parts for leaf in part.leaves])
+        used = {site for part in parts for site in part.sites}
+        sites, gates = tuple([site for site in SITES if site in used]), sum([part.gates for part in parts])
+        constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
+        return Acting(self, layer, leaves, sites, gates, constant, maps)
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:

@@ -136,10 +136,9 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
         return
     if type(x) is not Tensor:
         refuse_distributed(x=x)
-    found = parameters_of(encoding)
-    if not found:
+    parameters = [parameter for *_, parameter in parameters_of(encoding)]
+    if not parameters:
         return
-    parameters = [parameter for *_, parameter in found]
     check_devices(encoding.known_as, x, *parameters)
     if is_distributed(parameters[0]):
         remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"

@@ -36,7 +36,7 @@ class Pass:
             raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
         require_positions(positions)
         self.encoding: Any = encoding
-        self._memory = Memory.of_pass()
+        self._memory = None if torch.compiler.is_compiling() else Memory(lasts=True)
         self.positions = (positions.origin or positions).in_pass(self._memory)
         self._acting: dict[int, Acting] = {}
         owned = [] if encoding is None or self._memory is None else parameters_of(encoding)

@@ -32,16 +32,12 @@ def modes() -> Modes:
 
 
 class Memory(dict[Hashable, Any]):
-    """Values by key. lasts: for several calls, not for one alone. modes: those that it is for."""
+    """Values by key; a graph that is traced shares by itself. lasts: for several calls, not for one alone. modes: those that it is
+    for."""
 
     def __init__(self, lasts: bool) -> None:
         super().__init__()
         self.lasts, self.modes = lasts, modes()
-
-    @classmethod
-    def of_pass(cls, lasts: bool = True) -> "Memory | None":
-        """None: where a graph is traced, which shares by itself."""
-        return None if torch.compiler.is_compiling() else cls(lasts)
 
     def made(self, make: Callable[[], T], learns: bool = True) -> T:
         """What `make` makes for other layers to read: hooks on saved tensors, as those of a checkpoint, do not see it. learns:

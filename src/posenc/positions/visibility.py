@@ -269,10 +269,9 @@ class Visibility(Shared):
             if start is None and span[1] - span[0] > 2 * (self.num_queries + self.num_keys):
                 span = None  # a table of all distances would be larger than what it is for
         diagonal = None if self.prefix is not None else diagonal
-        for name, value in (("start", start), ("diagonal", diagonal), ("span", span), ("rows", self._rows())):
+        facts = {"start": start, "diagonal": diagonal, "span": span, "rows": self._rows()}
+        for name, value in (facts | {"hides_tokens": hides, "unmasked": unmasked}).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "hides_tokens", hides)
-        object.__setattr__(self, "unmasked", unmasked)
 
     @property
     def num_queries(self) -> int:
