@@ -123,6 +123,24 @@ def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch)
         assert_close(here.attention(q, k, v, layer=layer), out)
 
 
+LONG = {"path": 170, "wall": 235, "dape": 150, "deberta_v2": 140, "swin_v2": 135, "rope@rerope:window=4": 165}
+
+
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
+def test_a_layer_takes_few_python_frames(name):
+    encoding, positions = made(name).float(), Positions.arange(N, causal=True)
+    q, k, v, x = (x.float() for x in attention_inputs(DECODER, positions))
+    gates, here, frames = gates_of(encoding, x) or None, encoding.at(positions), []
+    for _ in range(2):
+        here.attention(q, k, v, gates=gates)
+    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        here.attention(q, k, v, gates=gates)
+    finally:
+        sys.setprofile(None)
+    assert len(frames) <= LONG.get(name, 125), frames
+
+
 CHANGES = {
     "step": lambda encoding, optimizer: optimizer.step(),
     "freeze": lambda encoding, optimizer: encoding.requires_grad_(False),

@@ -289,7 +289,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if order:  # heads lie next to one another, as a projection leaves them: they stay so
         x, cos, sin = x.transpose(-2, -3), _heads_inside(cos), _heads_inside(sin)
     pairs = cos.shape[-1]
-    dtype, precise = x.dtype, cos.dtype if cos.dtype == x.dtype == torch.float32 else _precise(x, cos)
+    dtype, precise = x.dtype, torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     if layout == "half":
         a, b = x[..., start : start + pairs], x[..., start + pairs : start + 2 * pairs]
     else:
@@ -422,7 +422,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
         for rest in (slice(start), slice(start + 2 * pairs, None)):
             out[..., rest] = x[..., rest]
         x, target = x[..., start : start + 2 * pairs], out[..., start : start + 2 * pairs]
-    precise = _precise(x, cos)
+    precise = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
         factor = torch.complex(cos.to(precise), sin.to(precise))
         torch.mul(_as_complex(x), factor, out=_as_complex(target))
@@ -478,10 +478,6 @@ def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
         step = max(1, BLOCK_BYTES * torch.get_num_threads() * tokens // (x.numel() * precise.itemsize))
     for first in range(0, tokens, max(1, step)):
         yield slice(first, first + step)
-
-
-def _precise(x: Tensor, cos: Tensor) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
 
 
 def _heads_inside(table: Tensor) -> Tensor:

@@ -131,8 +131,9 @@ class Problem:
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""
         q, k, visible = self.positions.q, self.positions.k, self.positions.mask(first, end)
-        inside = self.region is None or self.region.contains(q[:, None, first:end, None], k[:, None, None])
-        return visible & inside
+        if self.region is None or self.region == EVERYTHING:
+            return visible
+        return visible & self.region.contains(q[:, None, first:end, None], k[:, None, None])
 
     @property
     def is_empty(self) -> bool:

@@ -78,8 +78,7 @@ class SDPA:
         if problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu"):
             ahead = not problem.positions.all_visible
             seen = "only the future is hidden" if ahead else "every query sees every key"
-            run = partial(_under, None, None, is_causal=ahead)
-            return Plan(run, f"no bias, and {seen}: no mask is built")
+            return Plan(partial(_under, None, None, is_causal=ahead), f"no bias, and {seen}: no mask is built")
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
@@ -264,7 +263,7 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     return (least, most) if least < most else (0, 1)
 
 
-def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Tensor | None]:
+def _visible(problem: Problem, first: int = 0, end: int | None = None) -> tuple[Tensor | None, Tensor | None]:
     """Visibility as a bool mask, and the queries that see nothing, which SDPA leaves undefined: they see everything in the
     mask. None: there is none."""
     positions = problem.positions
@@ -281,13 +280,12 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
 
 
 def _masked(problem: Problem, refused: Refused) -> Plan:
-    """A dense mask at once; under terms that are constant, all layers of the pass take the same."""
+    """A dense mask at once; under terms that are constant, all layers of the pass take the same, else the same visibility."""
     how = "a dense float mask" if problem.bias or problem.sink is not None else "a dense bool mask"
     why = f"{refused.why}: {how}"
     if problem.sink is not None:
         return Plan(partial(_at_once, _dense), why, refused.faster)
-    apart = not problem.constant and problem.pairs <= SHORT  # where it is not a part of what is remembered anyway
-    visible = for_all_layers(apart, lambda problem: _visible(problem, 0, problem.q.shape[2]))
+    visible = for_all_layers(not problem.constant and problem.pairs <= SHORT, _visible)
     mask = for_all_layers(problem.constant, lambda problem: _mask(problem, *visible(problem)))
     return Plan(lambda problem: _under(*mask(problem), problem), why, refused.faster)
 

@@ -292,7 +292,7 @@ class _Projected(_ByDistance):
     def __post_init__(self) -> None:
         _require_numbers(self)
         self.batch, self.num_heads = self.content.shape[:2]
-        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
+        self.num_queries, self.num_keys = self.positions.q.shape[1], self.positions.k.shape[1]
 
     dense_if_short = False
     of_query: ClassVar[bool]
@@ -383,10 +383,10 @@ def rows_between(
     def of_all() -> Tensor:
         distances = distances_of(positions)
         assert distances is not None
-        return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None]
+        return hankel(rows_at(index, distances, table), positions.k.shape[1]).flip(0)[None]
 
     # a function that each layer makes anew would be another key each time
-    few = isinstance(index, MethodType) and positions.num_queries * positions.num_keys <= SHORT
+    few = isinstance(index, MethodType) and positions.q.shape[1] * positions.k.shape[1] <= SHORT
     rows = positions.shared(("rows", index, table.shape[-2]), of_all) if few else of_all()
     return rows[:, first:end, keys]
 
@@ -440,7 +440,7 @@ class _PerKey(_LookedUp, _OfPositions):
         _require_numbers(self)
         given: Tensor = getattr(self, *self.shapes)
         self.batch, self.num_heads = _rows(given, self.positions), given.shape[1]
-        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
+        self.num_queries, self.num_keys = self.positions.q.shape[1], self.positions.k.shape[1]
 
 
 @dataclass(eq=False)
@@ -618,8 +618,7 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias")."""
     if bias is None:
         return []
-    single = isinstance(bias, (Score, Tensor)) or not isinstance(bias, Iterable)
-    terms: Iterable[object] = [bias] if single else bias  # type: ignore[assignment]
+    terms = [bias] if isinstance(bias, (Score, Tensor)) or not isinstance(bias, Iterable) else bias
     scores: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

@@ -32,8 +32,7 @@ def modes() -> Modes:
 
 
 class Memory(dict[Hashable, Any]):
-    """Values by key; a graph that is traced shares by itself. lasts: for several calls, not for one alone. modes: those that it is
-    for."""
+    """Values by key, where no graph is traced. lasts: for several calls, not for one alone. modes: those that it is for."""
 
     def __init__(self, lasts: bool) -> None:
         super().__init__()
@@ -77,8 +76,7 @@ def in_backward() -> bool:
 
 
 def recomputes_alone() -> bool:
-    """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph. Asked in a
-    pass alone, which is not traced."""
+    """Whether a reentrant checkpoint computes a layer of a pass again, with a backward pass apart, which must not share a graph."""
     return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and top_hooks(False) is None
 
 
