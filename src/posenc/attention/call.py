@@ -110,7 +110,8 @@ def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
     q, k, v, encoding = call.q, call.k, call.v, call.encoding
     _check_shapes(q, k, v, call.keys_rotated)
-    if encoding is not None and not call.traced:  # a graph is for any length
+    # usually there are more tokens than heads; a graph is for any length
+    if encoding is not None and not call.traced and 1 < q.shape[2] < q.shape[1]:
         _check_axes(q, encoding)
     positions = resolve_positions(q, k, encoding, call.positions, call.causal)
     call = visible_part(call if positions is call.positions else call.changed(positions=positions))
@@ -175,7 +176,7 @@ def assembled(
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
         learned=_learns(effects) if terms and constant else False,
     )  # fmt: skip
-    if problem.weighs:
+    if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
             raise InputError(f"{call.acting.part.known_as} has no softmax for a sink or a prefix of keys: leave it out")
     elif prefix is not None:
@@ -361,8 +362,6 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
 
 def _check_axes(q: Tensor, encoding: Encoding) -> None:
     """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
-    if not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
-        return
     names = "num_heads", "heads_of_model"
     heads = {getattr(part, name, None) for part in encoding.modules() if isinstance(part, Encoding) for name in names}
     if q.shape[1] not in heads and q.shape[2] in heads:

@@ -191,9 +191,8 @@ class _OfPositions(Score):
     positions: Positions
 
     def __post_init__(self) -> None:
-        self.num_queries: int = self.positions.num_queries
-        self.num_keys: int = self.positions.num_keys
-        self.batch: int = self.positions.batch
+        self.num_queries, self.num_keys = self.positions.q.shape[1], self.positions.k.shape[1]
+        self.batch = self.positions.batch
 
 
 class _ByDistance(_OfPositions):

@@ -333,11 +333,12 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
-        end = self.num_queries if end is None else end
-        check_range(first, end, self.num_queries)
+        if first != 0 or end is not None:
+            check_range(first, self.num_queries if end is None else end, self.num_queries)
+        q_order = self.q_order[:, None, first:end, None]
         if self.causal and self.unmasked:
-            return self.k_order[:, None, None] <= self.q_order[:, None, first:end, None]
-        b, h, i, j = grid_indices(self.batch, 1, end - first, self.num_keys, self.q_order.device)
+            return self.k_order[:, None, None] <= q_order
+        b, h, i, j = grid_indices(self.batch, 1, q_order.shape[2], self.num_keys, q_order.device)
         return self.mask_mod()(b, h, i + first, j)
 
     @property
