@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from itertools import islice
 from numbers import Real
+from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -125,7 +126,7 @@ def parameters_of(encoding: Hooked) -> list[tuple[dict[str, Any], str, Tensor]]:
         for name, x in module._parameters.items():
             if x is not None:
                 found.append((module._parameters, name, x))
-        modules += filter(None, module._modules.values())
+        modules += filter(partial(is_not, None), module._modules.values())
     return found
 
 
