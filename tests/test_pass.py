@@ -35,6 +35,7 @@ SUMS = (
     "rope+sink",
     "rope@rerope:window=4",
 )
+MOST_FRAMES = {"path": 170, "wall": 235, "dape": 150, "deberta_v2": 140, "swin_v2": 135, "rope@rerope:window=4": 165}
 LAYOUTS = {
     "left padded": lambda: Positions.from_mask(torch.tensor([[0, 0, 0] + [1] * (N - 3), [1] * N]), causal=True),
     "packed": lambda: Positions.packed([4, 5, 2], causal=True),
@@ -111,16 +112,21 @@ def inputs(n=N, heads=2, **options):
     return torch.randn(3, 1, heads, n, 8, **options).unbind()
 
 
-@pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "rope+alibi", "rope+log_n", "rope/rope/none"])
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
 @pytest.mark.parametrize("n", [N, 300])
 def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch):
-    encoding, positions = named(name)(DECODER), Positions.arange(n, causal=True)
-    q, k, v, _ = (x.float() for x in attention_inputs(DECODER, positions))
-    here = encoding.at(positions)
-    outs = [here.attention(q, k, v, layer=layer) for layer in range(2)]
+    """And takes few Python frames."""
+    encoding, positions, events = made(name).float(), Positions.arange(n, causal=True), []
+    q, k, v, x = (x.float() for x in attention_inputs(DECODER, positions))
+    here, gates = encoding.at(positions), [gates_of(encoding, x, layer) or None for layer in range(2)]
+    outs = [here.attention(q, k, v, layer=layer, gates=gates[layer]) for layer in range(2)]
     monkeypatch.setattr(sys.modules["posenc.attention.attend"], "checked", None)
     for layer, out in enumerate(outs):
-        assert_close(here.attention(q, k, v, layer=layer), out)
+        sys.setprofile(lambda frame, event, _: events.append(event))
+        again = here.attention(q, k, v, layer=layer, gates=gates[layer])
+        sys.setprofile(None)
+        assert_close(again, out)
+    assert n > N or events.count("call") <= 2 * MOST_FRAMES.get(name, 125)
 
 
 CHANGES = {

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -301,7 +300,7 @@ def test_regions_are_visited_and_nothing_else():
             continue
         for region in dict.fromkeys(regions):
             covered = torch.zeros(p.batch, p.num_queries, p.num_keys, dtype=torch.bool)
-            limits = Region() if region.chunk > 1 else replace(region, since=None, until=None)
+            limits = Region() if region.chunk > 1 else region._replace(since=None, until=None)
             for row, q0, q1, k0, k1, diagonal in actual.within(region):
                 distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
                 part = (distance >= 0) & limits.contains(

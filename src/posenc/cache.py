@@ -162,7 +162,7 @@ class KVCache:
             require_fit(step.new, k=k)
         given: tuple[Tensor, ...] = ()
         if gates is not None or acting.gates:
-            given = checked_gates(encoding, gates, k, layer, step.hidden)
+            given = checked_gates(acting, gates, k, step.hidden)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
         by = self._check_layer(encoding, positions, layer, rotated and step.before > 0, stores)

@@ -227,6 +227,8 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
 BLOCK_BYTES = 2**20
 """Of a block of tokens, per thread: with its result it fits a core's second-level cache."""
 
+AS_IT_IS: AbstractContextManager[Any] = nullcontext()
+
 TINY = 2**13
 """Elements up to which the number of calls is what costs."""
 
@@ -245,7 +247,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", star
     Raises:
         InputError: x of integers, tables that do not fit x, or an unknown layout.
     """
-    if not torch.compiler.is_compiling() and not (
+    traced = torch.compiler.is_compiling()
+    if not traced and not (
         type(x) is type(cos) is type(sin) is Tensor
         and type(start) is int
         and x.device == cos.device == sin.device
@@ -266,16 +269,16 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", star
         raise InputError(f"cos has {pairs} columns for head_dim={width} and start={start}: pass {remedy}")
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
-    if not torch.compiler.is_compiling() and not (sin.shape == cos.shape and _fits(cos, x)):
+    if not traced and not (sin.shape == cos.shape and _fits(cos, x)):
         remedy = "pass both as (..., seq, pairs); a batch of tables, (batch, seq, pairs), needs cos[:, None]"
         raise InputError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: {remedy}")
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
-    if training and x.requires_grad and not learned and (torch.compiler.is_compiling() or not transformed()):
-        if torch.compiler.is_compiling():
+    if training and x.requires_grad and not learned and (traced or not transformed()):
+        if traced:
             sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
         return _Rotation.apply(x, cos, sin, layout, start)  # type: ignore[no-untyped-call]
-    if torch.compiler.is_compiling() or learned or transformed():
+    if traced or learned or x.numel() <= TINY or transformed():
         return formula(x, cos, sin, layout, start)
     return _rotate(x, cos, sin, layout, start)
 
@@ -286,7 +289,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if order:  # heads lie next to one another, as a projection leaves them: they stay so
         x, cos, sin = x.transpose(-2, -3), _heads_inside(cos), _heads_inside(sin)
     pairs = cos.shape[-1]
-    dtype, precise = x.dtype, _precise(x, cos)
+    dtype, precise = x.dtype, torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     if layout == "half":
         a, b = x[..., start : start + pairs], x[..., start + pairs : start + 2 * pairs]
     else:
@@ -378,9 +381,9 @@ def _covers(x: Tensor, table: Tensor) -> bool:
 def exactly(x: Tensor) -> AbstractContextManager[Any]:
     """Without autocast on x's device, which would round biases, gates and angles."""
     kind = "cpu" if x.is_meta else x.device.type
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+    if torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return AS_IT_IS
 
 
 def transformed() -> bool:
@@ -419,7 +422,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
         for rest in (slice(start), slice(start + 2 * pairs, None)):
             out[..., rest] = x[..., rest]
         x, target = x[..., start : start + 2 * pairs], out[..., start : start + 2 * pairs]
-    precise = _precise(x, cos)
+    precise = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
         factor = torch.complex(cos.to(precise), sin.to(precise))
         torch.mul(_as_complex(x), factor, out=_as_complex(target))
@@ -475,12 +478,6 @@ def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
         step = max(1, BLOCK_BYTES * torch.get_num_threads() * tokens // (x.numel() * precise.itemsize))
     for first in range(0, tokens, max(1, step)):
         yield slice(first, first + step)
-
-
-def _precise(x: Tensor, cos: Tensor) -> torch.dtype:
-    if x.dtype == cos.dtype == torch.float32:
-        return x.dtype
-    return torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
 
 
 def _heads_inside(table: Tensor) -> Tensor:

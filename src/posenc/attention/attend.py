@@ -134,14 +134,13 @@ def _cached(call: Call, cache: object, stores: bool = True) -> tuple[Call, Any]:
 class _Kept:
     """What a layer of a pass leaves to those alike.
 
-    problem: without its tensors. kinds: of what it is made. at: positions as the encoding restricts them. plain: only queries, keys
-    and values differ from layer to layer, and their rotation is known.
+    problem: without its tensors. kinds: of what it is made. plain: only queries, keys and values differ from layer to layer, and
+    their rotation is known.
     """
 
     problem: Problem
     kinds: tuple[object, ...]
     plan: Plan
-    at: Positions
     rotation: Rotation | None
     plain: bool
 
@@ -154,7 +153,7 @@ class _Kept:
         made = problem.of_layer(empty, empty, empty)
         bias = problem.bias if constant else []
         vars(made).update(bias=bias, branches=(), values=None, sink=None, sink_value=None, turn_back=None, modifiers=())
-        return cls(made, problem.kinds(), plan, effects.positions.with_gates(()), rotation, plain)
+        return cls(made, problem.kinds(), plan, rotation, plain)
 
     def __call__(self, call: Call, backend: str) -> Tensor:
         """The output of a call."""
@@ -164,8 +163,7 @@ class _Kept:
             if self.rotation is not None:
                 q, k = self.rotation(q, None if call.keys_rotated else k)
             return self.plan.run(self.problem.of_layer(q, call.k if k is None else k, v))
-        effects = Effects(call.acting, self.at.with_gates(tuple(call.gates or ())))
-        problem = assembled(call, effects, self.rotation, self.problem.bias if self.problem.constant else None)
+        problem = assembled(call, effects_of(call), self.rotation, self.problem.bias if self.problem.constant else None)
         vars(problem).update(made=self.problem.made)
         plan = self.plan if problem.kinds() == self.kinds else _choose(problem, backend)[1]
         return problem.finished(plan.run(problem))
@@ -182,7 +180,7 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
             positions = positions.with_causal(call.causal)  # made once, and with it what layers share
         memory = positions.memory
         if memory is None:
-            memory = Memory.of_pass(lasts=False)  # for this call
+            memory = None if call.traced else Memory(lasts=False)  # for this call
             positions = positions.in_pass(memory)
         at = Effects(acting, positions).restricted() if "restrict" in acting.sites else positions
     call = call.changed(positions=positions, at=at, causal=call.causal if positions is None else None)
@@ -216,14 +214,14 @@ def _attended(call: Call, backend: str, plans: Plans | None = None) -> Tensor:
 def _key(call: Call, backend: object) -> tuple[object, ...] | None:
     """What calls have in common that are computed alike, at the same positions and with keys and values of the same shapes; None: a
     call that no other is like."""
-    q, k, v, _, positions, _, scale, softcap, sink, dropout_p, _, keys_rotated, gates, acting = call[:14]
+    q, k, v, sink, positions = call.q, call.k, call.v, call.sink, call.positions
     if type(backend) is not str or positions is None or positions.q.requires_grad:
         return None
-    if "bias" in acting.sites and recomputes_alone():
+    if "bias" in call.acting.sites and recomputes_alone():
         return None
     return (
-        acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, softcap, dropout_p, keys_rotated,
-        gates is None, torch.is_grad_enabled(), q.requires_grad, k.requires_grad, v.requires_grad,
+        call.acting.part, q.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, call.scale, call.softcap,
+        call.dropout_p, call.keys_rotated, call.gates is None, torch.is_grad_enabled(), q.requires_grad, k.requires_grad, v.requires_grad,
         None if sink is None else getattr(sink, "requires_grad", False), backend,
     )  # fmt: skip
 
@@ -262,7 +260,7 @@ def explain(
     *, cache: KVCache | None = None, backend: str = "auto", **options: Any,
 ) -> Explanation:  # fmt: skip
     """What `attention` would do with the same arguments, without doing it: a cache stays as it is. Raises what it would raise."""
-    check_names("explain", {name: value for name, value in options.items() if name not in Call._fields[5:13]})
+    check_names("explain", {name: value for name, value in options.items() if name not in Call.__match_args__[5:13]})
     call = given(Call(q, k, v, encoding, positions, **options))
     if cache is not None:
         call, _ = _cached(call, cache, stores=False)
@@ -295,7 +293,7 @@ def _of_shard(call: Call, gather: bool) -> list[Call]:
         call = gathered(call, positions)
         k, v, gates = call.k, call.v, call.gates or ()
     else:
-        given = k, v, *checked_gates(call.encoding, call.gates, k, call.layer)
+        given = k, v, *checked_gates(call.acting, call.gates, k)
         k, v, *gates = (x.repeat(1, 1, positions.sharding.world_size, 1) for x in given)
     calls = positions.shared(("calls", causal), partial(exchange.calls_of, positions, causal))
     parts = []

@@ -3,10 +3,9 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from posenc.encoding import (
     Pass,
     Rotation,
     checked_gates,
+    parameters_of,
     require_fit,
     require_positions,
     require_values,
@@ -31,12 +31,12 @@ from posenc.encoding import (
 )
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, refuse_distributed
 from posenc.positions import Positions
-from posenc.positions.memory import apart
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import Region, left_out
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Call:
     """The arguments of one call of `posenc.attention`, see there."""
 
     q: Tensor
@@ -55,34 +55,40 @@ class Call(NamedTuple):
     gates: Gates = None
     acting: Any = NOTHING
     """What of the encoding acts in the layer"""
-    at: Positions | None = None
-    """The positions as it restricts them"""
+    at: Any = None
+    """The positions as it restricts them, without gates"""
+    traced: bool = False
+    """Whether a graph is traced"""
 
     def changed(self, **changes: Any) -> "Call":
-        """`_replace`, which Dynamo does not trace before PyTorch 2.9."""
-        return Call(*[changes.get(name, value) for name, value in zip(Call._fields, self, strict=True)])
+        """The call with other values for these fields."""
+        made = object.__new__(Call)  # which `replace` is slow at
+        vars(made).update(vars(self), **changes)
+        return made
 
 
 def given(call: Call) -> Call:
     """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
     acts in its layer."""
-    encoding, positions = call.encoding, call.positions
+    encoding, positions, acting, traced = call.encoding, call.positions, None, torch.compiler.is_compiling()
+    if not traced:
+        check_numbers(call)
     if isinstance(encoding, Pass):
         if positions is not None:
             raise InputError("a pass has its positions: leave them out", positions=positions)
-        if encoding.versions:
+        if encoding.versions and not traced:
             encoding.require_current()
+        acting = encoding.acting_in(call.layer) if traced else encoding.acting_once(call.layer)
         encoding, positions = encoding.encoding, encoding.positions
     check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
-    if not torch.compiler.is_compiling():
-        check_numbers(call)
-    acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
-    return call.changed(encoding=encoding, positions=positions, acting=acting)
+    if acting is None:
+        acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
+    return call.changed(encoding=encoding, positions=positions, acting=acting, traced=traced)
 
 
 def gathered(call: Call, positions: Positions) -> Call:
     """The call at a shard's positions, with the gates, keys and values that all processes have."""
-    given = checked_gates(call.encoding, call.gates, call.k, call.layer)
+    given = checked_gates(call.acting, call.gates, call.k)
     gates = tuple(exchange.gather(gate, positions, 2) for gate in given)
     k, v = exchange.gather_keys(call.k, call.v, positions)
     return call.changed(k=k, v=v, gates=gates or None)
@@ -95,17 +101,20 @@ def prepare(call: Call) -> Problem:
         InputError: what does not fit together, or what a hook must not return.
     """
     check_numbers(call)
-    if call.encoding is not None:
-        call = call.changed(acting=call.encoding.acting_in(call.layer))
-    call = checked(call)
+    acting = NOTHING if call.encoding is None else call.encoding.acting_in(call.layer)
+    call = checked(call.changed(acting=acting, traced=torch.compiler.is_compiling()))
     return assembled(call, effects_of(call))
 
 
 def checked(call: Call) -> Call:
     """The call with its positions, without what hidden tokens hold, once its arguments have been compared with one another."""
     q, k, v, encoding = call.q, call.k, call.v, call.encoding
-    positions = resolve_positions(q, k, v, encoding, call.positions, call.causal, call.keys_rotated)
-    call = visible_part(call.changed(positions=positions))
+    _check_shapes(q, k, v, call.keys_rotated)
+    # usually there are more tokens than heads; a graph is for any length
+    if encoding is not None and not call.traced and 1 < q.shape[2] < q.shape[1]:
+        _check_axes(q, encoding)
+    positions = resolve_positions(q, k, encoding, call.positions, call.causal)
+    call = visible_part(call if positions is call.positions else call.changed(positions=positions))
     if encoding is not None:
         require_values(encoding, q)
         encoding._check_part(q, k)
@@ -125,7 +134,7 @@ def visible_part(call: Call) -> Call:
     of_queries, of_keys = call.positions.hidden()
     gates: Any = call.gates
     if gates is not None or call.acting.gates:
-        gates = checked_gates(call.encoding, gates, call.k, call.layer, of_keys)
+        gates = checked_gates(call.acting, gates, call.k, of_keys)
     if of_queries is None and of_keys is None:
         return call if gates is None else call.changed(gates=gates)
     k, v = left_out(of_keys, call.k), left_out(of_keys, call.v)
@@ -134,8 +143,7 @@ def visible_part(call: Call) -> Call:
 
 def effects_of(call: Call) -> Effects:
     """What the encoding does to a call that has been checked."""
-    assert call.at is not None
-    return Effects(call.acting, call.at.with_gates(tuple(call.gates or ())))
+    return Effects(call.acting, call.at.with_gates(tuple(call.gates)) if call.gates else call.at)
 
 
 def assembled(
@@ -145,8 +153,8 @@ def assembled(
     q, k, v, sites, positions = call.q, call.k, call.v, effects.sites, effects.positions
     constant = effects.acting.constant
     if terms is None and "bias" in sites:
-        with apart(positions) if constant else nullcontext():
-            terms = effects.terms(q, k)
+        make = partial(effects.terms, q, k)
+        terms = positions.for_layers(make) if constant else make()
     v, values = _with_values(call, effects) if "values" in sites or "rotate_values" in sites else (v, None)
     prefix = effects.prefix(q, v) if "prefix_kv" in sites else None
     padding = None if prefix is None else positions.hidden()[0]
@@ -164,10 +172,11 @@ def assembled(
         modifiers = [SoftCap(call.softcap), *(Added(term, q.device) for term in terms or ()), *modifiers]
         terms, constant = [], False
     problem = Problem(
-        q, k, v, terms or [], values, positions.with_gates(()), scale, None if sink is None else _logits(sink, q),
-        call.dropout_p, branches, modifiers=modifiers, constant=constant, learned=_learns(effects) if terms else False,
+        q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
+        call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
+        learned=_learns(effects) if terms and constant else False,
     )  # fmt: skip
-    if problem.weighs:
+    if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
             raise InputError(f"{call.acting.part.known_as} has no softmax for a sink or a prefix of keys: leave it out")
     elif prefix is not None:
@@ -177,8 +186,10 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
+    if not torch.is_grad_enabled():
+        return False
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
-    return torch.is_grad_enabled() and any(p.requires_grad for each in biases for p in each.parameters())
+    return any(x.requires_grad for each in biases for *_, x in parameters_of(each))
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -265,8 +276,6 @@ def rotated(
         return q, k, [] if alone and contains_all_visible(effects.positions, made[0].region) else made
     if "rotate" not in effects.sites:
         return q, k, []
-    if rotation is None:
-        rotation = effects.rotation(q, None if call.keys_rotated else k)
     if call.keys_rotated:
         q = effects.queries_rotated(q) if rotation is None else rotation(q, None)[0]
         if q.shape[3] != k.shape[3]:
@@ -312,14 +321,11 @@ def _branch_rotations(
 
 
 def resolve_positions(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
-    keys_rotated: bool = False,
-) -> Positions:  # fmt: skip
+    q: Tensor, k: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None
+) -> Positions:
     """The positions of a call, by default 0 .. n-1, once tensors and positions have been checked against one another."""
     if causal is not None:
         check_flags(causal=causal)
-    _check_shapes(q, k, v, keys_rotated)
-    _check_axes(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             remedy = "pass positions=Positions.arange(n, offset=cached), or others"
@@ -354,12 +360,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
 
 
-def _check_axes(q: Tensor, encoding: Encoding | None) -> None:
+def _check_axes(q: Tensor, encoding: Encoding) -> None:
     """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
-    if encoding is None or torch.compiler.is_compiling():  # a graph is for any length
-        return
-    if not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
-        return
     names = "num_heads", "heads_of_model"
     heads = {getattr(part, name, None) for part in encoding.modules() if isinstance(part, Encoding) for name in names}
     if q.shape[1] not in heads and q.shape[2] in heads:

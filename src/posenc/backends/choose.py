@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends, and in which order "auto" asks them."""
 
-import torch
-
 from posenc.backends.flex import Flex
 from posenc.backends.problem import Backend, Problem
 from posenc.backends.reference import Reference
@@ -22,9 +20,9 @@ DENSE_ON_GPU = 2**20
 def by_speed(problem: Problem) -> list[str]:
     """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a large dense
     mask, and before both our kernels where they were faster. A program that is exported, or torch.func's, is made of formulas."""
-    names, compiled = ["sdpa", "reference"], torch.compiler.is_compiling()
-    if problem.q.device.type != "cuda" or problem.is_plain or exporting() or (not compiled and transformed()):
+    names = ["sdpa", "reference"]
+    if problem.q.device.type != "cuda" or problem.is_plain or exporting() or (not problem.traced and transformed()):
         return names
-    if compiled or problem.pairs > DENSE_ON_GPU:
+    if problem.traced or problem.pairs > DENSE_ON_GPU:
         names = ["flex", *names]
     return ["triton"] * is_default(problem) + names

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -10,13 +11,10 @@ from torch import Tensor
 
 from posenc.bias import Modifier, Score, Values, Weights
 from posenc.positions import Positions
-from posenc.positions.memory import apart
-from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
+from posenc.positions.memory import SHORT
+from posenc.positions.visibility import EVERYTHING, MaskMod, Region, rowwise
 
 T = TypeVar("T")
-SHORT = 2**16
-"""Queries times keys up to which a dense mask is remembered for the layers of a pass, and is faster than the CPU's operator: 256 by
-256 tokens."""
 
 
 class Rotated(NamedTuple):
@@ -61,6 +59,8 @@ class Problem:
     """Whether the terms depend on positions alone and are the same in every layer: a pass may make them once."""
     learned: bool = False
     """Whether a gradient reaches them then"""
+    traced: bool = False
+    """Whether a graph is traced, which may not read tensors and may be for any length"""
     turn_back: Callable[[Tensor], Tensor] | None = None
     """Undoes on the output what was done to v; no part of what a backend computes, see `finished`."""
     made: dict[object, Any] = field(default_factory=dict)
@@ -130,15 +130,15 @@ class Problem:
 
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""
-        positions = self.positions
-        rows = (positions.num_queries if end is None else end) - first
-        b, h, i, j = grid_indices(positions.batch, 1, rows, positions.num_keys, positions.q.device)
-        return self.mask_mod()(b, h, i + first, j)
+        q, k, visible = self.positions.q, self.positions.k, self.positions.mask(first, end)
+        if self.region is None or self.region == EVERYTHING:
+            return visible
+        return visible & self.region.contains(q[:, None, first:end, None], k[:, None, None])
 
     @property
     def is_empty(self) -> bool:
         """No rows, queries or keys, which kernels need not bear; a graph that is traced for any size does not ask."""
-        return not torch.compiler.is_compiling() and 0 in (*self.q.shape, *self.v.shape)
+        return not self.traced and 0 in (*self.q.shape, *self.v.shape)
 
     @property
     def is_plain(self) -> bool:
@@ -202,8 +202,8 @@ class Problem:
 
 def of_pass(problem: Problem, first: int, end: int, key: Hashable, make: Callable[[], T]) -> T:
     """What `make` makes of the visibility of queries first .. end - 1, for all layers of a pass where these are all queries and few."""
-    complete = end - first == problem.q.shape[2] and problem.pairs <= SHORT
-    return problem.positions.shared(key, make) if not torch.compiler.is_compiling() and complete else make()
+    complete = not problem.traced and end - first == problem.q.shape[2] and problem.pairs <= SHORT
+    return problem.positions.shared(key, make) if complete else make()
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -220,12 +220,11 @@ def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Pr
     gradient."""
 
     def of(problem: Problem) -> T:
-        if not constant or torch.compiler.is_compiling():  # a graph shares by itself
+        if not constant or problem.traced:  # a graph shares by itself
             return make(problem)
         made: dict[object, T] = problem.made
         if of not in made:
-            with apart(problem.positions):
-                made[of] = make(problem)
+            made[of] = problem.positions.for_layers(partial(make, problem))
         return made[of]
 
     return of

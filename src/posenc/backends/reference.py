@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import dropout, pad
 
 from posenc.backends.problem import Plan, Problem, Rotated, of_pass
 from posenc.bias import dense_sum
@@ -30,7 +30,7 @@ class Reference:
     def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
         weights = self.weights(problem, first, end, bias)
-        out = self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
+        out = self.output(problem, dropout(weights, problem.dropout_p) if problem.dropout_p > 0 else weights, first)
         if problem.sink_value is not None:
             out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
         return out
@@ -38,9 +38,10 @@ class Reference:
     def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
         query does not see a key. Of a problem that weighs: the weights."""
-        scores = _where_visible(problem, first, end)
+        in_place = _is_readable(problem)
+        scores = _where_visible(problem, first, end, in_place)
         if bias is not None:
-            scores = scores + bias.to(scores) if _is_traced(scores) else scores.add_(bias.to(scores))
+            scores = scores.add_(bias.to(scores)) if in_place else scores + bias.to(scores)
         for modifier in problem.modifiers:
             scores = modifier.of_block(scores, first, problem.first_key)
         return scores
@@ -53,7 +54,7 @@ class Reference:
             return scores
         weights = scores.softmax(-1)
         # a row without any visible key, or of scores of minus infinity, has no softmax but NaN; its weights are zero
-        some = _is_traced(scores) or scores.shape[-1] == 0 or bool(weights[..., 0].isnan().any())
+        some = not _is_readable(problem) or scores.shape[-1] == 0 or bool(weights[..., 0].isnan().any())
         if some:
             empty = (scores == -torch.inf).all(-1, keepdim=True)
             scores = scores.masked_fill(empty, 0.0)
@@ -99,7 +100,7 @@ class Kernel:
         raise NotImplementedError
 
 
-def _where_visible(problem: Problem, first: int, end: int) -> Tensor:
+def _where_visible(problem: Problem, first: int, end: int, in_place: bool) -> Tensor:
     """The scaled products of queries first .. end - 1 and keys, each pair's in the branch that it is in."""
     scores, keys, precise = None, problem.v.shape[2], torch.promote_types(problem.q.dtype, torch.float32)
     for branch in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
@@ -115,7 +116,7 @@ def _where_visible(problem: Problem, first: int, end: int) -> Tensor:
         if scores is not None:
             scores = torch.where(hidden, scores, part)
         else:
-            scores = (part.masked_fill if _is_traced(part) else part.masked_fill_)(hidden, -torch.inf)
+            scores = (part.masked_fill_ if in_place else part.masked_fill)(hidden, -torch.inf)
     assert scores is not None
     return scores
 
@@ -125,17 +126,17 @@ def _hidden(problem: Problem, region: Region, first: int, end: int) -> Tensor:
     return ~replace(problem, region=region).mask(first, end)
 
 
-def _is_traced(x: Tensor) -> bool:
-    """Whether what x contains cannot be looked at, or not without waiting for it."""
-    return torch.compiler.is_compiling() or x.device.type != "cpu" or transformed() or intercepted()
+def _is_readable(problem: Problem) -> bool:
+    """Whether what tensors contain can be looked at without waiting for it."""
+    return not problem.traced and problem.q.device.type == "cpu" and not transformed() and not intercepted()
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """(batch, heads, n, a) @ (batch, kv_heads, a, m): heads that share keys are so many more queries of theirs."""
     (batch, heads, n, width), kv_heads = x.shape, y.shape[1]
+    if heads == kv_heads:
+        return x @ y
     if torch.compiler.is_compiling():
         # a copy: a graph for any length cannot reason about heads that lie between the tokens
         return x @ y.repeat_interleave(heads // kv_heads, dim=1)
-    if heads == kv_heads:
-        return x @ y
     return (x.reshape(batch, kv_heads, heads // kv_heads * n, width) @ y).view(batch, heads, n, y.shape[3])

@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.backends.fused import lower, run, unsupported
 from posenc.backends.precision import HALF, slower_than_float32
-from posenc.backends.problem import SHORT, Plan, Problem, for_all_layers, of_pass
+from posenc.backends.problem import Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
-from posenc.positions import Positions
+from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
 
 BLOCK_CELLS = 2**23
@@ -45,7 +45,7 @@ class SDPA:
         self.short = short
 
     def plan(self, problem: Problem) -> Plan | str:
-        if not torch.compiler.is_compiling() and transformed():
+        if not problem.traced and transformed():
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.is_empty:
             return REFERENCE.plan(problem)
@@ -76,8 +76,9 @@ class SDPA:
             return Plan(lambda problem: run(_scaled(problem)), why, faster)
         # under dropout the CPU's would keep scores and probabilities
         if problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu"):
-            seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
-            return Plan(_plain, f"no bias, and {seen}: no mask is built")
+            ahead = not problem.positions.all_visible
+            seen = "only the future is hidden" if ahead else "every query sees every key"
+            return Plan(partial(_under, None, None, is_causal=ahead), f"no bias, and {seen}: no mask is built")
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
@@ -91,9 +92,9 @@ class SDPA:
             if not _is_row(problem):
                 return _masked(problem, refused)
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
-        if problem.sink is not None and torch.compiler.is_compiling():
+        if problem.sink is not None and problem.traced:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        if refused is FEW and problem.values is None and not exporting():
+        if refused is FEW and problem.values is None and not (problem.traced and exporting()):
             return _masked(problem, refused)
         blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
         if not blocks and not scores:
@@ -156,10 +157,6 @@ def _wider(problem: Problem) -> Problem:
 # -------------------------------------------------------------------- no mask
 
 
-def _plain(problem: Problem) -> Tensor:
-    return _under(None, None, problem, is_causal=not problem.positions.all_visible)
-
-
 def _options(problem: Problem) -> dict[str, Any]:
     options = {"scale": problem.scale, "dropout_p": problem.dropout_p}
     # a branch, because the comparison of two lengths is not a bool while a graph is traced
@@ -172,13 +169,13 @@ def _options(problem: Problem) -> dict[str, Any]:
 def _takes_formulas(problem: Problem) -> bool:
     """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
     runtimes do not have the operator."""
-    if exporting():
+    if problem.traced and exporting():
         return True
     tables = problem.values is not None or False in [term.dense_if_short for term in problem.bias]
     # 128 by 128 tokens under products with a table of distances
     if problem.pairs > (SHORT // 4 if tables else SHORT):
         return False
-    if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
+    if problem.traced or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
     return problem.q.shape[2] <= _block_rows(problem)
 
@@ -220,9 +217,7 @@ def _block_rows(problem: Problem) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if torch.compiler.is_compiling() or (
-        problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT
-    ):
+    if problem.traced or (problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
@@ -268,17 +263,12 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     return (least, most) if least < most else (0, 1)
 
 
-def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Tensor | None]:
+def _visible(problem: Problem, first: int = 0, end: int | None = None) -> tuple[Tensor | None, Tensor | None]:
     """Visibility as a bool mask, and the queries that see nothing, which SDPA leaves undefined: they see everything in the
-    mask. None: there is none. Those of few tokens are made once a pass."""
+    mask. None: there is none."""
     positions = problem.positions
     if positions.all_visible:
         return None, None
-
-    return of_pass(problem, first, end, "visible", partial(_shown, positions, first, end))
-
-
-def _shown(positions: Positions, first: int, end: int) -> tuple[Tensor, Tensor | None]:
     visible = positions.mask(first, end)
     if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
         return visible, None  # each sees itself
@@ -290,13 +280,13 @@ def _shown(positions: Positions, first: int, end: int) -> tuple[Tensor, Tensor |
 
 
 def _masked(problem: Problem, refused: Refused) -> Plan:
-    """A dense mask at once; under terms that are constant, all layers of the pass take the same."""
+    """A dense mask at once; under terms that are constant, all layers of the pass take the same, else the same visibility."""
     how = "a dense float mask" if problem.bias or problem.sink is not None else "a dense bool mask"
     why = f"{refused.why}: {how}"
     if problem.sink is not None:
         return Plan(partial(_at_once, _dense), why, refused.faster)
-    mask = for_all_layers(problem.constant, _mask)
-
+    visible = for_all_layers(not problem.constant and problem.pairs <= SHORT, _visible)
+    mask = for_all_layers(problem.constant, lambda problem: _mask(problem, *visible(problem)))
     return Plan(lambda problem: _under(*mask(problem), problem), why, refused.faster)
 
 
@@ -311,9 +301,8 @@ def _under(mask: Tensor | None, blind: Tensor | None, problem: Problem, is_causa
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
-def _mask(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+def _mask(problem: Problem, visible: Tensor | None, blind: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """What SDPA takes as its mask, and the queries that see nothing."""
-    visible, blind = _visible(problem, 0, problem.q.shape[2])
     return _joined(dense_sum(problem.bias, problem.q.device), visible, problem.q), blind
 
 
@@ -322,7 +311,7 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
     q, k, v = problem.q, problem.k, problem.v
     if end - first < q.shape[2]:
         q = q[:, :, first:end]
-    visible, blind = _visible(problem, first, end)
+    visible, blind = of_pass(problem, first, end, "visible", partial(_visible, problem, first, end))
     if problem.sink is not None:
         bias, visible = _with_sink(problem, first, end, bias, visible)
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))

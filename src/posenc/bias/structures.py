@@ -11,6 +11,7 @@ Terms are added after the scores have been scaled.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from types import MethodType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from posenc.bias.terms import (
 )
 from posenc.errors import InputError, shown
 from posenc.positions import Positions
+from posenc.positions.memory import SHORT
 from posenc.positions.order import running_sums
 from posenc.positions.segments import distances_of, segments
 from posenc.positions.visibility import grid_indices, rowwise
@@ -88,7 +90,7 @@ class Score:
 
     def dense(self, device: torch.device) -> Tensor:
         """The term as a (batch or 1, num_heads, num_queries, num_keys) tensor."""
-        return self.rows(device)(0, self.num_queries)
+        return self.blocks(device)(0, self.num_queries, ALL_KEYS)
 
     def rows(self, device: torch.device) -> Callable[[int, int], Tensor]:
         """`dense` by blocks of queries: (first, end) -> (batch or 1, num_heads, end - first, num_keys)."""
@@ -189,9 +191,8 @@ class _OfPositions(Score):
     positions: Positions
 
     def __post_init__(self) -> None:
-        self.num_queries: int = self.positions.num_queries
-        self.num_keys: int = self.positions.num_keys
-        self.batch: int = self.positions.batch
+        self.num_queries, self.num_keys = self.positions.q.shape[1], self.positions.k.shape[1]
+        self.batch = self.positions.batch
 
 
 class _ByDistance(_OfPositions):
@@ -288,10 +289,9 @@ class _Projected(_ByDistance):
     positions: Positions
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _require_numbers(self)
-        self.batch: int = self.content.shape[0]
-        self.num_heads: int = self.content.shape[1]
+        self.batch, self.num_heads = self.content.shape[:2]
+        self.num_queries, self.num_keys = self.positions.q.shape[1], self.positions.k.shape[1]
 
     dense_if_short = False
     of_query: ClassVar[bool]
@@ -364,7 +364,7 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
     rows = index(distance).long()
     if rows.device.type != "cpu" or type(rows) is not Tensor or torch.compiler.is_compiling() or rows.numel() == 0:
         return rows
-    least, most = (int(end) for end in rows.aminmax())
+    least, most = map(int, rows.aminmax())
     if least < 0 or most >= table.shape[-2]:
         wrong, reach = least if least < 0 else most, f"from {int(distance.min())} to {int(distance.max())}"
         remedy = f"give every distance {reach} one"
@@ -375,11 +375,19 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
 def rows_between(
     index: OfDistance, table: Tensor, positions: Positions, first: int, end: int, keys: slice = ALL_KEYS
 ) -> Tensor:
-    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys)."""
-    distances = distances_of(positions) if positions.start is not None else None
-    if distances is None:
+    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys); of few tokens in a row once a pass."""
+    if positions.start is None:
         return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
-    return hankel(rows_at(index, distances, table), positions.num_keys).flip(0)[None, first:end, keys]
+
+    def of_all() -> Tensor:
+        distances = distances_of(positions)
+        assert distances is not None
+        return hankel(rows_at(index, distances, table), positions.k.shape[1]).flip(0)[None]
+
+    # a function that each layer makes anew would be another key each time
+    few = isinstance(index, MethodType) and positions.q.shape[1] * positions.k.shape[1] <= SHORT
+    rows = positions.shared(("rows", index, table.shape[-2]), of_all) if few else of_all()
+    return rows[:, first:end, keys]
 
 
 @dataclass(eq=False)
@@ -428,11 +436,10 @@ class _PerKey(_LookedUp, _OfPositions):
     linear = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _require_numbers(self)
         given: Tensor = getattr(self, *self.shapes)
-        self.batch: int = _rows(given, self.positions)
-        self.num_heads: int = given.shape[1]
+        self.batch, self.num_heads = _rows(given, self.positions), given.shape[1]
+        self.num_queries, self.num_keys = self.positions.q.shape[1], self.positions.k.shape[1]
 
 
 @dataclass(eq=False)
@@ -610,7 +617,7 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias")."""
     if bias is None:
         return []
-    terms = bias if isinstance(bias, Iterable) and not isinstance(bias, (Score, Tensor)) else [bias]
+    terms = [bias] if isinstance(bias, (Score, Tensor)) or not isinstance(bias, Iterable) else bias
     scores: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

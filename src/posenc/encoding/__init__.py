@@ -12,6 +12,7 @@ from posenc.encoding.effects import (
     augmented_by,
     checked_gates,
     gates_of,
+    parameters_of,
     require_fit,
     require_positions,
     require_values,
@@ -22,5 +23,5 @@ from posenc.encoding.passes import Pass
 
 __all__ = [
     "HOOKS", "NOTHING", "SITES", "Acting", "Composite", "Effects", "Encoding", "Gates", "HeadRange", "Pass", "PerLayer", "Projections", "Rotation",
-    "Size", "Sum", "augmented_by", "checked_gates", "gates_of", "require_fit", "require_positions", "require_values", "swapped",
+    "Size", "Sum", "augmented_by", "checked_gates", "gates_of", "parameters_of", "require_fit", "require_positions", "require_values", "swapped",
 ]  # fmt: skip

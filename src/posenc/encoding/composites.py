@@ -208,9 +208,9 @@ class Sum(Composite):
 
     def acting_in(self, layer: int) -> Acting:
         parts = [part.acting_in(layer) for part in self]
-        leaves = tuple(leaf for part in parts for leaf in part.leaves)
-        used = {site for leaf in leaves for site in leaf.sites}
-        sites, gates = tuple([site for site in SITES if site in used]), sum(part.gates for part in parts)
+        leaves = tuple([leaf for part in parts for leaf in part.leaves])
+        used = {site for part in parts for site in part.sites}
+        sites, gates = tuple([site for site in SITES if site in used]), sum([part.gates for part in parts])
         constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
         return Acting(self, layer, leaves, sites, gates, constant, maps)
 

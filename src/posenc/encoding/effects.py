@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from itertools import islice
 from numbers import Real
+from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -118,6 +119,17 @@ def check_layer(encoding: Hooked, layer: int, num_layers: int | None) -> None:
         raise InputError(made, f"pass at most {num_layers - 1}", layer=layer)
 
 
+def parameters_of(encoding: Hooked) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """Each parameter, with the dict and the name by which its module has it: PyTorch's `parameters` takes ten times as long."""
+    found, modules = [], [encoding]
+    for module in modules:  # which grows
+        for name, x in module._parameters.items():
+            if x is not None:
+                found.append((module._parameters, name, x))
+        modules += filter(partial(is_not, None), module._modules.values())
+    return found
+
+
 def require_values(encoding: Hooked, x: Tensor) -> None:
     """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to; and parameters that other
     processes have parts of."""
@@ -125,7 +137,7 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
         return
     if type(x) is not Tensor:
         refuse_distributed(x=x)
-    parameters = list(encoding.parameters())
+    parameters = [parameter for *_, parameter in parameters_of(encoding)]
     if not parameters:
         return
     check_devices(encoding.known_as, x, *parameters)
@@ -169,17 +181,14 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     return tuple(gates)
 
 
-def checked_gates(
-    encoding: Hooked | None, gates: Gates, k: Tensor, layer: int, hidden: Hidden | None = None
-) -> tuple[Tensor, ...]:
+def checked_gates(acting: Acting, gates: Gates, k: Tensor, hidden: Hidden | None = None) -> tuple[Tensor, ...]:
     """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
     `Positions.hidden`."""
     given = () if gates is None else tuple(gates) if isinstance(gates, (list, tuple)) else (gates,)
-    wanted = 0 if encoding is None else encoding.acting_in(layer).gates
-    if len(given) != wanted:
-        name = "no encoding" if encoding is None else encoding.known_as
+    if len(given) != acting.gates:
+        name = "no encoding" if acting.part is None else acting.part.known_as
         remedy = "pass gates=posenc.encoding.gates_of(encoding, x, layer), with those of cached keys"
-        raise InputError(f"{len(given)} tensors, {name} makes {wanted}: {remedy}", argument="gates")
+        raise InputError(f"{len(given)} tensors, {name} makes {acting.gates}: {remedy}", argument="gates")
     checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
@@ -224,7 +233,7 @@ class Effects:
         gates, here = iter(positions.gates), positions
         self.parts: list[_Part] = []
         for encoding, layer, sites, count in acting.leaves:
-            if positions.gates:
+            if positions.gates and len(acting.leaves) > 1:
                 here = positions.with_gates(tuple(islice(gates, count)))
             self.parts.append(_Part(encoding, layer, sites, here))
 

@@ -308,7 +308,8 @@ class Encoding(Sliced):
 
     def own_layer(self, layer: int) -> int:
         """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is."""
-        check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
+        if type(layer) is not int or layer < 0 or 1 < self.num_layers <= layer:
+            check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         return 0 if self.num_layers == 1 else layer
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:

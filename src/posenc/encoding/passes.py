@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encoding.effects import NOTHING, Acting, Hooked, require_positions
+from posenc.encoding.effects import NOTHING, Acting, Hooked, parameters_of, require_positions
 from posenc.encoding.heads import Sliced
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -36,17 +36,14 @@ class Pass:
             raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
         require_positions(positions)
         self.encoding: Any = encoding
-        self._memory = Memory.of_pass()
+        self._memory = None if torch.compiler.is_compiling() else Memory(lasts=True)
         self.positions = (positions.origin or positions).in_pass(self._memory)
-        modules = () if encoding is None or torch.compiler.is_compiling() else encoding.modules()
-        owners = [module._parameters for module in modules]
-        owned = [(owner, name, x) for owner in owners for name, x in owner.items() if x is not None]
+        self._acting: dict[int, Acting] = {}
+        owned = [] if encoding is None or self._memory is None else parameters_of(encoding)
         self.versions = [(*of, of[2]._version, of[2].requires_grad) for of in owned if not of[2].is_inference()]
 
     def require_current(self) -> None:
         """Refuse to go on once a parameter has been replaced, written to, or frozen or no more."""
-        if torch.compiler.is_compiling():
-            return
         for owner, name, x, version, learns in self.versions:
             if owner.get(name) is not x or x._version != version or x.requires_grad is not learns:
                 remedy = "make one in each forward pass, encoding.at(positions)"
@@ -56,6 +53,12 @@ class Pass:
         """What acts in a layer."""
         return NOTHING if self.encoding is None else self.encoding.acting_in(layer)
 
+    def acting_once(self, layer: int) -> Acting:
+        """The same, made once; not where a graph is traced, which would depend on what has been made."""
+        if layer not in self._acting:
+            self._acting[layer] = self.acting_in(layer)
+        return self._acting[layer]
+
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`posenc.attention` here; options: its keyword arguments, such as layer."""
         return Pass.compute(q, k, v, self, **options)
@@ -64,5 +67,6 @@ class Pass:
         """The input x (batch, seq, dim) of a layer with what the encoding does to it."""
         if self.encoding is None:
             return x
-        self.require_current()
+        if not torch.compiler.is_compiling():
+            self.require_current()
         return self.encoding.effects(self.positions, layer).embedded(x)

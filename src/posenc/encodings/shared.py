@@ -84,8 +84,10 @@ def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
 
 def check_queries(encoding: Any, q: Tensor) -> None:
     """Refuse queries of another width than the encoding was made for, or another number of heads, where it has one."""
-    check_heads(encoding, q, getattr(encoding, "num_heads", q.shape[1]))
-    check_head_dim(encoding, q, encoding.head_dim)
+    heads, width = getattr(encoding, "num_heads", q.shape[1]), encoding.head_dim
+    if q.shape[1] != heads or q.shape[-1] != width:
+        check_heads(encoding, q, heads)
+        check_head_dim(encoding, q, width)
 
 
 def check_width(encoding: Encoding, x: Tensor, dim: int) -> None:

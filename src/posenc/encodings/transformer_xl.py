@@ -128,7 +128,7 @@ class TransformerXL(ContentBias):
             return torch.stack((sin, cos), -1).flatten(1) if self.layout == "interleaved" else torch.cat((sin, cos), -1)
 
         keys = self.projection(self.remember(positions, ("distances", dtype), codes), layer)
-        return keys, lambda distance: longest - distance
+        return keys, lambda distance: -distance + longest
 
     def row(self, distance: Tensor) -> Tensor:
         """The row of a distance among the clamped ones."""

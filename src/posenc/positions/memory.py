@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the layers of one forward pass share, and when it may be read."""
 
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
+from posenc.functional import AS_IT_IS
+
+T = TypeVar("T")
 Modes = tuple[int, int, int]
-AS_IT_IS: AbstractContextManager[Any] = nullcontext()
+SHORT = 2**16
+"""Queries times keys up to which a dense mask is remembered for the layers of a pass, and is faster than the CPU's operator: 256 by
+256 tokens."""
+top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+"""(ignore_is_tracing) -> the innermost hooks on saved tensors, such as those of a checkpoint, or None"""
 
 
 def modes() -> Modes:
@@ -25,38 +32,24 @@ def modes() -> Modes:
 
 
 class Memory(dict[Hashable, Any]):
-    """Values by key. lasts: for several calls, not for one alone. modes: those that it is for."""
+    """Values by key, where no graph is traced. lasts: for several calls, not for one alone. modes: those that it is for."""
 
     def __init__(self, lasts: bool) -> None:
         super().__init__()
         self.lasts, self.modes = lasts, modes()
 
-    @classmethod
-    def of_pass(cls, lasts: bool = True) -> "Memory | None":
-        """None: where a graph is traced, which shares by itself."""
-        return None if torch.compiler.is_compiling() else cls(lasts)
-
-    def apart(self) -> AbstractContextManager[Any]:
-        """Where values are made that other layers read: hooks on saved tensors, as those of a checkpoint, do not see them."""
-        return _apart() if self.lasts and (hooked() or torch.is_inference_mode_enabled()) else AS_IT_IS
-
-
-def apart(positions: Any) -> AbstractContextManager[Any]:
-    """The same for what is made at positions that may be those of a pass."""
-    memory: Memory | None = positions.memory
-    return AS_IT_IS if memory is None else memory.apart()
-
-
-def hooked() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    learns = torch.is_grad_enabled()
-    hooks = saved_tensors_hooks(_same, _same) if learns and hooked() else AS_IT_IS
-    with hooks, torch.inference_mode(False), torch.set_grad_enabled(learns):
-        yield
+    def made(self, make: Callable[[], T], learns: bool = True) -> T:
+        """What `make` makes for other layers to read: hooks on saved tensors, as those of a checkpoint, do not see it. learns:
+        whether a gradient may reach it."""
+        graph, hooked = torch.is_grad_enabled(), top_hooks(False) is not None
+        if not self.lasts or not (hooked or torch.is_inference_mode_enabled()):
+            if learns or not graph:
+                return make()
+            with torch.set_grad_enabled(False):
+                return make()
+        hooks = saved_tensors_hooks(_same, _same) if graph and hooked else AS_IT_IS
+        with hooks, torch.inference_mode(False), torch.set_grad_enabled(graph and learns):
+            return make()
 
 
 def _same(x: Tensor) -> Tensor:
@@ -66,8 +59,8 @@ def _same(x: Tensor) -> Tensor:
 @contextmanager
 def without_hooks() -> Iterator[None]:
     """Where torch.func is used, which refuses to work under hooks on saved tensors."""
-    found, top = [], cast(Any, torch._C._autograd._top_saved_tensors_default_hooks)
-    while (hooks := top(True)) is not None:
+    found = []
+    while (hooks := top_hooks(True)) is not None:
         found.append(hooks)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
@@ -83,8 +76,8 @@ def in_backward() -> bool:
 
 
 def recomputes_alone() -> bool:
-    """Whether a reentrant checkpoint computes a layer again, with a backward pass apart, which must not share a graph."""
-    return in_backward() and torch.is_grad_enabled() and not hooked()
+    """Whether a reentrant checkpoint computes a layer of a pass again, with a backward pass apart, which must not share a graph."""
+    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and top_hooks(False) is None
 
 
 def is_learned(value: object) -> bool:

@@ -626,7 +626,7 @@ class Positions(Visibility):
 
     def require_one_axis(self, user: str) -> None:
         """Check that positions are one-dimensional, for an encoding that needs this."""
-        if self.axes > 1:
+        if self.q.dim() > 2 and self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
 
     def require_integers(self, user: str, remedy: str = "round the positions") -> None:

@@ -139,7 +139,7 @@ def contains_all_visible(positions: Positions, region: Region) -> bool:
             if visible is None or not visible.regular:
                 return False
             longest = max((q1 - 1 + d - k0 for _, q0, q1, k0, k1, d, _ in visible if q0 < q1 and k0 < k1), default=0)
-            of_all = replace(region, since=None, until=None)
+            of_all = region._replace(since=None, until=None)
             if by_position and visible.within(region) != visible.within(of_all):
                 return False
         nearest = region.nearest is None or region.nearest <= 0

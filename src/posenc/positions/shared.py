@@ -43,7 +43,7 @@ class Shared:
     def memory(self) -> Memory | None:
         """What the layers of a pass share by key, to read and to add to. None: outside of a pass, where a graph is traced, and
         under modes that the pass was not made in."""
-        memory = None if self._memory is None or torch.compiler.is_compiling() else self._memory()
+        memory = None if self._memory is None or torch.compiler.is_dynamo_compiling() else self._memory()
         return memory if memory is not None and memory.modes == modes() else None
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -53,8 +53,7 @@ class Shared:
             return make()
         key = self._part, key
         if key not in memory:
-            with memory.apart(), torch.no_grad():  # so that a later step may train on it
-                value: Any = make()
+            value: Any = memory.made(make, learns=False)  # so that a later step may train on it
             if isinstance(value, Shared) and value._memory is None:
                 value._remembering(self)
             memory[key] = value
@@ -71,9 +70,13 @@ class Shared:
             return make() if recomputes_alone() and is_learned(value) else value
         if recomputes_alone():
             return make()
-        with memory.apart():
-            memory[key] = value = make()
+        memory[key] = value = memory.made(make)
         return value
+
+    def for_layers(self, make: Callable[[], T]) -> T:
+        """A value that other layers may read, which the caller keeps."""
+        memory = self.memory
+        return make() if memory is None else memory.made(make)
 
     def with_gates(self, gates: tuple[Tensor, ...]) -> Self:
         """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
@@ -104,7 +107,7 @@ class Shared:
             remedy = f"pass gates=gates_of({user}, x, layer) to attention, after those of cached keys"
             raise InputError(f"{user} takes gates that it makes of a layer's input: {remedy}")
         (gate,) = self.gates
-        wanted = tuple(of if size is None else size for of, size in zip(gate.shape[1::2], (heads, width), strict=True))
+        wanted = gate.shape[1] if heads is None else heads, gate.shape[3] if width is None else width
         if gate.shape[1::2] != wanted:
             made = f"(batch, {wanted[0]}, num_keys, {wanted[1]}); pass gates=gates_of({user}, x, layer)"
             raise InputError(f"gates of shape {tuple(gate.shape)}: {user} makes {made}")

@@ -30,8 +30,7 @@ ORDINARY = 1e4
 """Numbers up to this size, times those of other tokens, are finite, and nothing once a weight of zero is put to them."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The keys at a distance of nearest, nearest + 1, .. farthest - 1 behind a query; None: no limit.
 
     chunk: the distance counts chunks of so many positions, q // chunk - k // chunk.
@@ -62,8 +61,7 @@ class Region:
 
     def numbers(self) -> list[int]:
         """The region as six integers, as an operator of PyTorch takes it; `Region.of` reads them."""
-        fields = (self.nearest, self.farthest, self.chunk, self.below, self.since, self.until)
-        return [NO_LIMIT if field is None else field for field in fields]
+        return [NO_LIMIT if number is None else number for number in self]
 
     @classmethod
     def of(cls, numbers: list[int]) -> "Region":
@@ -192,7 +190,7 @@ class Extent(NamedTuple):
             return None
         if transformed() or intercepted():
             return None
-        low, high = (int(limit) for limit in x.aminmax())
+        low, high = map(int, x.aminmax())
         return cls(low, high, high - low == x.shape[1] - 1 and bool((x.diff(dim=1) == 1).all()))
 
 
@@ -249,23 +247,30 @@ class Visibility(Shared):
     """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
     run by ones. None: rows differ, there is a prefix, or it is not known without waiting for a device."""
     rows: int = field(default=1, init=False)
+    hides_tokens: bool = field(default=False, init=False)
+    """Whether there is padding, or more than one document."""
+    unmasked: bool = field(default=False, init=False)
+    """True if only causality restricts what a query sees."""
     span: tuple[int, int] | None = field(default=None, init=False)
     """(shortest, longest) distance that a query may have from a key. None: not known, or far more than there are tokens."""
 
     def _relate(self, q: Extent | None, k: Extent | None, q_order: Extent | None, k_order: Extent | None) -> None:
         """Compute what the ids of queries have to do with those of keys, of what is known of each."""
         start = diagonal = span = None
+        hides = self.valid is not None or self.q_valid is not None or self.q_document is not None
+        unmasked = not hides and self.prefix is None and self.window is None and len(self.blocks) == 0
         if q_order is not None and k_order is not None and q_order.consecutive and k_order.consecutive:
             diagonal = q_order.low - k_order.low
         if q is not None and k is not None:
             ordered = diagonal == q.low - k.low or not (self.causal or self.window)
-            if q.consecutive and k.consecutive and ordered and not self.hides_tokens:
+            if q.consecutive and k.consecutive and ordered and not hides:
                 start = q.low, k.low
             span = q.low - k.high, q.high - k.low
             if start is None and span[1] - span[0] > 2 * (self.num_queries + self.num_keys):
                 span = None  # a table of all distances would be larger than what it is for
         diagonal = None if self.prefix is not None else diagonal
-        for name, value in (("start", start), ("diagonal", diagonal), ("span", span), ("rows", self._rows())):
+        facts = {"start": start, "diagonal": diagonal, "span": span, "rows": self._rows()}
+        for name, value in (facts | {"hides_tokens": hides, "unmasked": unmasked}).items():
             object.__setattr__(self, name, value)
 
     @property
@@ -279,13 +284,13 @@ class Visibility(Shared):
     @property
     def batch(self) -> int:
         """Number of different rows; 1 if all rows of a batch are the same."""
-        return self._rows() if torch.compiler.is_compiling() else self.rows
+        return self._rows() if torch.compiler.is_dynamo_compiling() else self.rows
 
     def _rows(self) -> int:
         every = [getattr(self, name) for name in TENSORS]  # torch.compile does not trace operator.attrgetter
         rows = [x.shape[0] for x in (*every, *chain.from_iterable(self.blocks)) if x is not None]
         most = max(rows)
-        if not torch.compiler.is_compiling() and any(count not in (1, most) for count in rows):
+        if not torch.compiler.is_compiling() and {*rows} - {1, most}:
             counts = " and ".join(map(str, sorted({*rows} - {1})))
             raise InputError(f"tokens of {counts} rows: give one row, or as many")
         return most
@@ -328,11 +333,12 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
-        end = self.num_queries if end is None else end
-        check_range(first, end, self.num_queries)
+        if first != 0 or end is not None:
+            check_range(first, self.num_queries if end is None else end, self.num_queries)
+        q_order = self.q_order[:, None, first:end, None]
         if self.causal and self.unmasked:
-            return self.k_order[:, None, None] <= self.q_order[:, None, first:end, None]
-        b, h, i, j = grid_indices(self.batch, 1, end - first, self.num_keys, self.q_order.device)
+            return self.k_order[:, None, None] <= q_order
+        b, h, i, j = grid_indices(self.batch, 1, q_order.shape[2], self.num_keys, q_order.device)
         return self.mask_mod()(b, h, i + first, j)
 
     @property
@@ -349,16 +355,6 @@ class Visibility(Shared):
         if self.causal and ahead > 0:
             return False
         return (before is None or self.num_queries - 1 + self.diagonal <= before) and (after is None or ahead <= after)
-
-    @property
-    def unmasked(self) -> bool:
-        """True if only causality restricts what a query sees."""
-        return not self.hides_tokens and self.prefix is None and self.window is None and len(self.blocks) == 0
-
-    @property
-    def hides_tokens(self) -> bool:
-        """Whether there is padding, or more than one document."""
-        return self.valid is not None or self.q_valid is not None or self.q_document is not None
 
     def hidden(self) -> tuple[Hidden | None, Hidden | None]:
         """The queries that are padding, and the keys that no query sees: padding, and what comes after every query, as free
