@@ -4,6 +4,7 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -113,7 +114,7 @@ _shared: Any
 def _start(shared: str) -> None:
     """In a new worker."""
     global _shared
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(shared,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is `_shielded`
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -124,9 +125,10 @@ def _perform(function: Callable[[Any, Any, Tick], Any], job: Any) -> Any:
     return function(_shared, job, _silent)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(shared: str) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
+        shutil.rmtree(os.path.dirname(shared), ignore_errors=True)  # which a killed parent leaves
         os._exit(1)
 
 

@@ -23,7 +23,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 class Folder:
-    """A folder to write results into, created if it is missing. What a killed process has left half-written is removed.
+    """A folder to write results into, created if it is missing.
 
     Raises:
         InputError: it cannot be created or written.

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
+from posenc.pretrained.scratch import PREFIX
 
 __all__ = ["ARCHIVE", "Store", "Stored", "decoded", "encoded", "identity"]
 
@@ -198,8 +200,8 @@ class Store(Folder):
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
-        """Be the only run that writes into the folder. The lock's file stays: a run that has opened it, and one that would make
-        it anew, could hold the lock at once.
+        """Be the only run that writes into the folder; what a stopped one has left half-written is removed. The lock's file stays: a
+        run that has opened it, and one that would make it anew, could hold the lock at once.
 
         Raises:
             InputError: another run is writing; names its command, process, machine and start.
@@ -215,7 +217,8 @@ class Store(Folder):
                     self.write(OWNER, run)
                     yield
                 finally:
-                    owner.unlink(missing_ok=True)
+                    for left in (owner, *self.directory.rglob(f"{PREFIX}*")):
+                        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(

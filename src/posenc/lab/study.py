@@ -293,8 +293,9 @@ def _run(
                 for cell in (cell for cell in job if cell not in measured):
                     raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
                 for cell in job:
-                    here[cell] = Stored(measured[cell], facts[cell], program)
-                    store.save(ids[cell], here[cell])
+                    stored = Stored(measured[cell], facts[cell], program)
+                    store.save(ids[cell], stored)  # before it counts: Ctrl-C may come between
+                    here[cell] = stored
                 progress.advanced(study.work(job) - ticked, study.describe(job))  # processes do not tick
                 ticked = 0.0
                 progress.finished(study.describe(job), measured, len(here))
