@@ -19,15 +19,7 @@ from torch import nn
 from posenc.errors import InputError
 from posenc.lab.engines import Tick
 from posenc.lab.evals.comparison import comparison
-from posenc.lab.evals.config import (
-    NONE,
-    TRUNCATION,
-    Cell,
-    EvaluationSettings,
-    material,
-    planned,
-    settings_of,
-)
+from posenc.lab.evals.config import NONE, TRUNCATION, Cell, EvaluationSettings, material, planned, settings_of
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers
 from posenc.lab.machine import describe, free_bytes, measurable, peak
