@@ -279,6 +279,20 @@ def verdicts() -> list[tuple[str, str, bool]]:
 # ---------------------------------------------------------------- the page
 
 
+def afterwards(rule: Mapping[str, Any], known: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """What nobody has registered: the rule without the encodings that learned no more than `none`."""
+    least = TRUTHS["loss"](known["none"])
+    learned = {name: cell for name, cell in new.items() if TRUTHS["loss"](cell) < least}
+    truth, guess, last = late(learned, "loss"), predicted(rule, learned), values(learned, "loss")
+    right, pairs = ordered(guess, truth)
+    *some, one = (f"`{name}`" for name in new if name not in learned)
+    return (
+        f"{', '.join(some)} and {one} have learned no more than `none`, at rates that were not swept. Of the {len(learned)} others the correlation is "
+        f"{spearman(guess, truth):.2f} ({right} of {pairs} pairs), that of the loss after {EARLY} steps {spearman(last, truth):.2f} "
+        f"({ordered(last, truth)[0]} of {pairs}). It is one seed, one text and one size; with the size the order changes ([the law](law.md))."
+    )
+
+
 def page() -> str:
     known, new = cells([name for names in KNOWN.values() for name in names]), cells(NEW)
     everything = [*known.values(), *new.values()]
@@ -323,9 +337,16 @@ def page() -> str:
         lines += ["", "| registered prediction | what came | |", "|---|---|---|"]
         lines += [f"| {text} | {came} | {'right' if ok else '**wrong**'} |" for text, came, ok in verdicts()]
         holds = all(ok for *_, ok in verdicts()[:3])
+        verdict = (
+            "holds, and `posenc compare` says so" if holds else "does not hold, and `posenc compare` does not print it"
+        )
         lines += [
             "",
-            f"The rule of the loss {'holds' if holds else 'does not hold, and `posenc compare` does not print it'}.",
+            f"The rule of the loss {verdict}.",
+            "",
+            "### Afterwards",
+            "",
+            afterwards(rules["loss"], known, new),
         ]
     shown = (
         "loss",

@@ -10,6 +10,7 @@ from website.page import ROOT
 
 WRITERS = (
     "ablations.py",
+    "early.py judge --write",
     "frontier.py",
     "law_fit.py --write",
     "longer.py",

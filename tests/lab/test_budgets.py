@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +72,7 @@ def test_the_order_is_that_of_the_lines_and_not_of_the_last_losses():
     assert second["mean"] - second["low"] == pytest.approx(budgets.spread(240), abs=1e-6)
     assert budgets.sentence(found) == (
         "At 960 steps, 4 times this budget, late is predicted to be first; 2 encodings behind: early and flat."
+        f" {budgets.FURTHER}"
     )
 
 
@@ -79,7 +81,7 @@ def test_what_is_within_the_interval_is_not_decided(lead, noise, decided):
     losses = [loss + budgets.spread(240) + lead for loss in (2.0, 1.7, 1.4)]
     found = budgets.numbers([variant("a", 2.0, 1.7, 1.4), variant("bb", *losses, noise=noise)], 240)
     assert found["rows"][1]["behind"]["decided"] == decided
-    undecided = "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget."
+    undecided = f"Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget. {budgets.FURTHER}"
     assert (budgets.sentence(found) == undecided) != decided  # no first is named where none is known
 
 
@@ -89,7 +91,11 @@ def test_nothing_is_first_where_another_is_not_decided():
     assert budgets.verdicts(found) == [budgets.UNDECIDED, budgets.UNDECIDED, "behind"]
     assert budgets.sentence(found) == (
         "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget; 1 encoding behind: late."
+        f" {budgets.FURTHER}"
     )
+    page = (Path(__file__).parents[2] / "benchmarks/early.md").read_text()
+    came = page.partition("over the new encodings, is at least 0.6 | ")[2].partition(" ")[0]
+    assert f"a rank correlation of {came} " in budgets.FURTHER
 
 
 def test_no_order_is_predicted_for_what_has_learned_nothing():
