@@ -197,7 +197,27 @@ class Nearer(Rotary):
         return posenc.bias.SoftCap(1.0 + layer)
 
 
-@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8)])
+class Farther(posenc.Shaw):
+    """Another index of the same table."""
+
+    def bias(self, q, k, positions, layer=0):
+        self.most = layer + 1
+        return super().bias(q, k, positions, layer)
+
+    def row(self, distance):
+        return super().row(distance.clamp(max=self.most))
+
+
+DIFFERENT = (
+    partial(Steeper, 2),
+    partial(Replaced, 2),
+    Sometimes,
+    partial(Nearer, 8),
+    partial(Farther, 8, num_heads=2, init_std=1.0),
+)
+
+
+@pytest.mark.parametrize("cls", DIFFERENT)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_an_encoding_may_differ_from_layer_to_layer(cls, order):
     encoding, positions, given = cls(), Positions.arange(N, causal=True), inputs()

@@ -174,7 +174,7 @@ def assembled(
     problem = Problem(
         q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
-        learned=_learns(effects) if terms and constant else False,
+        learned=_learns(effects) if terms else False,
     )  # fmt: skip
     if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
