@@ -3,10 +3,11 @@
 
 import gc
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -25,16 +26,10 @@ from posenc.encoding import gates_of
 from posenc.positions.visibility import Branch, Region
 
 N = 11
+AT = Positions.arange(N)
 SUMS = (
-    "rope+alibi",
-    "rope+t5",
-    "alibi+t5",
-    "rope+log_n",
-    "rope/rope/none",
-    "t5/rope+alibi",
-    "rope+sink",
-    "rope@rerope:window=4",
-)
+    "rope+alibi", "rope+t5", "alibi+t5", "rope+log_n", "rope/rope/none", "t5/rope+alibi", "rope+sink", "rope@rerope:window=4",
+)  # fmt: skip
 MOST_FRAMES = {"path": 170, "wall": 235, "dape": 150, "deberta_v2": 140, "swin_v2": 135, "rope@rerope:window=4": 165}
 LAYOUTS = {
     "left padded": lambda: Positions.from_mask(torch.tensor([[0, 0, 0] + [1] * (N - 3), [1] * N]), causal=True),
@@ -112,8 +107,9 @@ def inputs(n=N, heads=2, **options):
     return torch.randn(3, 1, heads, n, 8, **options).unbind()
 
 
-@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
-@pytest.mark.parametrize("n", [N, 300])
+@pytest.mark.parametrize(
+    ("name", "n"), [*product([*posenc.ENCODINGS, *SUMS], [N]), *product(["none", "alibi", "t5", *SUMS], [300])]
+)
 def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch):
     """And takes few Python frames."""
     encoding, positions, events = made(name).float(), Positions.arange(n, causal=True), []
@@ -208,16 +204,10 @@ class Farther(posenc.Shaw):
         return super().row(distance.clamp(max=self.most))
 
 
-DIFFERENT = (
-    partial(Steeper, 2),
-    partial(Replaced, 2),
-    Sometimes,
-    partial(Nearer, 8),
-    partial(Farther, 8, num_heads=2, init_std=1.0),
-)
+FARTHER = partial(Farther, 8, num_heads=2, init_std=1.0)
 
 
-@pytest.mark.parametrize("cls", DIFFERENT)
+@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8), FARTHER])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_an_encoding_may_differ_from_layer_to_layer(cls, order):
     encoding, positions, given = cls(), Positions.arange(N, causal=True), inputs()
@@ -313,17 +303,11 @@ def test_forty_steps_of_training_are_one_graph(outside):
 
 
 def test_threads_share_a_pass():
-    encoding, positions, given, outs = Rotary(8) + posenc.T5(2), Positions.arange(N, causal=True), inputs(), []
-    here, wanted = encoding.at(positions), attention(*inputs(), None)
-    wanted = attention(*given, encoding, positions)
-    work = [threading.Thread(target=lambda: outs.extend(here.attention(*given) for _ in range(20))) for _ in range(4)]
-    for each in work:
-        each.start()
-    for each in work:
-        each.join()
-    assert len(outs) == 80
-    for out in outs:
-        assert_close(out, wanted)
+    encoding, positions, given = Rotary(8) + posenc.T5(2), Positions.arange(N, causal=True), inputs()
+    here, wanted = encoding.at(positions), attention(*given, encoding, positions)
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(lambda _: here.attention(*given), range(80)):
+            assert_close(out, wanted)
 
 
 @pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
@@ -353,16 +337,10 @@ def test_what_a_pass_held_is_free_when_it_is(name):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda given: Pass("rope", Positions.arange(N)), "encoding='rope': pass an Encoding"),
+        (lambda given: Pass("rope", AT), "encoding='rope': pass an Encoding"),
         (lambda given: NoPE().at(3), "positions=3: pass Positions"),
-        (
-            lambda given: attention(*given, NoPE().at(Positions.arange(N)), Positions.arange(N)),
-            "a pass has its positions",
-        ),
-        (
-            lambda given: NoPE().at(Positions.arange(N)).attention(*given, is_causal=True),
-            "is_causal=True: pass causal=",
-        ),
+        (lambda given: attention(*given, NoPE().at(AT), AT), "a pass has its positions"),
+        (lambda given: NoPE().at(AT).attention(*given, is_causal=True), "is_causal=True: pass causal="),
         (lambda given: NoPE().at(Positions.arange(N - 1)).attention(*given), "positions are for 10 queries"),
     ],
 )
