@@ -46,7 +46,7 @@ ANY = ("seed", "index", "axis", "rotary_start", "start", "first", "end", "num_bu
 FROM_ZERO = ("layer", "offset", "rank", "prefix", "sinks", "warmup", "registers", "before", "after", "length")
 GOOD = {"head_dim": 8, "dim": 8, "rotary_dim": 4, "length": 32, "trained": 64, "target_length": 64, "slots": 64, "end": 4,
         "n": 4, "window": 4, "steps": 1, **dict.fromkeys((*ANY[:6], *FROM_ZERO[:3]), 0)}  # fmt: skip
-ELSEWHERE = {"bounded", "choose", "evaluate", "extend", "compute", "extended", "store", "of_tokens"}
+ELSEWHERE = {"acting_once", "bounded", "choose", "evaluate", "extend", "compute", "extended", "store", "of_tokens"}
 """Their integers are in lists or read of the other arguments, or they are not for users."""
 
 

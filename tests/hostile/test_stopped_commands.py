@@ -38,7 +38,26 @@ sys.exit(main())
 """
 """The command, which says when it trains, and takes a while in the middle of its output."""
 
-TINY = "--no-curve --length 16 --factors 1 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --windows 4 --targets 8".split()
+TINY = [
+    "--no-curve",
+    "--length",
+    "16",
+    "--factors",
+    "1",
+    "2",
+    "--batch-size",
+    "2",
+    "--dim",
+    "8",
+    "--num-layers",
+    "1",
+    "--num-heads",
+    "2",
+    "--windows",
+    "4",
+    "--targets",
+    "8",
+]
 COMPARE = ["compare", "--out", "OUT", "--encodings", "none", "log_n", "--seeds", "2", "--steps", "150", *TINY]
 EXTEND = ["extend", "MODEL", "--method", "linear", "--factor", "2", "--no-verify"]
 FINETUNE = ["--finetune", "TEXT", "--length", "16", "--checkpoint", "OUT/checkpoint", "--steps", "100"]
