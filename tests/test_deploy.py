@@ -17,7 +17,7 @@ from posenc.pretrained import multimodal
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
-from deploy import BEGIN, BOUND, COLUMNS, DATA, END, PAGE, Layer, exported, given, layer_of, matrix, measure, operators, onnx_session  # noqa: E402, I001  # fmt: skip
+from deploy import BEGIN, BOUND, COLUMNS, DATA, END, OTHER, PAGE, Layer, difference, exported, given, layer_of, matrix, measure, operators, onnx_session  # noqa: E402, I001  # fmt: skip
 
 ROWS = json.loads(DATA.read_text(encoding="utf-8"))["rows"]
 QUICK = ("rope", "learned", "t5", "shaw", "sink", "fox", "dape", "floater")
@@ -56,6 +56,15 @@ def test_the_page_is_what_was_measured():
     for name, row in ROWS.items():
         assert all(is_served(row[column]) and row[column] <= BOUND for column in list(COLUMNS)[:3]), name
         assert is_served(row["onnx"]) or len(row["onnx"]) > 20
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_program_rounds_no_biases_nor_angles_under_autocast(name):
+    layer = layer_of(name)
+    layer.query = layer.key = layer.value = torch.nn.Identity()
+    run = exported(layer).module()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert difference(run, layer, OTHER) <= BOUND
 
 
 def test_formulas_are_taken_unless_the_operator_is_asked_for():

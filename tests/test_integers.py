@@ -20,7 +20,7 @@ posenc.attention(Q, Q, Q, ROPE, AT, cache=CACHE)
 BOTH, MAPS = {"source": "half", "target": "interleaved"}, position_maps.MAPS.values()
 OF_CODES = ("deterministic", "kernel", "properties", "shift_matrix", "spectrum", "steps", "unique")
 CALLS = [
-    *map(partial, [Positions.arange, Positions.grid, AT.with_blocks, AT.keys, AT.shard, KVCache, CACHE.layer]),
+    *map(partial, [Positions.arange, Positions.grid, AT.with_blocks, AT.keys, AT.mask, AT.shard, KVCache, CACHE.layer]),
     *map(partial, [CACHE.positions, CACHE.crop, ROPE.own_layer, ROPE.acting_in, analysis.smallest_base]),
     *map(partial, [functional.alibi_slopes, functional.frequency_curve, *TASKS.values()]),
     *map(partial, [posenc.TransformerConfig, posenc.VisionConfig]),
@@ -46,7 +46,7 @@ ANY = ("seed", "index", "axis", "rotary_start", "start", "first", "end", "num_bu
 FROM_ZERO = ("layer", "offset", "rank", "prefix", "sinks", "warmup", "registers", "before", "after", "length")
 GOOD = {"head_dim": 8, "dim": 8, "rotary_dim": 4, "length": 32, "trained": 64, "target_length": 64, "slots": 64, "end": 4,
         "n": 4, "window": 4, "steps": 1, **dict.fromkeys((*ANY[:6], *FROM_ZERO[:3]), 0)}  # fmt: skip
-ELSEWHERE = {"bounded", "choose", "evaluate", "extend", "compute", "extended", "store", "of_tokens"}
+ELSEWHERE = {"acting_once", "bounded", "choose", "evaluate", "extend", "compute", "extended", "store", "of_tokens"}
 """Their integers are in lists or read of the other arguments, or they are not for users."""
 
 
@@ -62,7 +62,7 @@ def test_what_is_no_integer_is_refused_by_its_name(call):
     good = {n: GOOD.get(n, 2) for n, optional in found.items() if not optional}
     for name, optional in found.items():
         least = [] if name in ANY else [-1] if name in FROM_ZERO else [0]
-        for wrong in (1.5, "4", True, [1], *([] if optional else [None]), *least):
+        for wrong in (1.5, 0.0, "4", True, False, [1], *([] if optional else [None]), *least):
             with pytest.raises(InputError) as raised:
                 call(**good | {name: wrong})
             assert (raised.value.argument, raised.value.value) == (name, wrong)

@@ -3,10 +3,11 @@
 
 import gc
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -25,16 +26,10 @@ from posenc.encoding import gates_of
 from posenc.positions.visibility import Branch, Region
 
 N = 11
+AT = Positions.arange(N)
 SUMS = (
-    "rope+alibi",
-    "rope+t5",
-    "alibi+t5",
-    "rope+log_n",
-    "rope/rope/none",
-    "t5/rope+alibi",
-    "rope+sink",
-    "rope@rerope:window=4",
-)
+    "rope+alibi", "rope+t5", "alibi+t5", "rope+log_n", "rope/rope/none", "t5/rope+alibi", "rope+sink", "rope@rerope:window=4",
+)  # fmt: skip
 MOST_FRAMES = {"path": 170, "wall": 235, "dape": 150, "deberta_v2": 140, "swin_v2": 135, "rope@rerope:window=4": 165}
 LAYOUTS = {
     "left padded": lambda: Positions.from_mask(torch.tensor([[0, 0, 0] + [1] * (N - 3), [1] * N]), causal=True),
@@ -83,9 +78,7 @@ def both(encoding, positions):
 
 
 def alike(ours, wanted):
-    assert len(ours) == len(wanted)
-    for mine, theirs in zip(ours, wanted, strict=True):
-        assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+    assert_close(ours, wanted, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
@@ -112,8 +105,9 @@ def inputs(n=N, heads=2, **options):
     return torch.randn(3, 1, heads, n, 8, **options).unbind()
 
 
-@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
-@pytest.mark.parametrize("n", [N, 300])
+@pytest.mark.parametrize(
+    ("name", "n"), [*product([*posenc.ENCODINGS, *SUMS], [N]), *product(["none", "alibi", "t5", *SUMS], [300])]
+)
 def test_a_layer_checks_nothing_that_the_first_has_checked(name, n, monkeypatch):
     """And takes few Python frames."""
     encoding, positions, events = made(name).float(), Positions.arange(n, causal=True), []
@@ -197,7 +191,18 @@ class Nearer(Rotary):
         return posenc.bias.SoftCap(1.0 + layer)
 
 
-@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8)])
+class Farther(posenc.Shaw):
+    """Another index of the same table."""
+
+    def bias(self, q, k, positions, layer=0):
+        self.ahead = -layer
+        return super().bias(q, k, positions, layer)
+
+
+FARTHER = partial(Farther, 8, num_heads=2, init_std=1.0)
+
+
+@pytest.mark.parametrize("cls", [partial(Steeper, 2), partial(Replaced, 2), Sometimes, partial(Nearer, 8), FARTHER])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_an_encoding_may_differ_from_layer_to_layer(cls, order):
     encoding, positions, given = cls(), Positions.arange(N, causal=True), inputs()
@@ -234,10 +239,9 @@ def test_a_pass_may_be_used_under_modes_and_without(name):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = here.attention(*(mode.from_tensor(x) for x in (q, k, v)))
         assert fake.shape == wanted.shape
-    with torch.inference_mode():
-        assert_close(here.attention(q, k, v), wanted)
-    with torch.no_grad():
-        assert_close(here.attention(q, k, v), wanted)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert_close(here.attention(q, k, v), wanted)
     many = torch.func.vmap(lambda q: here.attention(q, k, v))(torch.stack((q, 2 * q)))
     assert_close(many[0], wanted)
     slope = torch.func.grad(lambda q: here.attention(q, k, v).square().sum())(q)
@@ -293,17 +297,11 @@ def test_forty_steps_of_training_are_one_graph(outside):
 
 
 def test_threads_share_a_pass():
-    encoding, positions, given, outs = Rotary(8) + posenc.T5(2), Positions.arange(N, causal=True), inputs(), []
-    here, wanted = encoding.at(positions), attention(*inputs(), None)
-    wanted = attention(*given, encoding, positions)
-    work = [threading.Thread(target=lambda: outs.extend(here.attention(*given) for _ in range(20))) for _ in range(4)]
-    for each in work:
-        each.start()
-    for each in work:
-        each.join()
-    assert len(outs) == 80
-    for out in outs:
-        assert_close(out, wanted)
+    encoding, positions, given = Rotary(8) + posenc.T5(2), Positions.arange(N, causal=True), inputs()
+    here, wanted = encoding.at(positions), attention(*given, encoding, positions)
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(lambda _: here.attention(*given), range(80)):
+            assert_close(out, wanted)
 
 
 @pytest.mark.parametrize("name", [*posenc.ENCODINGS, *SUMS])
@@ -317,11 +315,9 @@ def test_what_a_pass_held_is_free_when_it_is(name):
     try:
         here = encoding.at(positions)
         outs = [here.attention(q, k, v, gates=gates) for _ in range(2)]
-        gone = weakref.ref(here._memory)
-        at = weakref.ref(here.positions)
+        held = [weakref.ref(here._memory), weakref.ref(here.positions)]
         del here, outs
-        assert gone() is None
-        assert at() is None
+        assert [each() for each in held] == [None, None]
         alone = weakref.ref(encoding)
         attention(q, k, v, encoding, positions, gates=gates)
         del encoding, gates
@@ -333,16 +329,10 @@ def test_what_a_pass_held_is_free_when_it_is(name):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda given: Pass("rope", Positions.arange(N)), "encoding='rope': pass an Encoding"),
+        (lambda given: Pass("rope", AT), "encoding='rope': pass an Encoding"),
         (lambda given: NoPE().at(3), "positions=3: pass Positions"),
-        (
-            lambda given: attention(*given, NoPE().at(Positions.arange(N)), Positions.arange(N)),
-            "a pass has its positions",
-        ),
-        (
-            lambda given: NoPE().at(Positions.arange(N)).attention(*given, is_causal=True),
-            "is_causal=True: pass causal=",
-        ),
+        (lambda given: attention(*given, NoPE().at(AT), AT), "a pass has its positions"),
+        (lambda given: NoPE().at(AT).attention(*given, is_causal=True), "is_causal=True: pass causal="),
         (lambda given: NoPE().at(Positions.arange(N - 1)).attention(*given), "positions are for 10 queries"),
     ],
 )
@@ -386,12 +376,10 @@ def test_a_cache_under_a_checkpoint_is_right(name):
         leaves, _, outs = decoded(encoding, attend(kind), sizes)
         return torch.autograd.grad(sum(out.square().sum() for out in outs), leaves)
 
-    for got, want in zip(grads(False, (4, 3, 4)), grads(None, (4, 3, 4)), strict=True):
-        assert_close(got, want)
+    assert_close(grads(False, (4, 3, 4)), grads(None, (4, 3, 4)))
     leaves, _, outs = decoded(encoding, attend(True), (11,))  # whose forward keeps no gradient for later pieces
     outs[0].square().sum().backward()
-    for got, want in zip((x.grad for x in leaves), grads(None, (11,)), strict=True):
-        assert_close(got, want)
+    assert_close(tuple(x.grad for x in leaves), grads(None, (11,)))
 
 
 def test_a_cache_that_is_written_again_from_0_keeps_no_graph():
@@ -424,8 +412,7 @@ def test_the_next_positions_of_a_cache_are_in_one_graph():
         for cache, run in zip(caches, (compiled, step), strict=True):
             cache.outs = [run(q[:, :, :4], k[:, :, :4], v[:, :, :4], cache)]
             cache.outs.append(run(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], cache))
-    for got, want in zip(caches[0].outs, caches[1].outs, strict=True):
-        assert_close(got, want)
+    assert_close(caches[0].outs, caches[1].outs)
     assert counter.frame_count == 2, "the prefill and the step"
 
 

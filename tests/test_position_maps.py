@@ -303,13 +303,10 @@ def test_regions_are_visited_and_nothing_else():
             limits = Region() if region.chunk > 1 else region._replace(since=None, until=None)
             for row, q0, q1, k0, k1, diagonal in actual.within(region):
                 distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
-                part = (distance >= 0) & limits.contains(
-                    distance, torch.zeros_like(distance) if region.below is None else distance * 0
-                )
+                part = (distance >= 0) & limits.contains(distance, torch.zeros_like(distance))
                 covered[slice(None) if row < 0 else row, q0:q1, k0:k1] |= part
-            assert torch.equal(
-                covered, p.mask()[:, 0] & region.contains(p.q[:, :, None], p.k[:, None]).expand_as(covered)
-            ), region
+            visible = p.mask()[:, 0] & region.contains(p.q[:, :, None], p.k[:, None])
+            assert torch.equal(covered, visible.expand_as(covered)), region
 
 
 def test_specs_names_and_copies():

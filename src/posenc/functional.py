@@ -381,7 +381,7 @@ def _covers(x: Tensor, table: Tensor) -> bool:
 def exactly(x: Tensor) -> AbstractContextManager[Any]:
     """Without autocast on x's device, which would round biases, gates and angles."""
     kind = "cpu" if x.is_meta else x.device.type
-    if torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(kind):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return AS_IT_IS
 

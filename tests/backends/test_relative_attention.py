@@ -215,8 +215,9 @@ def test_what_it_refuses():
     for reason, changed in calls.items():
         with pytest.raises(InputError, match=reason):
             attention(**{"q": q, "k": k, "v": v, "backend": "triton"} | changed)
-    with torch.enable_grad(), pytest.raises(InputError, match="no gradients"):
-        attention(q, k, v, T5(4).to(DEVICE), causal=True, backend="triton")
+    for learned in (T5(4), create("shaw", head_dim=q.shape[3], num_heads=4, terms="keys")):
+        with torch.enable_grad(), pytest.raises(InputError, match="no gradients"):
+            attention(q, k, v, learned.to(DEVICE), causal=True, backend="triton")
     with pytest.raises(InputError, match="forward-mode"):  # the tangent would be zero
         torch.func.jvp(lambda q: attention(q, k, v, backend="triton"), (q,), (q,))
     here = ALiBi(4).to(DEVICE).at(Positions.arange(6, device=DEVICE))

@@ -174,7 +174,7 @@ def assembled(
     problem = Problem(
         q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
-        learned=_learns(effects) if terms and constant else False,
+        learned=_learns(effects) if terms else False,
     )  # fmt: skip
     if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
@@ -186,10 +186,8 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
-    if not torch.is_grad_enabled():
-        return False
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
-    return any(x.requires_grad for each in biases for *_, x in parameters_of(each))
+    return torch.is_grad_enabled() and any(x.requires_grad for each in biases for *_, x in parameters_of(each))
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:

@@ -375,7 +375,8 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
 def rows_between(
     index: OfDistance, table: Tensor, positions: Positions, first: int, end: int, keys: slice = ALL_KEYS
 ) -> Tensor:
-    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys); of few tokens in a row once a pass."""
+    """`rows_at` of queries first .. end - 1 and keys, (batch or 1, end - first, keys); of few tokens in a row once a pass, by a
+    method of one of our encodings: any other index may be another in the next layer."""
     if positions.start is None:
         return rows_at(index, positions.q[:, first:end, None] - positions.k[:, None, keys], table)
 
@@ -384,9 +385,9 @@ def rows_between(
         assert distances is not None
         return hankel(rows_at(index, distances, table), positions.k.shape[1]).flip(0)[None]
 
-    # a function that each layer makes anew would be another key each time
-    few = isinstance(index, MethodType) and positions.q.shape[1] * positions.k.shape[1] <= SHORT
-    rows = positions.shared(("rows", index, table.shape[-2]), of_all) if few else of_all()
+    ours = isinstance(index, MethodType) and type(index.__self__).__module__.startswith("posenc.")
+    few = positions.q.shape[1] * positions.k.shape[1] <= SHORT
+    rows = positions.shared(("rows", index, table.shape[-2]), of_all) if ours and few else of_all()
     return rows[:, first:end, keys]
 
 

@@ -333,7 +333,7 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
-        if first != 0 or end is not None:
+        if type(first) is not int or first != 0 or end is not None:
             check_range(first, self.num_queries if end is None else end, self.num_queries)
         q_order = self.q_order[:, None, first:end, None]
         if self.causal and self.unmasked:
