@@ -247,7 +247,7 @@ class Visibility(Shared):
     """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
     run by ones. None: rows differ, there is a prefix, or it is not known without waiting for a device."""
     rows: int = field(default=1, init=False)
-    hides_tokens: bool = field(default=False, init=False)
+    hides_tokens: bool = field(default=True, init=False)
     """Whether there is padding, or more than one document."""
     unmasked: bool = field(default=False, init=False)
     """True if only causality restricts what a query sees."""
