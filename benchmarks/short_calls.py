@@ -22,7 +22,11 @@ import posenc
 from posenc.lab.machine import cpu
 
 HEADS, HEAD_DIM, LAYERS, CLIP = 8, 32, 12, 16
-SIZES = ((64, 4), (64, 32), (128, 4), (128, 16), (256, 4), (512, 4))
+SIZES = {
+    "64 x 4, 4 layers": (64, 4, 4),
+    **{f"{n} x {b}": (n, b, LAYERS) for n, b in ((64, 4), (64, 32), (128, 4), (128, 16), (256, 4), (512, 4))},
+}
+"""Tokens, batch and layers."""
 DECODED = (
     "none",
     "alibi",
@@ -108,14 +112,15 @@ def ratio(ours: Callable[[], None], theirs: Callable[[], None], rounds: int) -> 
     return mine / other, other
 
 
-def forward(name: str, encoding: posenc.Encoding, tokens: int, batch: int, trains: bool, rounds: int) -> float:
-    """Of LAYERS calls and, where it trains, their backward pass; positions and masks are made in each round."""
+def forward(name: str, encoding: posenc.Encoding, size: tuple[int, int, int], trains: bool, rounds: int) -> float:
+    """Of a call for each layer and, where it trains, their backward pass; positions and masks are made in each round."""
+    tokens, batch, layers = size
     shape, parameters = (batch, tokens, HEADS, HEAD_DIM), learned(name)
     q, k, v = (torch.randn(shape).transpose(1, 2).requires_grad_(trains) for _ in range(3))
 
     def run(attend: Attend) -> None:
         x = q
-        for _ in range(LAYERS):
+        for _ in range(layers):
             x = attend(x, k, v)
         if trains:
             x.sum().backward()
@@ -200,7 +205,8 @@ def main() -> None:
     for (part, of_part), trains in zip(parts.items(), (False, True), strict=True):
         for name, encoding in encodings().items():
             of_part[name] = {
-                f"{n} x {b}": forward(name, encoding, n, b, trains, max(9, rounds * 64 // n)) for n, b in SIZES
+                label: forward(name, encoding, size, trains, max(9, rounds * 64 // size[0]))
+                for label, size in SIZES.items()
             }
             print(part, name, of_part[name], flush=True)
     steps = {text: {"a decoded token": step(text, rounds)} for text in DECODED}
@@ -216,12 +222,12 @@ def main() -> None:
         "caches": caches,
     }
     (here / "short_calls.json").write_text(json.dumps(results, indent=1) + "\n")
-    sizes = [f"{n} x {b}" for n, b in SIZES]
+    sizes = list(SIZES)
     lines = [
         "# Few tokens, and one decoded token",
         "",
         f"`python benchmarks/short_calls.py`: processor time of `posenc.attention` over that of a few lines of PyTorch which "
-        f"make their mask and tables once for {LAYERS} layers. {HEADS} heads of {HEAD_DIM}, causal, float32, tokens x batch, "
+        f"make their mask and tables once for {LAYERS} layers, or for 4. {HEADS} heads of {HEAD_DIM}, causal, float32, tokens x batch, "
         f"median of interleaved rounds, one thread, {results['processor']}, torch {results['torch']}, {results['date']}.",
         "",
         "Forward:", "", *table(parts["forward"], sizes), "",
