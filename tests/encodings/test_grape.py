@@ -89,7 +89,6 @@ test_refusals = refusals(REFUSED)
 
 
 def test_positions_that_learn_have_the_formulas_gradients():
-    """By blocks of the operator, where positions of later tokens may lie before those of earlier ones."""
     q, k, v = qkv(Positions.arange(9), heads=2, kv_heads=2)
     ids = (torch.arange(9) + 0.7 * torch.randn(9, dtype=torch.float64)).requires_grad_()
     encoding = random(GRAPEA(2, head_dim=4))
