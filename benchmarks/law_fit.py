@@ -18,13 +18,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from law import passages_of
 
 HERE = Path(__file__).parent
 A = 0.34
@@ -74,7 +73,7 @@ def points(
         cell = each["cell"]
         if each["validation"] is None or cell["rate"] != chosen.get(cell["encoding"]):
             continue
-        passages = np.array([reduce(getitem, at, each[name]) for name in ("prose", "code")])
+        passages = np.array(passages_of(each, *at))
         found.append(
             Point(
                 min(sizes[cell["size"]]),

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from early import spearman
 from law import BUDGETS, CONTEXTS, COOLDOWN, HERE, SIX, SLOW, mean, passages_of
 from law import by_cell as of_cpu_by_cell
 from law import judged as of_cpu
@@ -153,12 +154,6 @@ def on_cpu() -> Iterator[str]:
         yield ""
 
 
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's, of values without ties."""
-    ranks = [np.argsort(np.argsort(each)).astype(float) for each in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
 def early(cells: Cells, size: str, first: int, last: int) -> tuple[list[str], dict[str, float]]:
     """How measures of trainings of half the budget `first` and of `first` order the losses at `last`: Spearman's correlation, positive where the
     measure is right about the order."""
@@ -178,7 +173,7 @@ def early(cells: Cells, size: str, first: int, last: int) -> tuple[list[str], di
         "gain from 128 to 512 tokens": [b - a for a, b in zip(contexts[128], contexts[512], strict=True)],
         "tokens right in a copy": [-mean(at[e], "copied_near") for e in names],
     }
-    return names, {name: rank_correlation(values, then) for name, values in measures.items()}
+    return names, {name: spearman(values, then) for name, values in measures.items()}
 
 
 def spent(everything: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -372,7 +367,9 @@ def not_known() -> Iterator[str]:
     yield f"- **More text.** The trainings read at most {most}, in tokens a weight; 20 are usual. The order changed with the budget, and may again."
     yield f"- **Larger models.** The size that was held out, 28 M weights, was trained with {held_out} alone. On the CPU there is one size, so nothing is known about N."
     yield f"- **Luck.** {several} of {len(cells)} cells of the GPU have a second seed; intervals are of passages."
-    yield "- **Other text.** Prose is 23 MB of docstrings, code 59 MB of the files of Python packages, in 512 tokens of context."
+    corpus = json.loads((HERE / "registration.json").read_text())["corpus"]
+    size = {name: f"{count * corpus['bytes per token'][name] / 1e6:.0f} MB" for name, count in corpus["tokens"].items()}
+    yield f"- **Other text.** Prose is {size['prose']} of docstrings, code {size['code']} of the files of Python packages, in 512 tokens of context."
     yield f"- **What was planned**, and the minutes did not reach: {', '.join(f'{n} of {what}' for what, n in count.items())}."
 
 

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
+import early
 from law import mean
 from law_gpu import losses, widest
 from law_gpu import numbers_of as cells
@@ -30,6 +31,11 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     yield compare, "As registered, the interval is now ±{}.", [rest[1]]
     yield compare, "±{} nats from 480 steps on (1.96 times the error of two encodings) and ±{} below", rest
     yield compare, "the mean error is {} nats in place of {},", errors
+    known = early.cells([name for names in early.KNOWN.values() for name in names])
+    late, measures = early.late(known, "loss"), ("line through 50 and 100 steps", "loss")
+    of_known = [f"{early.spearman(early.values(known, measure), late):.2f}" for measure in measures]
+    yield compare, "after 1600 (rank correlation {}; the loss itself {})", of_known
+    yield compare, "never been trained here with {},", [early.verdicts()[0][1]]
 
     half = json.loads((ROOT / "benchmarks/bfloat16.json").read_text(encoding="utf-8"))["parts"]
     ends = {}

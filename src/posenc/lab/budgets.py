@@ -122,7 +122,6 @@ def sentence(curve: Mapping[str, Any]) -> str:
     if sum(row["learned"] for row in curve["rows"]) < 2:
         return f"No order is predicted at {at}: fewer than two encodings have learned more than guessing."
     behind = f"; {counted(len(by['behind']), 'encoding')} behind: {listed(by['behind'])}." if "behind" in by else "."
-    behind = f"{behind} {FURTHER}"
     if "first" in by:
-        return f"At {at}, {by['first'][0]} is predicted to be first{behind}"
-    return f"Which of {listed(by[UNDECIDED])} is first at {at}, is {UNDECIDED}{behind}"
+        return f"At {at}, {by['first'][0]} is predicted to be first{behind} {FURTHER}"
+    return f"Which of {listed(by[UNDECIDED])} is first at {at}, is {UNDECIDED}{behind} {FURTHER}"

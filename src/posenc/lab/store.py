@@ -217,8 +217,9 @@ class Store(Folder):
                     self.write(OWNER, run)
                     yield
                 finally:
-                    for left in (owner, *self.directory.rglob(f"{PREFIX}*")):
-                        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+                    owner.unlink(missing_ok=True)
+                    for left in self.directory.rglob(f"{PREFIX}*"):
+                        shutil.rmtree(left, ignore_errors=True)
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(
