@@ -19,7 +19,7 @@ BEYOND = 4
 WARM_UP, FLAT = 12, 30
 """Steps: the rate rises to its peak, and from FLAT on it falls."""
 UNDECIDED = "not decided at this budget"
-FURTHER = "Such lines through 50 and 100 steps predicted the order of eight encodings at 1600: rank correlation 0.98 (benchmarks/early.md)."
+FURTHER = "Such lines through 50 and 100 steps ordered eight encodings at 1600, on prose: rank correlation 0.98 (benchmarks/early.md)."
 COOLDOWN = 0.35
 """Share of a budget over which the rate falls linearly to 0."""
 
