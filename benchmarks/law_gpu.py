@@ -363,9 +363,11 @@ def not_known() -> Iterator[str]:
     most = ", ".join(f"{tokens[size]:.2g} ({size.replace('M', ' M')} weights)" for size in SIZES)
     several = sum(len(each) > 1 for each in cells.values())
     held_out = ", ".join(f"`{e}`" for size, e, _ in cells if size == "28M")
+    sizes = {size: len({e for s, e, _ in of_cpu_by_cell() if s == size}) for size, *_ in of_cpu_by_cell()}
+    on_cpu_by_size = ", ".join(f"{count} at {size.replace('M', ' M')}" for size, count in sizes.items())
     yield from ("## What is not known", "")
     yield f"- **More text.** The trainings read at most {most}, in tokens a weight; 20 are usual. The order changed with the budget, and may again."
-    yield f"- **Larger models.** The size that was held out, 28 M weights, was trained with {held_out} alone. On the CPU there is one size, so nothing is known about N."
+    yield f"- **Larger models.** The size that was held out, 28 M weights, was trained with {held_out} alone. On the CPU, encodings by size: {on_cpu_by_size}."
     yield f"- **Luck.** {several} of {len(cells)} cells of the GPU have a second seed; intervals are of passages."
     corpus = json.loads((HERE / "registration.json").read_text())["corpus"]
     size = {name: f"{count * corpus['bytes per token'][name] / 1e6:.0f} MB" for name, count in corpus["tokens"].items()}
