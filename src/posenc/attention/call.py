@@ -70,7 +70,7 @@ class Call:
 def given(call: Call) -> Call:
     """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
     acts in its layer."""
-    encoding, positions, acting, traced = call.encoding, call.positions, None, torch.compiler.is_compiling()
+    encoding, positions, traced = call.encoding, call.positions, torch.compiler.is_compiling()
     if not traced:
         check_numbers(call)
     if isinstance(encoding, Pass):
@@ -78,10 +78,11 @@ def given(call: Call) -> Call:
             raise InputError("a pass has its positions: leave them out", positions=positions)
         if encoding.versions and not traced:
             encoding.require_current()
+        check_tensors(q=call.q, k=call.k, v=call.v)
         acting = encoding.acting_in(call.layer) if traced else encoding.acting_once(call.layer)
         encoding, positions = encoding.encoding, encoding.positions
-    check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
-    if acting is None:
+    else:
+        check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
         acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
     return call.changed(encoding=encoding, positions=positions, acting=acting, traced=traced)
 
@@ -116,8 +117,10 @@ def checked(call: Call) -> Call:
     positions = resolve_positions(q, k, encoding, call.positions, call.causal)
     call = visible_part(call if positions is call.positions else call.changed(positions=positions))
     if encoding is not None:
-        require_values(encoding, q)
-        encoding._check_part(q, k)
+        if not call.traced:
+            require_values(encoding, q)
+        for leaf in call.acting.leaves:
+            leaf.encoding._check_part(q, k)
         part = call.acting.part
         if call.keys_rotated and part.bias_reads_keys and "rotate" in part.sites():
             why = f"the bias of {part.known_as} reads the keys as they were before their rotation"
@@ -174,7 +177,7 @@ def assembled(
     problem = Problem(
         q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
-        learned=_learns(effects) if terms else False,
+        learned=constant and bool(terms) and _learns(effects),
     )  # fmt: skip
     if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
@@ -186,8 +189,10 @@ def assembled(
 
 def _learns(effects: Effects) -> bool:
     """Whether a gradient may reach a bias."""
+    if not torch.is_grad_enabled():
+        return False
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
-    return torch.is_grad_enabled() and any(x.requires_grad for each in biases for *_, x in parameters_of(each))
+    return True in [x.requires_grad for each in biases for *_, x in parameters_of(each)]
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -381,12 +386,16 @@ def check_names(function: str, others: Mapping[str, Any]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
+def check_tensors(**tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
         if type(x) is not Tensor:
             refuse_distributed(**{name: x})
+
+
+def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
+    check_tensors(**tensors)
     if isinstance(encoding, Tensor):
         raise InputError(f"a mask is none: {SDPA['attn_mask']}", encoding=encoding)
     if encoding is not None and not isinstance(encoding, Encoding):

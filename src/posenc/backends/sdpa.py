@@ -49,11 +49,12 @@ class SDPA:
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.is_empty:
             return REFERENCE.plan(problem)
-        if problem.values is not None and problem.q.shape[2] > 1:
-            refused = self._refused(problem)
-            if refused not in (None, FEW):
-                return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
-        return self._by_way_of_float32(problem) if _slow_in_half(problem) else self._plan(problem)
+        if not _slow_in_half(problem):
+            return self._plan(problem)
+        name = str(problem.q.dtype).removeprefix("torch.")
+        q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
+        why = f"by way of float32, which this processor multiplies faster than {name}; "
+        return _by_way_of(self._plan(replace(problem, q=q, k=k, v=v)), _in_float32, why)
 
     def _refused(self, problem: Problem) -> Refused | None:
         """Why the operator is not taken; None if it is."""
@@ -63,17 +64,9 @@ class SDPA:
             return Refused("a single query")  # whose dense mask is a row
         return FEW if self.short and _takes_formulas(problem) else unsupported(problem)
 
-    def _by_way_of_float32(self, problem: Problem) -> Plan:
-        name = str(problem.q.dtype).removeprefix("torch.")
-        q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
-        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v))
-        why = f"by way of float32, which this processor multiplies faster than {name}; {why}"
-        return Plan(lambda problem: run(_in_float32(problem)).to(problem.q.dtype), why, faster)
-
-    def _plan(self, problem: Problem) -> Plan:
+    def _plan(self, problem: Problem) -> Plan | str:
         if problem.scale <= 0:  # the kernels mask before they scale
-            run, why, faster = self._plan(replace(problem, scale=1.0))
-            return Plan(lambda problem: run(_scaled(problem)), why, faster)
+            return _by_way_of(self._plan(replace(problem, scale=1.0)), _scaled)
         # under dropout the CPU's would keep scores and probabilities
         if problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu"):
             ahead = not problem.positions.all_visible
@@ -82,10 +75,10 @@ class SDPA:
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
-            run, why, faster = self._plan(wide)
-            why = f"products of few channels widen queries and keys; {why}"
-            return Plan(lambda problem: run(_wider(problem)), why, faster)
+            return _by_way_of(self._plan(wide), _wider, "products of few channels widen queries and keys; ")
         refused = self._refused(problem)
+        if refused not in (None, FEW) and problem.values is not None and problem.q.shape[2] > 1:
+            return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
         if refused is None:
             return _fused(problem)
         if problem.q.shape[2] == 1:
@@ -96,13 +89,21 @@ class SDPA:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
         if refused is FEW and problem.values is None and not (problem.traced and exporting()):
             return _masked(problem, refused)
-        blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
+        blocks, scores = refused is not FEW and _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
         if not blocks and not scores:
             return _masked(problem, refused)
         how = "the scores of every branch" if problem.branches else "scores and probabilities"
         how = (how if scores else "a dense mask") + (", for some queries at a time" if blocks else "")
         run = partial(_in_blocks if blocks else _at_once, REFERENCE.rows if scores else _dense)
         return Plan(run, f"{refused.why}: {how}", refused.faster)
+
+
+def _by_way_of(plan: Plan | str, change: Callable[[Problem], Problem], why: str = "") -> Plan | str:
+    """The plan of a problem that another one is changed to."""
+    if isinstance(plan, str):
+        return plan
+    run = plan.run
+    return Plan(lambda problem: run(change(problem)).to(problem.q.dtype), why + plan.why, plan.faster)
 
 
 def _shaped(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:

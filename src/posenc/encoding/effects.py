@@ -10,11 +10,11 @@ from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated, validated_values
 from posenc.errors import InputError, check_devices, check_integers, is_distributed, refuse_distributed, shown
-from posenc.functional import exactly, intercepted, transformed
+from posenc.functional import exactly, interpreted
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
 
@@ -137,13 +137,12 @@ def require_values(encoding: Hooked, x: Tensor) -> None:
         return
     if type(x) is not Tensor:
         refuse_distributed(x=x)
-    parameters = [parameter for *_, parameter in parameters_of(encoding)]
-    if not parameters:
-        return
-    check_devices(encoding.known_as, x, *parameters)
-    if is_distributed(parameters[0]):
-        remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"
-        raise InputError(f"{encoding.known_as}: its parameters are sharded here, by themselves: {remedy}")
+    for *_, parameter in parameters_of(encoding):
+        if parameter.is_meta is not x.is_meta:
+            check_devices(encoding.known_as, x, parameter)
+        if type(parameter) is not nn.Parameter and is_distributed(parameter):
+            remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"
+            raise InputError(f"{encoding.known_as}: its parameters are sharded here, by themselves: {remedy}")
 
 
 def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
@@ -200,8 +199,8 @@ def checked_gates(acting: Acting, gates: Gates, k: Tensor, hidden: Hidden | None
         if gate.device != k.device:
             raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
         gate = left_out(hidden, gate)
-        looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-        if looks and not intercepted() and not bool(gate.isfinite().all()):
+        looks = gate.device.type == "cpu" and not (torch.compiler.is_compiling() or interpreted())
+        if looks and not bool(gate.isfinite().all()):
             raise InputError("not finite", "check the layer's input and the weights that make them", gates=gate)
         checked.append(gate.expand(k.shape[0], -1, -1, -1))
     return tuple(checked)

@@ -19,7 +19,6 @@ from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_buck
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 from posenc.positions.patches import marked
-from posenc.positions.segments import distances_of
 
 STEEPEST = 1e20
 """The largest slope: its bias of any distance is a number of float32."""
@@ -123,15 +122,10 @@ class T5(DistanceBias):
         self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
     def of_distance(
-        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, positions: Positions | None = None
+        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, causal: bool = True
     ) -> Tensor:
-        """positions: those of the call, which are causal or not, where bidirectional is None; None: they are causal."""
-        if positions is None or distance is not distances_of(positions):
-            buckets = bucket_of(self, distance, positions is None or positions.causal)
-        else:
-            make = partial(bucket_of, self, distance, positions.causal)
-            buckets = self.remember(positions, "buckets", make)
-        table = self.table.to(dtype)
+        """causal: whether the positions are, where bidirectional is None."""
+        buckets, table = bucket_of(self, distance, causal), self.table.to(dtype)
         if table.is_cuda and buckets.dim() == 1 and head.dim() == 2:
             # the gradient of indices of which thousands are equal is added one after the other there
             return table.index_select(0, head.flatten()).index_select(1, buckets)
@@ -140,7 +134,7 @@ class T5(DistanceBias):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         positions.require_integers("T5", "round the positions, or use ALiBi or KERPLE")
         warn_of_half(self, self.table, positions)
-        return self._relative(partial(self.of_distance, positions=positions), q, positions, layer)
+        return self._relative(partial(self.of_distance, causal=positions.causal), q, positions, layer)
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0

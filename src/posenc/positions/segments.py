@@ -99,7 +99,7 @@ def distances_of(positions: Positions) -> Tensor | None:
     if positions.span is None:
         return None
     shortest, longest = positions.span
-    return positions.shared("distances", lambda: torch.arange(longest, shortest - 1, -1, device=positions.q.device))
+    return torch.arange(longest, shortest - 1, -1, device=positions.q.device)
 
 
 def visible_keys(positions: Positions, region: Region) -> tuple[int, int, bool]:
