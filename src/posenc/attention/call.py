@@ -177,7 +177,7 @@ def assembled(
     problem = Problem(
         q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
-        learned=constant and bool(terms) and _learns(effects),
+        learned=_learns(effects) if terms else False,
     )  # fmt: skip
     if modifiers and problem.weighs:
         if prefix is not None or sink is not None:

@@ -157,7 +157,7 @@ class Problem:
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The terms that are products of queries' and keys' own vectors, see `Score.factors`."""
-        return [pair for term in self.bias if (pair := term.factors()) is not None]
+        return list(filter(None, [term.factors() for term in self.bias]))
 
     @property
     def others(self) -> list[Score]:
