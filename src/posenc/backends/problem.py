@@ -225,9 +225,11 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Problem], T]:
     """A function that makes something of a problem; where the terms are constant, once for all layers of a pass, with its
     gradient."""
+    if not constant:
+        return make
 
     def of(problem: Problem) -> T:
-        if not constant or problem.traced:  # a graph shares by itself
+        if problem.traced:  # a graph shares by itself
             return make(problem)
         made: dict[object, T] = problem.made
         if of not in made:

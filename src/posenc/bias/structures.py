@@ -595,8 +595,7 @@ class Values:
     index: OfDistance
     shapes: ClassVar[Shapes] = {"table": ("num_heads|1", "rows", "width of v")}
 
-    def __post_init__(self) -> None:
-        _require_numbers(self)
+    __post_init__ = _require_numbers
 
     def reduced(self, distances: Tensor) -> ValuesTerm:
         """For the CPU's operator, with an entry for each distance."""
@@ -611,8 +610,7 @@ class KeyValues:
     added: Tensor
     shapes: ClassVar[Shapes] = {"added": ("batch|1", "num_kv_heads|1", "num_keys", "width of v")}
 
-    def __post_init__(self) -> None:
-        _require_numbers(self)
+    __post_init__ = _require_numbers
 
 
 def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]:

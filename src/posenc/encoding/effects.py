@@ -133,8 +133,6 @@ def parameters_of(encoding: Hooked) -> list[tuple[dict[str, Any], str, Tensor]]:
 def require_values(encoding: Hooked, x: Tensor) -> None:
     """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to; and parameters that other
     processes have parts of."""
-    if torch.compiler.is_compiling():
-        return
     if type(x) is not Tensor:
         refuse_distributed(x=x)
     for *_, parameter in parameters_of(encoding):
@@ -158,7 +156,7 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
         raise InputError("pass the input of the layer's projections, (batch, seq, dim) of a floating dtype", x=x)
     leaves = encoding.acting_in(layer).leaves
-    for leaf in leaves:
+    for leaf in () if torch.compiler.is_compiling() else leaves:
         require_values(leaf.encoding, x)
     parts = [leaf for leaf in leaves if leaf.gates]
     if not parts:
@@ -272,7 +270,7 @@ class Effects:
 
     def embedded(self, x: Tensor) -> Tensor:
         """x (batch, seq, dim) as `embed` leaves it. What it holds at padding is not read where it could reach a gradient."""
-        for part in self.parts:
+        for part in () if torch.compiler.is_compiling() else self.parts:
             require_values(part.encoding, x)
         parts = self._in_turn("embed")
         if parts and x.dim() == 3 and x.shape[1] == self.positions.num_queries:
@@ -473,7 +471,9 @@ def joined(prefixes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] |
 
 def only(what: str, of_parts: Sequence[Any]) -> Any:
     """What one of the parts has, and the others do not; None where none has."""
-    present = [value for value in of_parts if value is not None]
-    if len(present) > 1:
-        raise InputError(f"the sum has several {what}: use one of them")
-    return present[0] if present else None
+    present = None
+    for value in of_parts:
+        if value is not None and present is not None:
+            raise InputError(f"the sum has several {what}: use one of them")
+        present = value if present is None else present
+    return present
