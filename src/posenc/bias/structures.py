@@ -595,7 +595,8 @@ class Values:
     index: OfDistance
     shapes: ClassVar[Shapes] = {"table": ("num_heads|1", "rows", "width of v")}
 
-    __post_init__ = _require_numbers
+    def __post_init__(self) -> None:
+        _require_numbers(self)
 
     def reduced(self, distances: Tensor) -> ValuesTerm:
         """For the CPU's operator, with an entry for each distance."""
@@ -610,7 +611,8 @@ class KeyValues:
     added: Tensor
     shapes: ClassVar[Shapes] = {"added": ("batch|1", "num_kv_heads|1", "num_keys", "width of v")}
 
-    __post_init__ = _require_numbers
+    def __post_init__(self) -> None:
+        _require_numbers(self)
 
 
 def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]:
@@ -618,7 +620,8 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias")."""
     if bias is None:
         return []
-    terms = [bias] if isinstance(bias, (Score, Tensor)) or not isinstance(bias, Iterable) else bias
+    alone = isinstance(bias, (Score, Tensor)) or not isinstance(bias, (list, tuple, Iterable))
+    terms: Any = [bias] if alone else bias
     scores: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

@@ -69,7 +69,7 @@ class _Disentangled(ContentBias):
 
     def projected(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
         """The table as queries (side 0) or keys (side 1), (num_heads, 2 span, head_dim); None where no term needs them."""
-        projection = (self.query, self.key)[side]
+        projection = self.key if side else self.query
         return None if projection is None else projection(self.normalized().to(dtype), self.own_layer(layer))
 
     def normalized(self) -> Tensor:
@@ -83,7 +83,7 @@ class _Disentangled(ContentBias):
         self.check_heads(q)
         self.check_integers(positions)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
-        queries, keys = (self.projected(side, layer, q.dtype) for side in (0, 1))
+        queries, keys = self.projected(0, layer, q.dtype), self.projected(1, layer, q.dtype)
         terms: list[Score] = []
         if keys is not None and "c2p" in self.acting:
             terms.append(QueryRelative(q.to(dtype), keys.to(dtype) * scale, self.row, positions))
