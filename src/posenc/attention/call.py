@@ -70,7 +70,7 @@ class Call:
 def given(call: Call) -> Call:
     """A call whose arguments are of their types, with the encoding and the positions of a pass if that is its encoding, and with what
     acts in its layer."""
-    encoding, positions, traced = call.encoding, call.positions, torch.compiler.is_compiling()
+    encoding, positions, acting, traced = call.encoding, call.positions, None, torch.compiler.is_compiling()
     if not traced:
         check_numbers(call)
     if isinstance(encoding, Pass):
@@ -78,11 +78,10 @@ def given(call: Call) -> Call:
             raise InputError("a pass has its positions: leave them out", positions=positions)
         if encoding.versions and not traced:
             encoding.require_current()
-        check_tensors(q=call.q, k=call.k, v=call.v)
         acting = encoding.acting_in(call.layer) if traced else encoding.acting_once(call.layer)
         encoding, positions = encoding.encoding, encoding.positions
-    else:
-        check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
+    check_given(encoding, positions, q=call.q, k=call.k, v=call.v)
+    if acting is None:
         acting = NOTHING if encoding is None else encoding.acting_in(call.layer)
     return call.changed(encoding=encoding, positions=positions, acting=acting, traced=traced)
 
@@ -386,21 +385,17 @@ def check_names(function: str, others: Mapping[str, Any]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_tensors(**tensors: Tensor) -> None:
+def check_given(encoding: Encoding | None, positions: Any, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
         if type(x) is not Tensor:
             refuse_distributed(**{name: x})
-
-
-def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
-    check_tensors(**tensors)
     if isinstance(encoding, Tensor):
         raise InputError(f"a mask is none: {SDPA['attn_mask']}", encoding=encoding)
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
-    if positions is not None:
+    if positions is not None and not isinstance(positions, Positions):
         require_positions(positions)
 
 

@@ -34,15 +34,13 @@ class Reference:
             out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
         return out
 
-    def scores(
-        self, problem: Problem, first: int, end: int, bias: Tensor | None, readable: bool = False, adds: bool = False
-    ) -> Tensor:
+    def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None, adds: bool = False) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
-        query does not see a key. Of a problem that weighs: the weights. readable: whether tensors can be looked at, and so written to.
-        adds: scores are hidden by a sum, a tenth of the time of masked_fill, which makes NaN of those that are not finite."""
-        scores = _where_visible(problem, first, end, readable, adds)
+        query does not see a key. Of a problem that weighs: the weights. adds: scores are hidden by a sum in place, in a tenth of the
+        time of masked_fill, which makes NaN of those that are not finite."""
+        scores = _where_visible(problem, first, end, adds)
         if bias is not None:
-            scores = scores.add_(bias.to(scores)) if readable else scores + bias.to(scores)
+            scores = scores.add_(bias.to(scores)) if adds else scores + bias.to(scores)
         for modifier in problem.modifiers:
             scores = modifier.of_block(scores, first, problem.first_key)
         return scores
@@ -52,7 +50,7 @@ class Reference:
         sink takes what is missing to 1. adds: see `scores`."""
         readable = problem.q.device.type == "cpu" and not (problem.traced or interpreted())
         adds = adds and readable and not problem.modifiers and not problem.branches
-        scores = self.scores(problem, first, end, bias, readable, adds)
+        scores = self.scores(problem, first, end, bias, adds)
         if problem.weighs:
             return scores
         weights = scores.softmax(-1)
@@ -105,7 +103,7 @@ class Kernel:
         raise NotImplementedError
 
 
-def _where_visible(problem: Problem, first: int, end: int, in_place: bool, adds: bool) -> Tensor:
+def _where_visible(problem: Problem, first: int, end: int, adds: bool) -> Tensor:
     """The scaled products of queries first .. end - 1 and keys, each pair's in the branch that it is in. adds: see `scores`."""
     scores, keys, precise = None, problem.v.shape[2], torch.promote_types(problem.q.dtype, torch.float32)
     for branch in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
@@ -123,7 +121,7 @@ def _where_visible(problem: Problem, first: int, end: int, in_place: bool, adds:
         elif scores is not None:
             scores = torch.where(hidden, scores, part)
         else:
-            scores = (part.masked_fill_ if in_place else part.masked_fill)(hidden, -torch.inf)
+            scores = part.masked_fill(hidden, -torch.inf)
     assert scores is not None
     return scores
 

@@ -155,15 +155,6 @@ def _wider(problem: Problem) -> Problem:
     return replace(problem, q=q, k=k, v=v, scale=scale, bias=problem.others)
 
 
-# -------------------------------------------------------------------- no mask
-
-
-def _options(problem: Problem) -> dict[str, Any]:
-    options = {"scale": problem.scale, "dropout_p": problem.dropout_p}
-    # a branch, because the comparison of two lengths is not a bool while a graph is traced
-    return options | {"enable_gqa": True} if problem.q.shape[1] != problem.k.shape[1] else options
-
-
 # -------------------------------------------------------------------- the fused operator
 
 
@@ -297,7 +288,10 @@ def _under(mask: Tensor | None, blind: Tensor | None, problem: Problem, is_causa
     if q.shape[3] != width and q.device.type == "cpu":  # whose fused path wants one width, and else takes an N x N one
         wide = max(q.shape[3], width)
         q, k, v = (pad(x, (0, wide - x.shape[3])) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, **_options(problem))
+    # a branch, because the comparison of two lengths is not a bool while a graph is traced
+    grouped: Any = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    dropout_p, scale = problem.dropout_p, problem.scale
+    out = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, **grouped)
     out = out if out.shape[3] == width else out[..., :width]
     return out if blind is None else out.masked_fill(blind, 0.0)
 

@@ -3,7 +3,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
@@ -41,13 +41,10 @@ class DistanceBias(Encoding):
         raise NotImplementedError  # abstract: every subclass defines it
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        return self._relative(self.of_distance, q, positions, layer)
-
-    def _relative(self, of_distance: Callable[..., Tensor], q: Tensor, positions: Positions, layer: int) -> Relative:
         check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        function = partial(of_distance, layer=self.own_layer(layer), dtype=dtype)
+        function = partial(self.of_distance, layer=self.own_layer(layer), dtype=dtype)
         return Relative(function, self.num_heads, positions)
 
 
@@ -134,7 +131,9 @@ class T5(DistanceBias):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         positions.require_integers("T5", "round the positions, or use ALiBi or KERPLE")
         warn_of_half(self, self.table, positions)
-        return self._relative(partial(self.of_distance, causal=positions.causal), q, positions, layer)
+        relative = super().bias(q, k, positions, layer)
+        relative.function = partial(relative.function, causal=positions.causal)  # type: ignore[call-arg]
+        return relative
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0
