@@ -87,8 +87,6 @@ class SDPA:
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
         if problem.sink is not None and problem.traced:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        if refused is FEW and problem.values is None and not (problem.traced and exporting()):
-            return _masked(problem, refused)
         blocks, scores = refused is not FEW and _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
         if not blocks and not scores:
             return _masked(problem, refused)
@@ -163,13 +161,11 @@ def _takes_formulas(problem: Problem) -> bool:
     runtimes do not have the operator."""
     if problem.traced and exporting():
         return True
-    tables = problem.values is not None or False in [term.dense_if_short for term in problem.bias]
-    # 128 by 128 tokens under products with a table of distances
-    if problem.pairs > (SHORT // 4 if tables else SHORT):
+    if problem.traced or problem.dropout_p > 0:
         return False
-    if problem.traced or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
-        return False
-    return problem.q.shape[2] <= _block_rows(problem)
+    # 128 by 128 tokens under products with a table of distances, and where scores are materialised
+    fewer = _takes_scores(problem) or False in [term.dense_if_short for term in problem.bias]
+    return problem.pairs <= (SHORT // 4 if fewer else SHORT) and problem.q.shape[2] <= _block_rows(problem)
 
 
 def _fused(problem: Problem) -> Plan:
@@ -209,7 +205,8 @@ def _block_rows(problem: Problem) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if problem.traced or (problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT):
+    one_mask = problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT
+    if problem.traced or (one_mask and not _takes_scores(problem)):
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
