@@ -176,7 +176,7 @@ def assembled(
     problem = Problem(
         q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
-        learned=_learns(effects) if terms else False,
+        learned=_learns(effects) if terms and torch.is_grad_enabled() else False,
     )  # fmt: skip
     if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
@@ -187,9 +187,7 @@ def assembled(
 
 
 def _learns(effects: Effects) -> bool:
-    """Whether a gradient may reach a bias."""
-    if not torch.is_grad_enabled():
-        return False
+    """Whether a bias learns."""
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
     return True in [x.requires_grad for each in biases for *_, x in parameters_of(each)]
 

@@ -151,8 +151,8 @@ class Problem:
         if self.branches or self.region is not None:
             return False
         # SDPA's own causal mask is aligned to the first key, so it needs a square
-        square = positions.causal and positions.diagonal == 0 and self.q.shape[2] == self.v.shape[2]
-        return square or positions.all_visible
+        causal = positions.causal and positions.diagonal == 0
+        return (causal and self.q.shape[2] == self.v.shape[2]) or positions.all_visible
 
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
 from posenc.errors import exporting
-from posenc.functional import intercepted, transformed
+from posenc.functional import interpreted, transformed
 from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
 
@@ -56,13 +56,13 @@ class SDPA:
         why = f"by way of float32, which this processor multiplies faster than {name}; "
         return _by_way_of(self._plan(replace(problem, q=q, k=k, v=v)), _in_float32, why)
 
-    def _refused(self, problem: Problem) -> Refused | None:
-        """Why the operator is not taken; None if it is."""
+    def _refused(self, problem: Problem, scores: bool) -> Refused | None:
+        """Why the operator is not taken; None if it is. scores: see `_takes_scores`."""
         if problem.q.device.type != "cpu":
             return Refused("the fused operator is for the CPU", "backend='flex'")
         if problem.q.shape[2] == 1:
             return Refused("a single query")  # whose dense mask is a row
-        return FEW if self.short and _takes_formulas(problem) else unsupported(problem)
+        return FEW if self.short and _takes_formulas(problem, scores) else unsupported(problem)
 
     def _plan(self, problem: Problem) -> Plan | str:
         if problem.scale <= 0:  # the kernels mask before they scale
@@ -76,7 +76,8 @@ class SDPA:
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
             return _by_way_of(self._plan(wide), _wider, "products of few channels widen queries and keys; ")
-        refused = self._refused(problem)
+        scores = _takes_scores(problem)
+        refused = self._refused(problem, scores)
         if refused not in (None, FEW) and problem.values is not None and problem.q.shape[2] > 1:
             return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
         if refused is None:
@@ -87,7 +88,7 @@ class SDPA:
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
         if problem.sink is not None and problem.traced:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        blocks, scores = refused is not FEW and _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
+        blocks = refused is not FEW and _block_rows(problem, scores) < problem.q.shape[2]
         if not blocks and not scores:
             return _masked(problem, refused)
         how = "the scores of every branch" if problem.branches else "scores and probabilities"
@@ -143,7 +144,7 @@ def _widens(problem: Problem) -> bool:
     if not problem.bias or problem.branches or problem.q.dtype not in (torch.float32, torch.float64):
         return False
     factors = problem.factors
-    more = sum(left.shape[-1] for left, _ in factors) if factors else 0
+    more = sum([left.shape[-1] for left, _ in factors])
     return 0 < 2 * more <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
@@ -156,16 +157,16 @@ def _wider(problem: Problem) -> Problem:
 # -------------------------------------------------------------------- the fused operator
 
 
-def _takes_formulas(problem: Problem) -> bool:
-    """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
-    runtimes do not have the operator."""
+def _takes_formulas(problem: Problem, scores: bool) -> bool:
+    """Whether a dense mask, or scores, are small. An exported program takes them at any size: other runtimes do not have the
+    operator."""
     if problem.traced and exporting():
         return True
     if problem.traced or problem.dropout_p > 0:
         return False
     # 128 by 128 tokens under products with a table of distances, and where scores are materialised
-    fewer = _takes_scores(problem) or False in [term.dense_if_short for term in problem.bias]
-    return problem.pairs <= (SHORT // 4 if fewer else SHORT) and problem.q.shape[2] <= _block_rows(problem)
+    fewer = scores or False in [term.dense_if_short for term in problem.bias]
+    return problem.pairs <= (SHORT // 4 if fewer else SHORT) and problem.q.shape[2] <= _block_rows(problem, scores)
 
 
 def _fused(problem: Problem) -> Plan:
@@ -201,12 +202,12 @@ def _takes_scores(problem: Problem) -> bool:
 # -------------------------------------------------------------------- a dense mask
 
 
-def _block_rows(problem: Problem) -> int:
+def _block_rows(problem: Problem, scores: bool) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    one_mask = problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT
-    if problem.traced or (one_mask and not _takes_scores(problem)):
+    one_mask = problem.constant and not (problem.learned or scores) and problem.sink is None and problem.pairs <= SHORT
+    if problem.traced or one_mask:
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
@@ -218,7 +219,7 @@ def _at_once(dense: Callable[..., Tensor], problem: Problem) -> Tensor:
 
 def _in_blocks(dense: Callable[..., Tensor], problem: Problem) -> Tensor:
     """By blocks of queries, which are computed again for the gradient."""
-    rows, queries = _block_rows(problem), problem.q.shape[2]
+    rows, queries = _block_rows(problem, _takes_scores(problem)), problem.q.shape[2]
     bias = sum_by_rows(problem.bias, problem.q.device)
 
     def block(first: int, end: int) -> Tensor:
@@ -262,7 +263,7 @@ def _visible(problem: Problem, first: int = 0, end: int | None = None) -> tuple[
     if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
         return visible, None  # each sees itself
     blind = ~visible.any(-1, keepdim=True)
-    looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
+    looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not interpreted()
     if looks and not bool(blind.any()):
         return visible, None
     return visible | blind, blind

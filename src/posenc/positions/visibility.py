@@ -333,10 +333,8 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
-        count = self.q_order.shape[1]
-        end = count if end is None else end
-        if type(first) is not int or first != 0 or end != count:
-            check_range(first, end, count)
+        if type(first) is not int or first != 0 or end not in (None, self.q_order.shape[1]):
+            check_range(first, self.num_queries if end is None else end, self.num_queries)
         q_order = self.q_order[:, None, first:end, None]
         if self.causal and self.unmasked:
             return self.k_order[:, None, None] <= q_order
