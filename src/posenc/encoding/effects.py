@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from itertools import islice
 from numbers import Real
-from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -126,7 +125,9 @@ def parameters_of(encoding: Hooked) -> list[tuple[dict[str, Any], str, Tensor]]:
         for name, x in module._parameters.items():
             if x is not None:
                 found.append((module._parameters, name, x))
-        modules += filter(partial(is_not, None), module._modules.values())
+        for child in module._modules.values():
+            if child is not None:
+                modules.append(child)
     return found
 
 

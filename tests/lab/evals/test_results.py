@@ -240,7 +240,7 @@ def test_what_was_interrupted_has_its_numbers(done):
     assert [row["length"] for row in method(found, "asks", "bad")["by_length"]] == [64]
     part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # of an earlier run
     here = method(numbers(SETTINGS, TASKS, part, TRAINED), "asks", "good")["by_length"][0]
-    assert here["n"] == 8 * 3 + 8
+    assert (here["n"], len(here["documents"]["exact"])) == (8 * 3 + 8, 16)
     only = {cell: m for cell, m in part.items() if cell.method == "good"}
     found = numbers(SETTINGS, TASKS, only, TRAINED)
     assert method(found, "asks", "good")["by_length"][0]["against_none"] is None

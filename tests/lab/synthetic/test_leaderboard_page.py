@@ -72,14 +72,14 @@ def test_a_row_can_be_repeated(parts):
             assert facts["data"] == corpus.digest
 
 
-def test_no_training_is_left_out(leaderboard):
+def test_no_training_is_left_out(leaderboard, board):
     """A row is of every seed in the archives, and says how many where others have more; a pair is of the seeds that both have."""
     replication, unequal = leaderboard.replication, 0
     for name in ("recall", "far"):
         folders = sorted((leaderboard.replication.EXPERIMENTS / name).iterdir())
-        for folder, board in zip(folders, replication.experiments(name), strict=True):
+        for folder, trained in zip(folders, replication.experiments(name), strict=True):
             there = [(cell.facts["encoding"], cell.facts["seed"]) for cell in read(folder)]
-            (ranking,) = board.rankings.values()
+            (ranking,) = trained.rankings.values()
             assert sorted((v.name, seed) for v in ranking.trained for seed in v.scores) == sorted(there)
             counts = replication.numbers_of_seeds(ranking)
             unequal += len({*counts.values()}) > 1
@@ -226,7 +226,7 @@ def test_advice_names_its_exceptions(leaderboard):
     assert leaderboard.nearest(need, good[:1]) is None
 
 
-def test_rates_change_nothing_where_nothing_has_that_rate(leaderboard):
+def test_rates_change_nothing_where_nothing_has_that_rate(leaderboard, board):
     """Without position parameters theirs is no rate: the same losses."""
     of = {each.by: each.losses for each in leaderboard._at_rates()}
     assert len(of) == 9

@@ -60,6 +60,7 @@ def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trai
                 "loss": asdict(estimate(values[None])),
                 "exact": share(_by_text(cells[method], lambda o, _: float(o.exact))) if task.new_tokens else None,
                 "against_truncation": against,
+                "documents": values.tolist(),
                 **cost([measured for _, measured in cells[method]]),
             }
         )

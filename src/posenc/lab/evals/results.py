@@ -3,7 +3,8 @@
 
 The seed and the index of a text are its unit: at another depth the same unit gives nearly the same text, so that outcomes are
 averaged over each unit before an interval is computed. Units are independent. All methods read the same
-documents: the effect of a method is the mean of paired differences.
+documents: the effect of a method is the mean of paired differences, and "documents" has each one's numbers, so that any two can be
+compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,8 @@ def _method(
                 {"length": length, "depth": depth, "position": fmean(needles) if needles else None, **_pooled(at)}
             )
         against = None if none is None else _differences(here, none, fewer.get((task.text, length)))
-        by_length.append({"length": length, **_pooled(here), "against_none": against})
+        documents = {name: [fmean(unit) for unit in _units(here, name)] for name in ("loss", "exact")}
+        by_length.append({"length": length, **_pooled(here), "against_none": against, "documents": documents})
         points = _by_position(here, length)
         by_position += [{"length": length, "points": points}] if points else []
     return {"cells": cells, "by_length": by_length, "by_position": by_position}
@@ -273,7 +275,8 @@ def _ranking(
 
 
 def _verdict(against: Mapping[str, float] | None, by: str) -> str:
-    if against is None or not _significant(against):
+    """A difference is shown by an interval that excludes 0, on enough documents."""
+    if against is None or against["n"] < FEWEST or not (against["low"] > 0 or against["high"] < 0):
         return UNDECIDED
     return BETTER if (against["mean"] > 0) != (by == "loss") else WORSE
 
@@ -326,8 +329,3 @@ def _judged(row: Results) -> str:
         if at["against_none"] is not None
     ]
     return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
-
-
-def _significant(estimate: Mapping[str, float]) -> bool:
-    """Whether a difference is shown: by an interval that excludes 0, on enough documents."""
-    return estimate["n"] >= FEWEST and (estimate["low"] > 0 or estimate["high"] < 0)
