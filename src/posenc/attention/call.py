@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class Call:
 
     def changed(self, **changes: Any) -> "Call":
         """The call with other values for these fields."""
-        if torch.compiler.is_compiling():
+        if changes.get("traced", self.traced):
             return replace(self, **changes)
         made = object.__new__(Call)  # which `replace` is slow at
         vars(made).update(vars(self), **changes)

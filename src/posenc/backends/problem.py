@@ -157,7 +157,7 @@ class Problem:
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The terms that are products of queries' and keys' own vectors, see `Score.factors`."""
-        return list(filter(None, [term.factors() for term in self.bias]))
+        return [each for each in [term.factors() for term in self.bias] if each is not None]
 
     @property
     def others(self) -> list[Score]:

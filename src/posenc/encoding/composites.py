@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Modifier, Score
 from posenc.encoding.declared import HeadRange, is_torchs
-from posenc.encoding.effects import NOTHING, Acting, agreed_scale, augmented_by, check_layer, gates_of, joined, only
+from posenc.encoding.effects import Acting, agreed_scale, augmented_by, check_layer, gates_of, joined, only
 from posenc.encoding.encoding import HOOKS, SITES, Encoding, Projections
 from posenc.errors import InputError, check_sizes, not_none
 from posenc.positions import Positions
@@ -203,7 +203,8 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        leaves, used, gates, constant, maps = NOTHING[2:]
+        nothing: Any = (), (), 0, True, False
+        leaves, used, gates, constant, maps = nothing
         for each in self:
             part = each.acting_in(layer)
             leaves, used, gates = leaves + part.leaves, used + part.sites, gates + part.gates

@@ -472,9 +472,7 @@ def joined(prefixes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] |
 
 def only(what: str, of_parts: Sequence[Any]) -> Any:
     """What one of the parts has, and the others do not; None where none has."""
-    present = None
-    for value in of_parts:
-        if value is not None and present is not None:
-            raise InputError(f"the sum has several {what}: use one of them")
-        present = value if present is None else present
-    return present
+    present = [value for value in of_parts if value is not None]
+    if len(present) > 1:
+        raise InputError(f"the sum has several {what}: use one of them")
+    return present[0] if present else None
