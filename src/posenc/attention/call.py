@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
