@@ -181,7 +181,7 @@ class _LookedUp(Score):
 
     def score_mod(self) -> ScoreMod:
         lookup = self.reduced(None, torch.device("cpu")).lookup(None)
-        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
+        return lambda score, b, h, i, j: score + lookup.at(b, h, i, j)
 
     def unsupported(self, positions: Positions) -> Refused | None:
         return None
