@@ -58,10 +58,27 @@ def test_every_encoding_trains_and_is_tested_past_its_length(name, corpus, tiny)
     assert all(len(losses) == tiny.windows for losses in cell.variants[0].paired.values())
 
 
-def test_what_an_encoding_reads_tokens_by_learns_at_the_rate_of_the_model(corpus, tiny):
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_parameter_of_an_encoding_learns_in_every_layer(name, corpus, tiny):
+    training = Training(Run(name, 0, replace(tiny, num_layers=2, dim=16, head_dim=8), ""), corpus.train)
+    parameters = dict(training.model.encoding.named_parameters())
+    start = {each: p.detach().clone() for each, p in parameters.items()}
+    for _ in range(3):  # a map after one that starts at 0, as FLOATER's first, learns from the second step on
+        training.advance()
+    by_layer = {each: (p != start[each]).reshape(2 if len(p) == 2 else 1, -1) for each, p in parameters.items()}
+    assert [each for each, changed in by_layer.items() if not changed.any(-1).all()] == []
+
+
+def test_an_encodings_projections_learn_at_the_rate_of_the_model(corpus, tiny):
     settings = replace(tiny, adamw_learning_rate=0.125, position_learning_rate=0.5)
-    slow = {"mamba3_rope": 3, "selective_rope": 2, "fox+t5": 2, "projected_relative": 1, "none/fox": 2}
-    fast = {"mamba3_rope": 0, "selective_rope": 1, "fox+t5": 1, "projected_relative": 1, "t5": 1, "none/fox": 0}
+    slow = {
+        "mamba3_rope": 3, "selective_rope": 2, "fox+t5": 2, "projected_relative": 1, "none/fox": 2, "transformer_xl": 1, "deberta": 3,
+        "tupe_r": 4,
+    }  # fmt: skip
+    fast = {
+        "mamba3_rope": 0, "selective_rope": 1, "fox+t5": 1, "projected_relative": 1, "none/fox": 0, "transformer_xl": 2, "deberta": 1,
+        "tupe_r": 4, "t5": 1,
+    }  # fmt: skip
     for name, tables in fast.items():
         run = Run(name, 0, replace(settings, num_layers=2), "")
         training = Training(run, corpus.train)
