@@ -153,8 +153,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def projections_of(model: TransformerBase) -> set[str]:
-    """The names of the parameters of a model's encoding that act on features: on a layer's input, as those that gates depend on,
-    or on vectors of positions."""
+    """The names of the encoding's parameters that act on features: on a layer's input, for gates, or on vectors of positions."""
     encoding, x = model.encoding, torch.ones(1, 2, model.config.dim)
     encoding.share([(m.query, m.key) for m in model.modules() if isinstance(m, Attention)])
     parameters = dict(encoding.named_parameters())
