@@ -344,13 +344,13 @@ def why(known: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         "- `tupe_r` by a fault of `posenc compare`, which is mended. Its projections of positions had the rate of tables, five times that of other "
         f"projections, and its scores saturated: after 10 steps positions alone gave one key a weight of {weights[0]} (now {weights[1]}), after {EARLY} "
         f"it attended {distances[0]:.0f} bytes back on average, `none` {distances[1]:.0f}. The losses at the rate that they have now: {', '.join(pairs)}. "
-        f"In a training as above it comes to {result['long', 'tupe_r', '']:.3f}. The registered test is of the trainings as they were.",
+        f"In a training as above it comes to {result['long', 'tupe_r', '']:.3f}, `t5` to {TRUTHS['loss'](known['t5']):.3f}. The registered test is of the trainings as they were.",
         f"- `repo` learns, its three maps moved by {min(moved['repo']):.1f} to {max(moved['repo']):.1f} times their norm, but it does not read a token's "
         "index: its authors have it above layers with RoPE, in a model that was trained with RoPE. At ten times the rate of its maps the loss is "
         f"{shown('repo', 'encoding x10')}.",
-        "- `tapa` has no parameters, and its phases at distances 1 and 2 differ by the factor 2^0.1, 7 %. At 0.06 times all rates the loss is "
-        f"{shown('tapa', 'all x0.06')}, in a training as above at a quarter of them {result['long', 'tapa', 'all x0.25']:.3f}. A setting at which it comes "
-        "near `alibi` is not known.",
+        "- `tapa` has no parameters, and its phases at distances 1 and 2 differ by the factor 2^0.1, 7 %. Smaller phases (`x0.16` of those that the "
+        f"formula gives) and lower rates give little, all rates at 0.06 times {shown('tapa', 'all x0.06')}. A setting at which it comes near `rope` is not "
+        "known.",
         f"- `fire`, whose perceptron has the tables' rate, gains nothing at a fifth of it ({shown('fire', 'encoding x0.2')}, and {shown('fire')} as it is).",
     ]
 

@@ -27,6 +27,8 @@ from posenc.positions import Positions
 
 FILE = Path(__file__).with_suffix(".json")
 STEPS = {"prose": 300, "back": 200, "long": early.LATE, "weight": 300}
+FACTORS = {"prose": (1,), "back": (1,), "long": (1, early.FAR), "weight": (1,)}
+"""They decide which passages are held out."""
 WINDOWS = {"prose": 48, "back": 48, "long": early.PASSAGES, "weight": 48}
 RATES = "learning_rate", "adamw_learning_rate", "position_learning_rate"
 SYMBOLS, BACK = 16, 3
@@ -45,8 +47,8 @@ CELLS: dict[str, dict[str, tuple[str, ...]]] = {
         "none": ("",), "rope": ("",), "t5": ("",), "alibi": ("",), "tupe_r": ("", BEFORE), "tapa": ("", "phase x0.16"),
         "tapa:alpha=1": ("",), "repo": ("",), "rope/repo": ("",),
     },
-    "long": {"tupe_r": ("",), "tapa": ("all x0.25",)},
     "weight": {"tupe_r": ("", BEFORE), "t5": ("",)},
+    "long": {"tupe_r": ("",)},
 }  # fmt: skip
 
 
@@ -83,7 +85,7 @@ def missing(done: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
 def trained(task: str, encoding: str, change: str) -> dict[str, Any]:
     """The result, the mean loss of the last ten steps, and by parameter of the encoding that does not start at 0 how far it
     moved, over its norm at the start."""
-    settings = (Back if task == "back" else Settings)(steps=STEPS[task], factors=(1,), windows=WINDOWS[task])
+    settings = (Back if task == "back" else Settings)(steps=STEPS[task], factors=FACTORS[task], windows=WINDOWS[task])
     corpus, settings = settings.load("prose")
     what, _, factor = change.partition(" x")
     if what == "all":
