@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ def kernels(monkeypatch):
 
 def on_gpu(*shapes, dtypes=(torch.bfloat16, torch.bfloat16, torch.float32)) -> list[Tensor]:
     """Fake tensors, without a GPU."""
-    with FakeTensorMode():
+    with patch("torch.cuda.is_available", lambda: False), FakeTensorMode():  # which else starts one
         return [torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 

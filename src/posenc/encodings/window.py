@@ -62,7 +62,7 @@ def _reach(grid: Positions) -> tuple[int, int]:
             counted = counted & grid.k_placed[:, None]
         offset = (grid.q[:, some, None] - grid.k[:, None]).abs()
         found.append((offset * counted[..., None]).flatten(0, 2).amax(0))
-    rows, columns = torch.stack(found).amax(0).tolist()
+    rows, columns = map(int, torch.stack(found).amax(0))  # PyTorch 2.8 makes no list under torch.func
     return rows, columns
 
 
