@@ -211,7 +211,7 @@ def check_numbers(least: float | None = None, most: float | None = None, /, **nu
             raise InputError("pass a number", argument=name, value=value)
         if isinstance(value, Integral):
             check_integers(**{name: int(value)})
-        elif not math.isfinite(float(value)):
+        elif not -math.inf < float(value) < math.inf:  # Dynamo has no isfinite of a symbol
             raise InputError("pass a number that is finite", argument=name, value=value)
         elif abs(float(value)) > torch.finfo(torch.float32).max:
             raise InputError("pass a number within +-3.4e38, the range of float32", argument=name, value=value)
