@@ -50,7 +50,11 @@ def require_fit(
         if tensor.shape[-2] != count:
             if tensor.dim() == 4 and tensor.shape[1] == count:
                 raise swapped(name, tensor, f"positions are for {count} {what}")
-            hint = "; of some pass their positions: Positions.from_ids(ids)" if q is None or k is None else ""
+            hint = "; of some pass their positions: Positions.from_ids(ids)"
+            if q is not None and k is not None:
+                new, past = q.shape[-2], k.shape[-2] - q.shape[-2]
+                after = f"Positions.arange({new}, offset={past}, causal=True), or cache.positions({new}) of a KVCache"
+                hint = f"; after cached tokens pass {after}" if past > 0 else ""
             given = f"positions are for {count} {what}, {name} has {tensor.shape[-2]}"
             raise InputError(f"{given}: give one for each token{hint}")
         if batch not in (1, tensor.shape[0]):
