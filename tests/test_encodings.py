@@ -321,7 +321,6 @@ def test_what_an_encoding_needs_is_named_as_a_sum_takes_it():
                 break
             except posenc.InputError as refusal:
                 needed = re.findall(r"(?:pass|and) (\w+)=", str(refusal))
-                assert needed, refusal
                 shape |= {key: {"dim": 16, "num_heads": 4, "head_dim": 4, "max_positions": 16}[key] for key in needed}
         else:
             pytest.fail(f"{name} with {shape}")
