@@ -122,7 +122,7 @@ def _single(
     if unknown_width and dim is not None and heads is not None:
         raise InputError("must divide evenly; or pass head_dim", dim=dim, num_heads=heads)
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
-    own = parameters.keys() - create.__kwdefaults__.keys()
+    own = parameters.keys() - create.__annotations__.keys()
     ways = {key: f"{'max_positions' if key in LENGTHS else key}= (or write {name}:{key}=VALUE)" for key in own}
     check_complete(name, given | options, parameters, ways)
     check_affordable(name, cls, given, options)
