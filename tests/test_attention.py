@@ -241,7 +241,8 @@ def test_bad_input_is_named():
         (lambda: attention(q.long(), k.long(), v.long()), "q is torch.int64 on cpu.*one float dtype"),
         (lambda: attention(q, k, v[:, :, :3]), "do not belong together"),
         (lambda: attention(q, k[:, :3], v[:, :3]), "4 query heads cannot share 3 key heads"),
-        (lambda: attention(q[:, :, :2], k, v, causal=True), "2 queries and 5 keys without positions"),
+        (lambda: attention(q[:, :, :2], k, v, causal=True), r"Positions.arange\(2, offset=3, causal=True"),
+        (lambda: attention(q[:, :, 4:], k[:, :1], v[:, :1], None, Positions.arange(1)), r"arange\(1, offset=4, causal=True"),
         (lambda: attention(q, k, v, positions=Positions.arange(3)), "positions are for 3 queries.* each token$"),
         (
             lambda: attention(q[:, :, 3:], k, v, positions=Positions.arange(5)),

@@ -153,12 +153,6 @@ class Encoding(Sliced):
             for trait, default in {"name": "", "title": "", "bibtex": "", "constant": False}.items():
                 setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Raises:
-        InputError: a hook, or an argument of an encoding that is made."""
-        type(self).check_late(name)
-        super().__setattr__(name, value)
-
     @classmethod
     def check_late(cls, name: str) -> None:
         if name in HOOKS or name in ("branches", "share", "shared_rotation"):  # some of which nothing would call

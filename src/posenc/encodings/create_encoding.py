@@ -124,7 +124,7 @@ def _single(
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
     own = parameters.keys() - create.__annotations__.keys()
     ways = {key: f"{'max_positions' if key in LENGTHS else key}= (or write {name}:{key}=VALUE)" for key in own}
-    check_complete(name, given | options, parameters, ways)
+    check_complete(name, given | options, parameters, **ways)
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     vars(encoding)["heads_of_model"] = heads  # by which a call tells heads from tokens
