@@ -153,11 +153,13 @@ class Declared(nn.Module, metaclass=_Fixed):
 
     def _tables(self) -> dict[str, Tensor]:
         """`tables`, of some heads those of all, cut. They have values on meta, too."""
-        with torch.device("meta"):
-            full = self if self._part is None else written(type(self))(**self._part.arguments)
         with torch.device("cpu"):
-            tables, mine = full.tables(), self.tables()
-        return tables if self._part is None else {n: self._part.cut(x, mine[n].shape) for n, x in tables.items()}
+            mine = self.tables()
+        if self._part is None:
+            return mine
+        with torch.device("meta"):
+            full = written(type(self))(**self._part.arguments)
+        return {name: self._part.cut(full.get_buffer(name), table.shape) for name, table in mine.items()}
 
     def reset_parameters(self) -> None:
         """Draw the parameters, and buffers that are no tables, anew, as a new encoding of the same arguments has them; what
