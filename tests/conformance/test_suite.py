@@ -280,6 +280,7 @@ def test_each_check_detects_its_fault(name):
     outcome = run_check(name, tested)
     assert outcome.passed is False
     assert outcome.reason
+    assert name != "torch_compile_equals_eager" or "test_suite.py" in outcome.where, "the line that was traced"
 
 
 def test_positions_that_end_are_found_by_moving_far():
