@@ -242,7 +242,10 @@ def test_bad_input_is_named():
         (lambda: attention(q, k, v[:, :, :3]), "do not belong together"),
         (lambda: attention(q, k[:, :3], v[:, :3]), "4 query heads cannot share 3 key heads"),
         (lambda: attention(q[:, :, :2], k, v, causal=True), r"Positions.arange\(2, offset=3, causal=True"),
-        (lambda: attention(q[:, :, 4:], k[:, :1], v[:, :1], None, Positions.arange(1)), r"arange\(1, offset=4, causal=True"),
+        (
+            lambda: attention(q[:, :, 4:], k[:, :1], v[:, :1], None, Positions.arange(1)),
+            r"arange\(1, offset=4, causal=True",
+        ),
         (lambda: attention(q, k, v, positions=Positions.arange(3)), "positions are for 3 queries.* each token$"),
         (
             lambda: attention(q[:, :, 3:], k, v, positions=Positions.arange(5)),
