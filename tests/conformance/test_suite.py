@@ -148,10 +148,8 @@ class OfItsHeads(Encoding):
         self.num_heads = num_heads
 
     def bias(self, q, k, positions, layer=0):
-        def fall(head, distance):
-            return -(2.0 ** -(head + 1.0) / self.num_heads) * distance.abs()
-
-        return Relative(fall, self.num_heads, positions)
+        n = self.num_heads
+        return Relative(lambda head, distance: -(2.0 ** -(head + 1.0) / n) * distance.abs(), n, positions)
 
 
 class Reads(Encoding):
