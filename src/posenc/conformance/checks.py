@@ -557,8 +557,8 @@ CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
         position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_decoding_equals_full_pass,
         ragged_cache, windows_are_local, prefixes_are_bidirectional, batched_generation_equals_single,
         padding_changes_nothing, packed_documents_are_separate, packed_images_are_separate, batch_rows_are_independent,
-        sequence_shards_equal_one_process, slices_of_heads_equal_all_heads, shift_invariance_as_declared, gradients_arrive, gradients_are_right,
-        copies_are_equal, state_and_spec_round_trip, random_state_is_unchanged, meta_device_gives_the_same_model,
-        bfloat16_logits_stay_near, torch_compile_equals_eager, torch_export_equals_eager,
+        sequence_shards_equal_one_process, slices_of_heads_equal_all_heads, shift_invariance_as_declared, gradients_arrive,
+        gradients_are_right, copies_are_equal, state_and_spec_round_trip, random_state_is_unchanged,
+        meta_device_gives_the_same_model, bfloat16_logits_stay_near, torch_compile_equals_eager, torch_export_equals_eager,
     )
 }  # fmt: skip

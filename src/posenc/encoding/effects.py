@@ -53,7 +53,7 @@ def require_fit(
                 raise swapped(name, tensor, f"positions are for {count} {what}")
             after = f"Positions.arange({new}, offset={past}, causal=True), or cache.positions({new}) of a KVCache"
             hint = f"; after cached tokens pass {after}" if past > 0 else ""
-            hint = hint if new else "; of some pass their positions: Positions.from_ids(ids)"
+            hint = hint if new else "; of some pass their positions: Positions.from_ids(ids)"  # queries or keys alone
             given = f"positions are for {count} {what}, {name} has {tensor.shape[-2]}"
             raise InputError(f"{given}: give one for each token{hint}")
         if batch not in (1, tensor.shape[0]):
