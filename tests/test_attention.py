@@ -69,6 +69,8 @@ def test_alibi_entry_by_entry(layout, backend):
 class Everything(Encoding):
     """Every structure at once, with tables drawn at random."""
 
+    acts = "bias", "values"
+
     def __init__(self) -> None:
         super().__init__()
         g = torch.Generator().manual_seed(1)
@@ -84,16 +86,17 @@ class Everything(Encoding):
         return (distance.clamp(-3, 3) + 3).long()
 
     def bias(self, q, k, positions, layer=0):
-        return [
+        terms = [
             Relative(lambda head, distance: self.curve[head] * distance, H, positions),
             QueryRelative(q, self.of_query, self.row, positions),
             KeyRelative(k, self.of_key, self.row, positions),
             Factored(self.left, self.right),
             Dense(self.any),
         ]
+        return terms if "bias" in self.acts else None
 
     def values(self, positions, layer=0):
-        return Values(self.of_value, self.row)
+        return Values(self.of_value, self.row) if "values" in self.acts else None
 
     def entry(self, q, k, p):
         distance = distances(p)
@@ -118,7 +121,7 @@ def test_every_structure_entry_by_entry(layout):
     assert explain(q, k, v, encoding, apart).backend == "sdpa"
     with pytest.raises(InputError, match=r"a term on the values .* not contiguous"):
         attention(q, k, v, encoding, apart, backend="sdpa")
-    encoding.values = lambda positions, layer=0: None
+    encoding.acts = ("bias",)
     both = [attention(q, k, v, encoding, apart, backend=name) for name in BACKENDS]
     assert torch.allclose(*both, atol=1e-12)
 
@@ -238,8 +241,20 @@ def test_bad_input_is_named():
         (lambda: attention(q.long(), k.long(), v.long()), "q is torch.int64 on cpu.*one float dtype"),
         (lambda: attention(q, k, v[:, :, :3]), "do not belong together"),
         (lambda: attention(q, k[:, :3], v[:, :3]), "4 query heads cannot share 3 key heads"),
-        (lambda: attention(q[:, :, :2], k, v, causal=True), "2 queries and 5 keys without positions"),
-        (lambda: attention(q, k, v, positions=Positions.arange(4)), "positions are for 4 queries"),
+        (lambda: attention(q[:, :, :2], k, v, causal=True), r"Positions.arange\(2, offset=3, causal=True"),
+        (
+            lambda: attention(q[:, :, 4:], k[:, :1], v[:, :1], None, Positions.arange(1)),
+            r"arange\(1, offset=4, causal=True",
+        ),
+        (lambda: attention(q, k, v, positions=Positions.arange(3)), "positions are for 3 queries.* each token$"),
+        (
+            lambda: attention(q[:, :, 3:], k, v, positions=Positions.arange(5)),
+            r"Positions.arange\(2, offset=3, causal=True",
+        ),
+        (
+            lambda: attention(q[:, :, 3:], k, v, positions=Positions.arange(2)),
+            r"Positions.arange\(2, offset=3, causal=True",
+        ),
         (lambda: attention(q, k, v, positions=Positions.from_mask(torch.ones(3, 5))), "positions have 3 rows"),
         (lambda: attention(q, k, v, positions=Positions.arange(5, device="meta")), "positions are on meta"),
         (lambda: attention(q, k, v, dropout_p=1.0), "dropout_p=1.0"),

@@ -54,7 +54,8 @@ def conforms(name, checks):
     tested = EncodingUnderTest(named(name))
     outcomes = [run_check(check, tested) for check in checks]
     assert not [str(outcome) for outcome in outcomes if outcome.passed is False]
-    left_out = {outcome.check for outcome in outcomes if outcome.passed is None} - {"packed_images_are_separate"}
+    left_out = {outcome.check for outcome in outcomes if outcome.passed is None}
+    left_out -= {"packed_images_are_separate", "slices_of_heads_equal_all_heads"}  # of which those are that mix heads
     if tested.encoding.causal_only:
         left_out -= {"prefixes_are_bidirectional"}
     assert tested.encoding.needs_length or not left_out, "only what depends on the final length may leave checks out"

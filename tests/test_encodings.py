@@ -1,5 +1,7 @@
 """Absolute codes against the formulas, the registry, specs, composition, and refusals."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -308,6 +310,15 @@ def test_t5_has_no_bucket_between_distances():
 def test_numbers_that_are_none(make, message):
     with pytest.raises(posenc.InputError, match=message):
         make()
+
+
+def test_what_an_encoding_needs_is_named_as_a_sum_takes_it():
+    values = {"dim": 16, "num_heads": 4, "head_dim": 4, "max_positions": 16}
+    for name in posenc.ENCODINGS:
+        try:
+            posenc.create(f"none+{name}")
+        except posenc.InputError as refusal:
+            posenc.create(f"none+{name}", **{n: values[n] for n in re.findall(r"(?:pass|and) (\w+)=", str(refusal))})
 
 
 @pytest.mark.parametrize("name", posenc.ENCODINGS)

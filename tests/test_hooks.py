@@ -379,12 +379,6 @@ def test_pairs_and_terms_may_come_in_any_container():
     assert torch.allclose(attention(q, k, v, Contained()), attention(2 * q, k, v))
 
 
-def test_a_hook_is_not_set_on_an_object():
-    for encoding in (posenc.NoPE(), posenc.NoPE() + posenc.Rotary(8)):
-        with pytest.raises(InputError, match="rotate_values: hooks are methods that a class"):
-            encoding.rotate_values = lambda v, positions, layer=0: 2 * v
-
-
 @pytest.mark.parametrize("text", ["rope", "rope+alibi", "rope@rerope:window=3"])
 def test_a_program_that_is_compiled_before_any_call_is_compiled_once(text):
     """What the first call stores must not change what the second one finds."""
@@ -398,22 +392,14 @@ def test_a_program_that_is_compiled_before_any_call_is_compiled_once(text):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("hook", [*HOOKS, "branches"])
-def test_a_hook_set_on_a_class_that_is_defined_is_refused(hook):
+@pytest.mark.parametrize("hook", [*HOOKS, "branches", "share", "shared_rotation"])
+def test_a_hook_set_on_an_object_or_a_class_that_is_defined_is_refused(hook):
     class Plain(Encoding):
-        pass
+        anything = 3
 
-    class Bent(Plain):
-        pass
-
-    with pytest.raises(InputError, match=rf"^{hook}: hooks are methods that a class is defined with"):
-        setattr(Plain, hook, lambda *given: None)
-    Bent.anything = 3
-
-    class Rotates(Plain):
-        def rotate(self, q, k, positions, layer=0):
-            return q, k
-
-    Rotates.rotate = lambda self, q, k, positions, layer=0: (2 * q, k)  # in the place of one that there is
-    q = torch.randn(1, 2, 5, 4)
-    torch.testing.assert_close(attention(q, q, q, Rotates()), attention(2 * q, q, q))
+    Full = type("Full", (Plain,), dict.fromkeys(HOOKS, lambda self, *given: None))
+    Full.anything = Full().anything = 4
+    rope = posenc.Rotary(8)
+    for owner in (Plain, Full, posenc.Rotary, posenc.Sum, Plain(), Full(), rope, rope + posenc.NoPE(), posenc.ALiBi(2)):
+        with pytest.raises(InputError, match=rf"^{hook}: hooks are methods that a class is defined with"):
+            setattr(owner, hook, lambda *given: None)

@@ -26,7 +26,7 @@ Made by `make encodings` from what the code declares and from running every chec
 
 ## Properties of each encoding, checked
 
-Each in a small decoder (with grouped-query heads) and encoder, in float64 unless the check is about another dtype. ✓ passed · – does not apply, and is refused: codes that depend on the final length cannot be cached, an encoding of the past alone takes no prefix, and not every encoding has positions in an image · ✗ failed. `posenc.conformance.check` runs the same on any other encoding.
+Each in a small decoder (with grouped-query heads) and encoder, in float64 unless the check is about another dtype. ✓ passed · – does not apply, and is refused: codes that depend on the final length cannot be cached, an encoding of the past alone takes no prefix, what mixes heads is not cut to some, and not every encoding has positions in an image · ✗ failed. `posenc.conformance.check` runs the same on any other encoding.
 
 {marks}
 

@@ -9,7 +9,6 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 
 import copyreg
 import importlib.util
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -211,10 +210,8 @@ def check_numbers(least: float | None = None, most: float | None = None, /, **nu
             raise InputError("pass a number", argument=name, value=value)
         if isinstance(value, Integral):
             check_integers(**{name: int(value)})
-        elif not math.isfinite(float(value)):
-            raise InputError("pass a number that is finite", argument=name, value=value)
-        elif abs(float(value)) > torch.finfo(torch.float32).max:
-            raise InputError("pass a number within +-3.4e38, the range of float32", argument=name, value=value)
+        elif not abs(float(value)) <= torch.finfo(torch.float32).max:  # of NaN, too
+            raise InputError("pass a number that is finite in float32, within +-3.4e38", argument=name, value=value)
         if least is not None and float(value) < least:
             raise InputError(f"must be at least {least}", argument=name, value=value)
         if most is not None and float(value) > most:

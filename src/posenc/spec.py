@@ -221,11 +221,11 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
             raise InputError(f"option {key}={shown(value)} of {what}: pass {spelled(hints[key])}")
 
 
-def check_complete(what: str, given: Iterable[str], parameters: Mapping[str, Parameter]) -> None:
-    """Refuse a call without arguments that have no default."""
+def check_complete(what: str, given: Iterable[str], parameters: Mapping[str, Parameter], /, **ways: str) -> None:
+    """Refuse a call without arguments that have no default. ways: how to give one, if not under its name."""
     missing = [key for key, p in parameters.items() if p.default is p.empty and key not in given]
     if missing:
-        raise InputError(f"{what} needs {listed(missing)}: pass {' and '.join(f'{key}=' for key in missing)}")
+        raise InputError(f"{what} needs {listed(missing)}: pass {' and '.join(ways.get(k, f'{k}=') for k in missing)}")
 
 
 def read_json(text: str | bytes) -> Any:

@@ -104,7 +104,7 @@ def gradients(backend, make, encoding, given, learned, scale=None, sink=None):
 def test_gradients_of_every_structure(layout, scale, trainable):
     queries, keys, make = LAYOUTS[layout]
     encoding, given = Everything(), [x.requires_grad_() for x in tensors(queries, keys)]
-    encoding.values = lambda positions, layer=0: None
+    encoding.acts = ("bias",)
     sink = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
     learned = [p for name, p in encoding.named_parameters() if name != "of_value"] + [sink]
     options = {"scale": scale, "sink": sink}
@@ -164,7 +164,7 @@ def test_what_cannot_be_served_is_refused():
     with torch.no_grad():
         attention(q.clone().requires_grad_(), k, v, backend="flex")
     encoding = Everything()
-    encoding.bias = lambda q, k, positions, layer=0: None
+    encoding.acts = ("values",)
     assert isinstance(encoding.values(None), Values)
     for reason, call in {
         "a term on the values": lambda: attention(q, k, v, encoding, backend="flex"),

@@ -43,6 +43,9 @@ LAYOUTS = {
 class Terms(Encoding):
     """Any of the structures, with tables drawn at random."""
 
+    given = None
+    """A bias in their place"""
+
     def __init__(self, kinds: str, queries: int, keys: int, groups: int = 1) -> None:
         super().__init__()
         g = torch.Generator().manual_seed(1)
@@ -60,6 +63,8 @@ class Terms(Encoding):
         return (distance.clamp(-3, 3) + 3).long()
 
     def bias(self, q, k, positions, layer=0):
+        if self.given is not None:
+            return self.given(q, k, positions)
         shortest, longest = positions.span or (0, 0)
         every = self.every[:, : longest - shortest + 1]
         found = {
@@ -198,7 +203,7 @@ def test_what_is_not_a_number_stays_in_its_row():
     assert torch.allclose(found[0], clean[0], atol=1e-6)
     assert found.isnan().any(-1).sum() == 1
     far = Terms("none", 600, 600)
-    far.bias = lambda q, k, p, layer=0: Relative(
+    far.given = lambda q, k, p: Relative(
         lambda head, d: torch.where(d > 500, torch.nan, -5.0 * d.abs() * (head + 1)), 2, p
     )
     assert attention(k, k, v, far, p).isnan().any(-1).sum() == 2 * 2 * 99, "rows 501 to 599 of every head"
@@ -223,9 +228,7 @@ def test_nothing_visible_and_no_rows_at_all(kinds):
 def test_only_scores_of_minus_infinity_give_zeros_in_every_backend():
     q, k, v = inputs(5, 5, H)
     hidden = Terms("none", 5, 5)
-    hidden.bias = lambda q, k, p, layer=0: Relative(
-        lambda head, d: torch.where(d == 0, -torch.inf, 0.0) + 0.0 * head, H, p
-    )
+    hidden.given = lambda q, k, p: Relative(lambda head, d: torch.where(d == 0, -torch.inf, 0.0) + 0.0 * head, H, p)
     p = Positions.arange(5, causal=True)
     for backend in ("sdpa", "reference"):
         out = attention(q, k, v, hidden, p, backend=backend)
@@ -292,7 +295,7 @@ def test_without_the_private_operators_it_is_the_same(kinds, layout, monkeypatch
 def test_one_head_may_serve_all():
     q, k, v = inputs(5, 5, H)
     shared = Terms("none", 5, 5)
-    shared.bias = lambda q, k, p, layer=0: [
+    shared.given = lambda q, k, p: [
         Relative(lambda head, d: -0.3 * d.abs() + 0.0 * head, 1, p),
         QueryRelative(q[:, :1], shared.of_query, shared.row, p),
     ]
@@ -337,7 +340,7 @@ def test_keys_of_no_weight_are_not_visited_and_nothing_is_lost(size, causal, mon
 def test_all_scores_of_a_bias_that_grows_with_the_distance_are_visited():
     q, k, v = (x.float() for x in inputs(13, 13, H))
     far = Terms("none", 13, 13)
-    far.bias = lambda q, k, p, layer=0: Relative(lambda head, distance: 30.0 * distance.abs() * (head + 1), H, p)
+    far.given = lambda q, k, p: Relative(lambda head, distance: 30.0 * distance.abs() * (head + 1), H, p)
     p = Positions.arange(13)
     assert visited(call_of(far, p, q, k, v)) == H * 13 * 13
     out = attention(q.double(), k.double(), v.double(), far, p, backend="reference")
@@ -359,7 +362,7 @@ def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
     )
     slopes = torch.linspace(0.1, 1, H, dtype=torch.float64, requires_grad=True)
     encoding = Terms("none", 13, 13)
-    encoding.bias = lambda q, k, p, layer=0: Relative(lambda head, d: -slopes[head] * d.abs(), H, p)
+    encoding.given = lambda q, k, p: Relative(lambda head, d: -slopes[head] * d.abs(), H, p)
     wanted = [q, k, v, slopes]
     expected = attention(q, k, v, encoding, p, backend="reference")
     expected_grads = torch.autograd.grad(expected.square().sum(), wanted)

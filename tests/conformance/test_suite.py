@@ -138,6 +138,20 @@ class Coarse(Encoding):
         return turned(q, positions.q), turned(k, positions.k)
 
 
+class OfItsHeads(Encoding):
+    """Slopes of as many heads as it has: those of some heads are others than theirs among all."""
+
+    shift_invariant = True
+
+    def __init__(self, num_heads=4):
+        super().__init__()
+        self.num_heads = num_heads
+
+    def bias(self, q, k, positions, layer=0):
+        n = self.num_heads
+        return Relative(lambda head, distance: -(2.0 ** -(head + 1.0) / n) * distance.abs(), n, positions)
+
+
 class Reads(Encoding):
     """Looks at the values of a tensor to decide what to do."""
 
@@ -174,7 +188,7 @@ WRONG = {
     "shift_invariance_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
     "copies_are_equal": Forgetful, "state_and_spec_round_trip": lambda: Stateful(),
     "calls_are_independent": lambda: ByLength(), "graphs_are_freed": lambda: KeepsGraph(),
-    "sequence_shards_equal_one_process": IndexCodes, "random_state_is_unchanged": lambda: Seeds("torch"),
+    "sequence_shards_equal_one_process": IndexCodes, "slices_of_heads_equal_all_heads": OfItsHeads, "random_state_is_unchanged": lambda: Seeds("torch"),
     "meta_device_gives_the_same_model": Buffered, "bfloat16_logits_stay_near": Coarse,
     "torch_compile_equals_eager": Reads, "torch_export_equals_eager": Reads,
 }  # fmt: skip
@@ -264,6 +278,7 @@ def test_each_check_detects_its_fault(name):
     outcome = run_check(name, tested)
     assert outcome.passed is False
     assert outcome.reason
+    assert name != "torch_compile_equals_eager" or "test_suite.py" in outcome.where, "the line that was traced"
 
 
 def test_positions_that_end_are_found_by_moving_far():

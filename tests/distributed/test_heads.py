@@ -10,8 +10,10 @@ from torch.nn.utils import parametrize
 
 import posenc
 from posenc import InputError, Positions, attention
+from posenc.conformance.checks import _of_heads
 from posenc.conformance.fixtures import DECODER, EncodingUnderTest, attention_inputs, named
 from posenc.encoding import gates_of
+from posenc.lab.transformer import Attention
 from test_conformance import VARIANTS
 
 EVERY = pytest.mark.parametrize("name", posenc.ENCODINGS)
@@ -35,23 +37,11 @@ def results(encoding, inputs, positions, layer=0):
     return out.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves], of_parameters
 
 
-class Shares(nn.Module):
-    """Projections of a host, for encodings that share them: of all heads, or of some."""
-
-    def __init__(self, heads, kv_heads, dim=DECODER.dim, width=DECODER.width):
-        super().__init__()
-        self.query, self.key = (nn.Linear(dim, n * width).double() for n in (heads, kv_heads))
-
-
-def shared(encoding, host, first, end):
-    width = DECODER.width
-
-    def part(linear, a, b):
-        return lambda x: nn.functional.linear(
-            x, linear.weight[a * width : b * width], linear.bias[a * width : b * width]
-        )
-
-    encoding.share([(part(host.query, first, end), part(host.key, first // GROUP, end // GROUP))] * DECODER.num_layers)
+def shared(encoding, model, of_q=slice(None), of_k=slice(None)):
+    """An encoding, given the projections of a model, of all heads or of some."""
+    layers = [each for each in model.modules() if isinstance(each, Attention)]
+    encoding.share([(_of_heads(of_q, each.query), _of_heads(of_k, each.key)) for each in layers])
+    return encoding
 
 
 REFUSED = MIXING | {"learned_rope:groups=2:layout=interleaved"}
@@ -66,18 +56,15 @@ SERVED = [
     "name", [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS[1::2] else ()) for name in SERVED]
 )
 def test_parts_of_the_heads_are_one_process(name):
-    torch.manual_seed(0)
-    positions, encoding, host = Positions.arange(7, causal=True), drawn(name), Shares(HEADS, KV)
-    inputs = attention_inputs(DECODER, positions)
-    shared(encoding, host, 0, HEADS)
+    positions, model = Positions.arange(7, causal=True), EncodingUnderTest(named(name)).model(DECODER)
+    inputs, encoding = attention_inputs(DECODER, positions), shared(model.encoding, model)
     want, of_inputs, of_parameters = results(encoding, inputs, positions)
     summed = {key: torch.zeros_like(x) for key, x in of_parameters.items()}
     outs, grads = [], []
     for first in range(0, HEADS, GROUP):
-        part = encoding.heads(slice(first, first + GROUP), num_heads=HEADS, num_kv_heads=KV)
-        shared(part, host, first, first + GROUP)
-        of_keys = slice(first // GROUP, first // GROUP + 1)
-        given = [inputs[0][:, first : first + GROUP], inputs[1][:, of_keys], inputs[2][:, of_keys], inputs[3]]
+        of_q, of_keys = slice(first, first + GROUP), slice(first // GROUP, first // GROUP + 1)
+        part = shared(encoding.heads(of_q, num_heads=HEADS, num_kv_heads=KV), model, of_q, of_keys)
+        given = [inputs[0][:, of_q], inputs[1][:, of_keys], inputs[2][:, of_keys], inputs[3]]
         out, of_given, of_part = results(part, given, positions)
         outs.append(out)
         grads.append(of_given)

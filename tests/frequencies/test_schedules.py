@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from posenc import InputError, MRotary, Positions, Rotary, frequencies, from_spec
 from posenc.frequencies import SCHEDULES, complete, create, options_of, parse, stretch, wavelengths
+from posenc.functional import alibi_slopes
 from references.schedules import BASES, DIMS, FACTORS, LENGTHS
 
 BY_FACTOR = [name for name in SCHEDULES if getattr(options_of(name).get("factor"), "default", None) is Parameter.empty]
@@ -98,6 +99,19 @@ def test_float64_on_the_cpu_whatever_the_defaults(name):
         actual = create(schedule, 64, base=1e4)
     assert (actual.inv_freq.dtype, actual.inv_freq.device.type, actual.inv_freq.shape) == (torch.float64, "cpu", (32,))
     assert isinstance(actual.attention_factor, float)
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "alibi_slopes"])
+def test_each_is_made_in_a_compiled_function_of_any_sizes(name):
+    needed = complete({"name": name}, **GIVEN, pairs=3) if name in SCHEDULES else {}
+    options = {key: value for key, value in needed.items() if key != "name"}
+
+    def scaled(x):
+        return x * (SCHEDULES[name](64, base=1e4, **options).inv_freq if name in SCHEDULES else alibi_slopes(6))
+
+    torch.compiler.reset()  # which counts the functions compiled from one text
+    compiled = torch.compile(scaled, backend="eager", dynamic=True, fullgraph=True)
+    assert torch.equal(compiled(torch.ones(1)), scaled(torch.ones(1)))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -329,14 +329,9 @@ def resolve_positions(
     if causal is not None:
         check_flags(causal=causal)
     if positions is None:
-        if q.shape[2] != k.shape[2] and (causal or encoding is not None):
-            remedy = "pass positions=Positions.arange(n, offset=cached), or others"
-            raise InputError(f"{q.shape[2]} queries and {k.shape[2]} keys without positions: {remedy}")
-        if q.shape[2] == k.shape[2]:
-            positions = Positions.arange(q.shape[2], device=q.device)
-        else:
-            where = [Positions.arange(n, device=q.device) for n in (q.shape[2], k.shape[2])]
-            positions = Positions.cross(*where)
+        positions = Positions.arange(q.shape[2], device=q.device)
+        if q.shape[2] != k.shape[2] and not causal and encoding is None:
+            positions = Positions.cross(positions, Positions.arange(k.shape[2], device=q.device))
     if causal is not None:
         positions = positions.with_causal(causal)
     if positions.q.is_meta and not q.is_meta:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from posenc.cli.command import check_ours
 from posenc.cli.common import WithOutput
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc_cli.answers import DONE, FAILED, NOT_RUN
 from posenc_cli.arguments import How
 
@@ -96,12 +96,12 @@ class Check(WithOutput):
 
     def _function(self, kind: str) -> int:
         from posenc.conformance.diagnosis import conform
-        from posenc.conformance.kinds import get_kind
+        from posenc.conformance.kinds import KINDS
         from posenc.lab.files import write_atomically
         from posenc.lab.user_code import load_object, printing_to_stderr
 
         try:
-            get_kind(kind)
+            check_word("kind", kind, KINDS)
         except InputError as error:
             raise error.about(kind=kind) from None
         if self.fast:

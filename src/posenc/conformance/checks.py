@@ -31,7 +31,7 @@ from posenc.distributed.exchange import calls_of
 from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
-from posenc.lab.transformer import Transformer, TransformerConfig
+from posenc.lab.transformer import Attention, Transformer, TransformerConfig
 from posenc.positions import Positions
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
@@ -80,21 +80,15 @@ def backends_agree(tested: EncodingUnderTest) -> None:
         layouts = _layouts(tested, config.causal)
         for layout, positions in layouts.items():
             agree(positions.with_causal(config.causal), layout, torch.float64)
-    plain = next(iter(layouts))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        agree(layouts[plain].with_causal(config.causal), plain, dtype)
+        agree(layouts["contiguous"].with_causal(config.causal), "contiguous", dtype)
 
 
 def _layouts(tested: EncodingUnderTest, causal: bool) -> dict[str, Positions]:
-    """Positions of a decoder's or an encoder's calls, plain ones first."""
+    """Positions of a decoder's or an encoder's calls."""
     padded, packed, cached = (tested.layout(name) for name in ("padded", "packed", "cached"))
-    if tested.is_text:
-        layouts = {
-            "contiguous": Positions.arange(LENGTH),
-            "scattered": Positions.from_ids(tested.ids(LENGTH).flip(0)[None], packed=False),
-        }
-    else:
-        layouts = {"scattered": tested.document(LENGTH)}
+    scattered = Positions.from_ids(tested.ids(LENGTH).flip(0)[None], packed=False)
+    layouts = {"contiguous": tested.document(LENGTH), "scattered": scattered}
     if not causal:
         return layouts | {"packed": packed, "padded": padded.with_window(3, 2)}
     layouts |= {"packed": packed, "padded": padded}
@@ -389,8 +383,7 @@ def state_and_spec_round_trip(tested: EncodingUnderTest) -> None:
     """state_dict() and spec() together rebuild the model, the spec by way of JSON: what is registered by
     `posenc.from_spec`, other classes from the arguments that it names."""
     model, x = tested.model(DECODER), tokens(1, LENGTH)
-    spec = model.encoding.spec()
-    text = json.dumps(spec)
+    text = json.dumps(model.encoding.spec())
     classes = {
         part.known_as: type(part)
         for part in model.encoding.modules()
@@ -491,6 +484,29 @@ def sequence_shards_equal_one_process(tested: EncodingUnderTest) -> None:
             equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 
 
+def slices_of_heads_equal_all_heads(tested: EncodingUnderTest) -> None:
+    """The encoding of some heads (`Encoding.heads`), as a process of tensor parallelism has it, gives what they get among all."""
+    model, here = tested.model(DECODER), tested.document(LENGTH).with_causal(True)
+    model(tokens(1, LENGTH), here)  # which shares its projections
+    layers = [each for each in model.modules() if isinstance(each, Attention)]
+    inputs, sharing = fixtures.attention_inputs(DECODER, here), DECODER.num_heads // DECODER.kv_heads
+    for layer, at in product(range(len(layers)), range(DECODER.kv_heads)):
+        of_q, of_k = slice(at * sharing, at * sharing + sharing), slice(at, at + 1)
+        try:
+            part = model.encoding.heads(of_q, num_heads=DECODER.num_heads, num_kv_heads=DECODER.kv_heads)
+        except InputError as refusal:
+            raise fixtures.NotApplicable(str(refusal)) from None
+        part.share([(_of_heads(of_q, each.query), _of_heads(of_k, each.key)) for each in layers])
+        some = [x[:, heads] for x, heads in zip(inputs, (of_q, of_k, of_k, slice(None)), strict=True)]
+        expected = fixtures.attend(model.encoding, inputs, here, layer=layer)[:, of_q]
+        what = f"heads {of_q.start} to {of_q.stop - 1} alone (what differs between heads belongs into tables() or parameters)"
+        equal(fixtures.attend(part, some, here, layer=layer), expected, what)
+
+
+def _of_heads(heads: slice, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: project(x).unflatten(-1, (-1, DECODER.width))[..., heads, :].flatten(-2)
+
+
 class AtIds(nn.Module):
     """A model that is given the positions of its tokens as a tensor, as compilers need it."""
 
@@ -541,8 +557,8 @@ CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
         position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_decoding_equals_full_pass,
         ragged_cache, windows_are_local, prefixes_are_bidirectional, batched_generation_equals_single,
         padding_changes_nothing, packed_documents_are_separate, packed_images_are_separate, batch_rows_are_independent,
-        sequence_shards_equal_one_process, shift_invariance_as_declared, gradients_arrive, gradients_are_right,
-        copies_are_equal, state_and_spec_round_trip, random_state_is_unchanged, meta_device_gives_the_same_model,
-        bfloat16_logits_stay_near, torch_compile_equals_eager, torch_export_equals_eager,
+        sequence_shards_equal_one_process, slices_of_heads_equal_all_heads, shift_invariance_as_declared, gradients_arrive,
+        gradients_are_right, copies_are_equal, state_and_spec_round_trip, random_state_is_unchanged,
+        meta_device_gives_the_same_model, bfloat16_logits_stay_near, torch_compile_equals_eager, torch_export_equals_eager,
     )
 }  # fmt: skip

@@ -16,7 +16,8 @@ from posenc.conformance.cases import content
 from posenc.conformance.faults import ATTENTION_FACTORS, FAULTS, ROUNDINGS, Arguments, expected_values
 from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
-from posenc.conformance.kinds import FLOAT32, RELATIVE, TENSORS, Convention, get_kind, no_tolerance
+from posenc.conformance.kinds import FLOAT32, KINDS, RELATIVE, TENSORS, Convention, no_tolerance
+from posenc.errors import check_word
 from posenc.testing.oracles.rotations import positions_of
 
 UNKNOWN = "in a way that is not known here"
@@ -61,7 +62,8 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     Raises:
         InputError: an unknown kind; a class, or a method without its object.
     """
-    convention = get_kind(kind)
+    check_word("kind", kind, KINDS)
+    convention = KINDS[kind]
     wrapped = from_angles(function, convention)
     # a default device would move the inputs; the mode itself takes as long as a small operation, at each of them
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):

@@ -104,12 +104,8 @@ class EncodingUnderTest:
                 made = self.make(config)
             if isinstance(made, Encoding):
                 return made
-        raise InputError(
-            f"got a {type(made).__name__}",
-            "pass a function from a model's config to an encoding, as in check(lambda config: "
-            "posenc.Rotary(config.width))",
-            argument="make",
-        )
+        remedy = "pass a function from a model's config to an encoding, as lambda config: posenc.Rotary(config.width)"
+        raise InputError(f"got a {type(made).__name__}", remedy, argument="make")
 
     def model(
         self, config: TransformerConfig, dtype: torch.dtype = torch.float64, *, redraw: bool = True
@@ -173,10 +169,8 @@ class EncodingUnderTest:
             return torch.arange(n)
         p = self._positions(n)
         if not isinstance(p, Positions) or p.q.shape[:2] != (1, n) or p.k.shape != p.q.shape:
-            raise InputError(
-                f"positions({n}) gave a {type(p).__name__}: return the Positions of one row of {n} tokens, as in "
-                "check(make, positions=lambda n: Positions.from_ids(my_ids(n)))"
-            )
+            remedy = f"return the Positions of one row of {n} tokens, such as Positions.from_ids(my_ids({n}))"
+            raise InputError(f"positions({n}) gave a {type(p).__name__}: {remedy}")
         return p.q[0]
 
     def document(self, n: int) -> Positions:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import unknown
 from posenc.testing.oracles import biases, codes, content, gates, masks, places, rotations, schedules
 
 INTEGERS = ("positions", "document_ids", "relative_position", "offsets", "cu_seqlens", "token_types", "image_grids", "video_grids",
@@ -257,14 +256,3 @@ KINDS: dict[str, Convention] = {
         power_tolerance, schedules.xpos,
     ),
 }  # fmt: skip
-
-
-def get_kind(name: str) -> Convention:
-    """The calling convention of a kind.
-
-    Raises:
-        InputError: an unknown kind.
-    """
-    if name not in KINDS:
-        raise unknown("kind", name, KINDS)
-    return KINDS[name]

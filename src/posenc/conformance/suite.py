@@ -87,6 +87,6 @@ def run_check(name: str, tested: EncodingUnderTest) -> Outcome:
 
 
 def _where(error: BaseException) -> str:
-    """The last four lines that an error came through, the innermost first."""
-    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    """The last four lines that an error came through, the innermost first; of torch.compile, those that it was tracing."""
+    frames = (getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))[-4:]
     return "at " + ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in reversed(frames))

@@ -115,13 +115,14 @@ class Declared(nn.Module, metaclass=_Fixed):
 
     @classmethod
     def check_late(cls, name: str) -> None:
-        """Refuse what is set on a class that is defined, or on what it made, and would do nothing."""
+        """Refuse what is not set on a class that is defined, nor on what it made."""
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse an option of an encoding that is made: its tables would follow at the next cast only."""
+        """Refuse an option of an encoding that is made, whose tables would follow at the next cast only, and what `check_late` does."""
+        type(self).check_late(name)
         if name in self._fixed and not any(name in vars(self)[those] for those in _ACT_AT_ONCE):
             raise InputError(f"options are fixed: make another {type(self).__name__}", argument=name, value=value)
         super().__setattr__(name, value)
@@ -151,12 +152,14 @@ class Declared(nn.Module, metaclass=_Fixed):
                 self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
 
     def _tables(self) -> dict[str, Tensor]:
-        """`tables`, of some heads those of all, cut."""
+        """`tables`, of some heads those of all, cut. They have values on meta, too."""
+        with torch.device("cpu"):
+            mine = self.tables()
         if self._part is None:
-            return self.tables()
+            return mine
         with torch.device("meta"):
             full = written(type(self))(**self._part.arguments)
-        return {name: self._part.cut(table, self.tables()[name].shape) for name, table in full.tables().items()}
+        return {name: self._part.cut(full.get_buffer(name), table.shape) for name, table in mine.items()}
 
     def reset_parameters(self) -> None:
         """Draw the parameters, and buffers that are no tables, anew, as a new encoding of the same arguments has them; what

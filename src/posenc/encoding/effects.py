@@ -48,9 +48,12 @@ def require_fit(
         if type(tensor) is not Tensor:
             refuse_distributed(**{name: tensor})
         if tensor.shape[-2] != count:
-            if tensor.dim() == 4 and tensor.shape[1] == count:
+            new, past = (0, 0) if q is None or k is None else (q.shape[-2], k.shape[-2] - q.shape[-2])
+            if tensor.dim() == 4 and tensor.shape[1] == count and past <= 0:
                 raise swapped(name, tensor, f"positions are for {count} {what}")
-            hint = "; of some pass their positions: Positions.from_ids(ids)" if q is None or k is None else ""
+            after = f"Positions.arange({new}, offset={past}, causal=True), or cache.positions({new}) of a KVCache"
+            hint = f"; after cached tokens pass {after}" if past > 0 else ""
+            hint = hint if new else "; of some pass their positions: Positions.from_ids(ids)"  # queries or keys alone
             given = f"positions are for {count} {what}, {name} has {tensor.shape[-2]}"
             raise InputError(f"{given}: give one for each token{hint}")
         if batch not in (1, tensor.shape[0]):

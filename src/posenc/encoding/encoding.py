@@ -153,17 +153,11 @@ class Encoding(Sliced):
             for trait, default in {"name": "", "title": "", "bibtex": "", "constant": False}.items():
                 setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Raises:
-        InputError: a hook where the class has none, which nothing would call, or an argument of an encoding that is made."""
-        type(self).check_late(name)
-        super().__setattr__(name, value)
-
     @classmethod
     def check_late(cls, name: str) -> None:
-        late = HOOKS[name] not in cls.own_sites if name in HOOKS else name == "branches" and not cls.is_map
-        if late:
-            raise InputError(f"hooks are methods that a class is defined with: subclass {cls.__name__}", argument=name)
+        if name in HOOKS or name in ("branches", "share", "shared_rotation"):  # some of which nothing would call
+            remedy = f"write an Encoding that has it and add that, or a subclass of {cls.__name__}"
+            raise InputError(f"hooks are methods that a class is defined with: {remedy}", argument=name)
 
     # ---------------------------------------------------------------- the hooks that most need
 

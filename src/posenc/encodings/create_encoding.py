@@ -20,6 +20,8 @@ from posenc.spec import EncodingSpec, Spec, check_complete, check_options
 
 __all__ = ["ENCODINGS", "create", "from_spec"]
 
+LENGTHS = "rows", "train_length"
+"""Arguments that are the model's `max_positions`, if the text does not give them."""
 MOST_BYTES = 2**30
 """What an encoding may take because of its options; the model's shape is not bounded here."""
 
@@ -85,7 +87,7 @@ def create(
         "prefix": prefix,
         "height": height, "width": width, "columns": width, "axes": None if grid is None else len(grid), "dim": dim,
         "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads, "max_positions": max_positions,
-        "rows": max_positions, "train_length": max_positions, "bidirectional": None if causal is None else not causal,
+        **dict.fromkeys(LENGTHS, max_positions), "bidirectional": None if causal is None else not causal,
     }  # fmt: skip
 
     def layer(terms: Sequence[Spec], layers: int | None) -> Encoding:
@@ -120,7 +122,9 @@ def _single(
     if unknown_width and dim is not None and heads is not None:
         raise InputError("must divide evenly; or pass head_dim", dim=dim, num_heads=heads)
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
-    check_complete(name, given | options, parameters)
+    own = parameters.keys() - create.__annotations__.keys()
+    ways = {key: f"{'max_positions' if key in LENGTHS else key}= (or write {name}:{key}=VALUE)" for key in own}
+    check_complete(name, given | options, parameters, **ways)
     check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     vars(encoding)["heads_of_model"] = heads  # by which a call tells heads from tokens

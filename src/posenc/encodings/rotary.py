@@ -346,10 +346,8 @@ class XPos(Rotary):
                 raise InputError(f"{at}: pass queries and keys in a wider dtype, or take a larger scale_base")
         return super()._check(x, positions)
 
-    rotate, shared_rotation = (
-        Rotary.rotate,
-        Rotary.shared_rotation,
-    )  # at the middle of all keys, so of neither side alone
+    # at the middle of all keys, so of neither side alone
+    rotate, shared_rotation = Rotary.rotate, Rotary.shared_rotation
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         raise InputError("XPos scales keys by their distance from the middle of all keys: cache them unrotated")
