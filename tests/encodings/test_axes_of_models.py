@@ -24,7 +24,7 @@ from references.calls import scores
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 import axial_models  # noqa: E402
-from axial_models import PAGE, ROWS, made, of_diffusers  # noqa: E402
+from axial_models import PAGE, ROWS, made  # noqa: E402
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 FLOAT32 = {"rtol": 0, "atol": 2e-5}
@@ -292,15 +292,6 @@ def test_moved_coordinates_are_timms_dinov3(height, width, normalized):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="no diffusers here: pip install diffusers")
-@pytest.mark.parametrize("name", MODELS)
-def test_axial_rope_is_diffusers(name):
-    positions, theirs = of_diffusers(name, 5, 6, 9)
-    q = torch.randn(1, 2, positions.num_queries, made(name).head_dim)
-    ours, _ = made(name).rotate(q, q, positions)
-    assert_close(ours, theirs(q).to(ours), **FLOAT32)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="no diffusers here: pip install diffusers")
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_model_with_the_arguments_of_another(name):
     module, kind, row = ALIKE[name]
@@ -338,13 +329,15 @@ def test_every_row_has_its_largest_difference():
         assert re.fullmatch(r"(diffusers|transformers|timm) \d[\d.]+", release)
 
 
-@pytest.mark.parametrize("name", axial_models.OTHERS)
+@pytest.mark.parametrize("name", ROWS)
 def test_the_script_measures_what_is_installed_here(name):
+    if name in axial_models.OF_DIFFUSERS:
+        pytest.importorskip("diffusers")
     if name.startswith("EVA"):
         timm_here.timm()
     release, difference = axial_models.measured(name)
     assert difference < 2e-5
-    assert release.split()[0] in ("transformers", "timm")
+    assert release.split()[0] in ("diffusers", "transformers", "timm")
 
 
 def test_posenc_in_a_transformer_of_diffusers():

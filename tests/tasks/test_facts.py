@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc.errors import InputError
 from posenc.tasks import Sample, create
 from posenc.tasks.passkey import NOISE
 from posenc.tasks.task import index_at
@@ -47,18 +46,6 @@ def test_in_noise_every_question_is_of_the_same_text(items, length, index):
     assert length - 2 * len(NOISE) < longest <= length
     for sample, (_, code) in zip(samples, facts, strict=True):
         assert tokenizer.decode(sample.ids[slice(*sample.needle)]) == code
-
-
-@pytest.mark.parametrize("options", ["noise=true", "items=4:noise=true:query_aware=true"])
-def test_noise_takes_items_and_no_question_in_front(options):
-    with pytest.raises(InputError, match="noise=True: give items"):
-        create(f"facts:{options}")
-
-
-@pytest.mark.parametrize("items", [-1, 0, 1, 9001])
-def test_too_few_or_too_many_items_are_refused(items):
-    with pytest.raises(InputError, match=rf"items={items}: give 2 to 9000, or none for as many as fit"):
-        create(f"facts:items={items}")
 
 
 @pytest.mark.parametrize(

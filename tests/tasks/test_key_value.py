@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posenc.errors import InputError
 from posenc.tasks import Sample, create
 from posenc.tasks.key_value import PROMPT, QUERY_AWARE
 from posenc.tasks.task import index_at
@@ -80,16 +79,3 @@ def test_the_others_keep_their_order():
 def test_the_value_counts_wherever_it_stands(generated, score):
     """evaluate_kv_responses.py: value.lower() in model_answer.lower()."""
     assert create("key_value").score(generated, Sample(torch.tensor([0]), 1, references=("aB12",))) == score
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match=r"unknown keys 'uuids': did you mean 'uuid'"):
-        create("key_value:keys=uuids")
-    with pytest.raises(InputError, match=r"unknown values 'word'"):
-        create("key_value:values=word")
-    with pytest.raises(InputError, match=r"pairs=1: give 2 or more, or none for as many as fit"):
-        create("key_value:pairs=1")
-    with pytest.raises(InputError, match=r"pairs=9001: give 2 to 9000, or none for as many as fit"):
-        create("key_value:keys=words:values=digits:pairs=9001")
-    with pytest.raises(InputError, match=r"length=1000: key_value:pairs=75 needs about \d{4} tokens"):
-        create("key_value:pairs=75").sample(ByteTokenizer(), 1000)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posenc.errors import InputError
 from posenc.tasks import Sample, create
 from posenc.tasks.multi_document import CLOSED_BOOK, PROMPT, QUERY_AWARE, best_subspan_em, normalise
 from posenc.tasks.task import index_at
@@ -25,13 +24,6 @@ def test_the_templates_are_the_published_ones():
     assert PROMPT == BEGIN + "\n\n{documents}\n\nQuestion: {question}\nAnswer:"
     assert QUERY_AWARE == BEGIN + "\n\nQuestion: {question}\n\n{documents}\n\nQuestion: {question}\nAnswer:"
     assert CLOSED_BOOK == "Question: {question}\nAnswer:"
-
-
-def test_options_that_cannot_be_are_refused():
-    with pytest.raises(InputError, match=r"query_aware=True, closed_book=True: they have no common prompt"):
-        create("multi_document:closed_book=true:query_aware=true")
-    with pytest.raises(InputError, match=r"documents=0: give 1 to 3000, or none for as many as fit"):
-        create("multi_document:documents=0")
 
 
 @settings(max_examples=50)

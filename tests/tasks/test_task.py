@@ -95,26 +95,45 @@ def test_what_does_not_fit_or_is_no_depth_is_refused(text):
         create(text).sample(ByteTokenizer(), 3000, depth=1.5)
 
 
+REFUSED = {
+    "passkeys": "unknown task 'passkeys': did you mean 'passkey'",
+    "facts:item=3": "unknown option of facts 'item=3': did you mean 'items'",
+    "facts:items=three": "items='three': pass an integer or None",
+    "facts:noise=true": "noise=True: give items",
+    "facts:items=4:noise=true:query_aware=true": "noise=True: give items",
+    "facts:items=1": "items=1: give 2 to 9000, or none for as many as fit",
+    "facts:items=9001": "items=9001: give 2 to 9000, or none for as many as fit",
+    "key_value:keys=uuids": "unknown keys 'uuids': did you mean 'uuid'",
+    "key_value:values=word": "unknown values 'word'",
+    "key_value:pairs=1": "pairs=1: give 2 or more, or none for as many as fit",
+    "key_value:keys=words:values=digits:pairs=9001": "pairs=9001: give 2 to 9000, or none for as many as fit",
+    "key_value:pairs=75": r"length=1000: key_value:pairs=75 needs about \d{4} tokens",
+    "multi_document:closed_book=true:query_aware=true": "query_aware=True, closed_book=True: they have no common prompt",
+    "multi_document:documents=0": "documents=0: give 1 to 3000, or none for as many as fit",
+    "needle:keywords=tea,sandwich": "keywords='tea,sandwich': give words of the needle .* 'tea' is not in it",
+    "needle:keywords=,": "keywords=',': give words of the needle",
+    "needle:source=gone": "source=.*gone': No such file",
+    "passkey:name=x": "unknown option of passkey 'name=x'",
+    "passkey:new_tokens=3": "unknown option of passkey 'new_tokens=3'",  # of the class, not of the task
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_text_that_is_no_task_is_refused(text):
+    with pytest.raises(InputError, match=REFUSED[text]):
+        create(text).sample(ByteTokenizer(), 1000)
+
+
 def test_a_task_is_made_from_its_text():
     assert {cls.name for cls in TASKS.values()} == set(TASKS)
     for text in RETRIEVAL:
         assert create(create(text).text) == create(text)
-    with pytest.raises(InputError, match=r"unknown task 'passkeys': did you mean 'passkey'"):
-        create("passkeys")
-    with pytest.raises(InputError, match=r"unknown option of facts 'item=3': did you mean 'items'"):
-        create("facts:item=3")
-    with pytest.raises(InputError, match=r"items='three': pass an integer or None"):
-        create("facts:items=three")
-    with pytest.raises(InputError, match=r"unknown option of passkey 'name=x'"):
-        create("passkey:name=x")
     assert create("needle:source=1984").source == "1984"  # a file's name stays a name
     assert create("perplexity:source=1984").source == "1984"
     spaced = create("needle : source=my text.txt :drawn=false ")  # space around a value is no part of it
     assert spaced.source == "my text.txt"
     assert create(spaced.text) == spaced
     assert create("multi_document:documents=none").documents is None
-    with pytest.raises(InputError, match=r"unknown option of passkey 'new_tokens=3'"):
-        create("passkey:new_tokens=3")  # of the class, not of the task
 
 
 @pytest.mark.parametrize(
