@@ -2,6 +2,7 @@
 """The program: what it answers without torch, in terminals of every width, and where its table comes from."""
 
 import errno
+import itertools
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from posenc.cli.command import parse
 from posenc.errors import InputError
 from posenc_cli import cached, program
 from posenc_cli.answers import DONE, FAILED, USAGE
-from posenc_cli.arguments import Described, example, laid_out
+from posenc_cli.arguments import Described, example, laid_out, mistyped
 from posenc_cli.completion import SCRIPTS, proposals
 from posenc_cli.left import LEFT
 from posenc_cli.listing import ASKED, KINDS, PAGES, bibtex, cited, listed
@@ -189,6 +190,25 @@ def test_a_typing_error_names_the_nearest(words, message, capsys):
     assert len(err) < 400
 
 
+@pytest.mark.parametrize(
+    "text", ["{}/fade.py:Fade", "/home/{}/fade.py:Fade", "{}:Fade:slope=2", "rope+{}/a.py:A@rerope"]
+)
+def test_folders_and_modules_of_code_have_any_names(text):
+    """Such as code (like cope), and names that left, such as vision."""
+    fields = [
+        (command, field, setting.many)
+        for command in COMMANDS.values()
+        for field, setting in command.settings.items()
+        if setting.how.code and setting.how.names
+    ]
+    assert len({command.name for command, *_ in fields}) == 4
+    for name, (command, field, many) in itertools.product([*LEFT, "code", "posenc", "learn", "windows"], fields):
+        given = text.format(name)
+        assert mistyped(command, {field: (given,) if many else given}, TABLE["known"]) is None
+        wrong = mistyped(command, {field: ("code/fade.py",) if many else "code/fade.py"}, TABLE["known"])
+        assert wrong == "code/fade.py: which object in it? Write code/fade.py:NAME"
+
+
 def test_every_choice_has_a_nearest(capsys):
     for name, command in COMMANDS.items():
         for setting in (each for each in command.settings.values() if each.choices):
@@ -350,6 +370,14 @@ def test_a_shell_completes_by_its_script(shell, tmp_path):
 def test_what_left_says_what_to_use(name, capsys):
     assert name not in COMMANDS
     assert answered(capsys, name, "rope") == (2, "", f"posenc: error: {name} left posenc: {LEFT[name]}\n")
+
+
+def test_what_to_use_names_the_command_that_has_its_flags():
+    """The answer is the same in every command."""
+    for name, text in LEFT.items():
+        words = set(re.findall(r"(?<!\S)[\w-]+", text)) - {"--num_fewshot", "--print-completion"}
+        has = {each.written for word in words & COMMANDS.keys() for each in COMMANDS[word].settings.values()}
+        assert {word for word in words if word.startswith("--")} <= has | {"--out"}, name
 
 
 def test_a_flag_and_a_value_that_left_say_what_to_use(monkeypatch, capsys):
