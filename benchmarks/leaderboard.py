@@ -619,7 +619,7 @@ def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
     made = {}
     name, among = nearest(NEEDS[0], known) or ("", [])
     made["server"] = Answer((name,), str(sum(behind(name, NEEDS[0], each)[0] <= MARGIN for each in among)), len(among))
-    made["free"] = Answer(law.lowest(0)[0], f"{law.noise:.2f}")
+    made["free"] = Answer(law.lowest(0)[0], f"{law.noise:.3f}")
     made["longer"] = Answer(law.lowest(1)[0], f"{law.lowest(1)[1]:.2f}")
     ranking = replication.experiments("recall")[0].rankings["recall"]
     recalled = {v.name: _value(ranking, v, ranking.settings.conditions[-1]) for v in ranking.trained}
@@ -697,7 +697,7 @@ def choice(made: Mapping[str, Answer], largest: Widest) -> str:
         rows.append([question, ", ".join(f"`{name}`" for name in answer.names), sentence.format(figure)])
     law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code"
     seeds = (
-        f"one seed: nats per byte at the training length, 512 tokens, and at 8 times that. A second seed moves a loss by up to {largest.noise:.3f}; the first "
+        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed moves a loss by up to {largest.noise:.3f}; the first "
         f"{len(largest.lowest(0)[0])} are closer than that, so their order is not known."
     )
     losses = [[f"`{e}`", at[0][e], at[1][e]] for e in sorted(largest.losses, key=lambda e: largest.losses[e][0])]

@@ -14,6 +14,8 @@ from law_gpu import losses, widest
 from law_gpu import numbers_of as cells
 from law_lease import by_cell
 
+from posenc import position_maps
+from posenc.frequencies import schedules
 from posenc.lab.budgets import spread
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,11 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     of_known = [f"{early.spearman(early.values(known, measure), late):.2f}" for measure in measures]
     yield compare, "after 1600 (rank correlation {}; the loss itself {})", of_known
     yield compare, "never been trained here with {},", [early.verdicts()[0][1]]
+
+    ways = len(schedules.SCHEDULES) - 1, len(position_maps.MAPS)  # without the default
+    yield "docs/comparison.md", "[{} schedules](frequencies.md), [{} maps](position_maps.md)", [str(n) for n in ways]
+    yield "README.md", "| ways to extend RoPE | {} |", [str(sum(ways))]
+    yield "README.zh.md", "| 扩展 RoPE 的方法 | {} |", [str(sum(ways))]
 
     half = json.loads((ROOT / "benchmarks/bfloat16.json").read_text(encoding="utf-8"))["parts"]
     ends = {}
