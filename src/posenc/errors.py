@@ -409,7 +409,7 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
 
     likeness: the least similarity, 0 to 1, of a name that is suggested; 0.7 leaves typing errors.
     """
-    if gone := instead(str(name)):
+    if gone := instead(str(name).partition("=")[0]):
         return InputError(gone)
     names = sorted(known)
     meant = meaning(str(name).partition("=")[0], names)

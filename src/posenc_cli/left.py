@@ -131,9 +131,11 @@ LEFT: dict[str, str] = {
     "evq_cosh": "write explicit:stretch=NUMBERS",
     "anti_periodic": "write explicit:stretch=NUMBERS",
 }
-"""Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
+"""Commands, flags, methods, tasks, encodings, options, and names of Python without "posenc.": `posenc list NAME` has the
+line of each, for this version."""
 
 
 def instead(name: str) -> str | None:
     """What to use instead of a name that left, as a sentence; None for any other name."""
+    name = name.removeprefix("posenc.")
     return f"{name} left posenc: {LEFT[name]}" if name in LEFT else None

@@ -16,7 +16,7 @@ import pytest
 
 from posenc import cli
 from posenc.cli.command import parse
-from posenc.errors import InputError
+from posenc.errors import InputError, unknown
 from posenc_cli import cached, program
 from posenc_cli.answers import DONE, FAILED, USAGE
 from posenc_cli.arguments import Described, example, laid_out, mistyped
@@ -366,10 +366,13 @@ def test_a_shell_completes_by_its_script(shell, tmp_path):
 # ---------------------------------------------------------------- what left, and what few need
 
 
-@pytest.mark.parametrize("name", [name for name in LEFT if not name.startswith("-") and "." not in name])
+@pytest.mark.parametrize("name", LEFT)
 def test_what_left_says_what_to_use(name, capsys):
     assert name not in COMMANDS
-    assert answered(capsys, name, "rope") == (2, "", f"posenc: error: {name} left posenc: {LEFT[name]}\n")
+    assert answered(capsys, "list", name) == (2, "", f"posenc list: error: {name} left posenc: {LEFT[name]}\n")
+    if not name.startswith("-"):
+        assert answered(capsys, f"posenc.{name}") == (2, "", f"posenc: error: {name} left posenc: {LEFT[name]}\n")
+        assert str(unknown("option", f"{name}=2", [])) == f"{name} left posenc: {LEFT[name]}"
 
 
 def test_what_to_use_names_the_command_that_has_its_flags():
