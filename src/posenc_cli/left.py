@@ -108,7 +108,7 @@ LEFT: dict[str, str] = {
         ("--test-sizes", "--patch-size", "--images", "--image-column", "--label-column", "--data-images"),
         "adapt examples/small_vit.py, which trains and tests a small vision Transformer",
     ),
-    "fit": "extend by longrope with factors of your own; benchmarks/learned_stretch.py learns them on a text",
+    "fit": "extend by explicit:stretch=NUMBERS, one for each pair of channels; benchmarks/learned_stretch.py learns them on a text",
     "ms_poe": "run benchmarks/ms_poe.py, which extends a model by it",
     "band_scale": "run benchmarks/bands.py, which extends a model by it",
     "ape_generate": "call posenc.nbce_generate, or run benchmarks/ape.py",
