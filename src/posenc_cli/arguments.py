@@ -397,6 +397,8 @@ def mistyped(command: Described, values: Mapping[str, Any], known: Known) -> str
         for text in value if isinstance(value, tuple) else (value,):
             if setting.how.code and text.endswith(".py"):
                 return f"{text}: which object in it? Write {text}:NAME"
+            if CODE.search(text) and (left := instead(f"{setting.written} FILE:CLASS")):
+                return left
             # a path's folders and a module have names of their own: what names code is for the command to read
             for term in () if CODE.search(text) else re.split(r"[+/,]", text):
                 name = re.split("[:@]", term)[0].strip()

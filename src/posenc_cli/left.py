@@ -5,7 +5,10 @@ LEFT: dict[str, str] = {
     "--against": "name the encodings to train and those of the table, and give posenc compare --preset leaderboard --merge benchmarks/leaderboard",
     "lab.leaderboard.against": "give compare_tasks merge=['benchmarks/leaderboard'] and the settings of the preset leaderboard",
     "lab.leaderboard.archive": "use benchmarks/archives.py",
-    "lab.experiment.load_experiment": "put the class into posenc.lab.compare.EXPERIMENTS under its name",
+    **dict.fromkeys(
+        ("--task FILE:CLASS", "lab.experiment.load_experiment"),
+        "put the class into posenc.lab.compare.EXPERIMENTS under its name, as docs/compare.md shows",
+    ),
     "lab.archive": "use benchmarks/archives.py of the repository",
     **dict.fromkeys(
         ("--data-sha256", "--text-sha256", "--model-fingerprint", "data_sha256", "text_sha256", "model_fingerprint"),

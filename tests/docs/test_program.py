@@ -386,6 +386,7 @@ def test_what_to_use_names_the_command_that_has_its_flags():
 def test_a_flag_and_a_value_that_left_say_what_to_use(monkeypatch, capsys):
     monkeypatch.setitem(LEFT, "--gone", "write --here")
     monkeypatch.setitem(LEFT, "gone", "take yarn")
+    assert "--task FILE:CLASS left posenc: " in answered(capsys, "compare", "--task", "second.py:Second")[2]
     for words in ("compare --gone 3", "extend demo --method gone", "compare --preset gone", "list gone"):
         code, out, err = answered(capsys, *words.split())
         assert (code, out) == (2, "")
