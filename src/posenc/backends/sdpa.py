@@ -17,7 +17,6 @@ from posenc.backends.problem import Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
-from posenc.errors import exporting
 from posenc.functional import intercepted, transformed
 from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
@@ -94,7 +93,7 @@ class SDPA:
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
         if problem.sink is not None and problem.traced:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        if refused is FEW and problem.values is None and not (problem.traced and exporting()):
+        if refused is FEW and problem.values is None and not (problem.traced and torch.compiler.is_exporting()):
             return _masked(problem, refused)
         blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
         if not blocks and not scores:
@@ -169,7 +168,7 @@ def _options(problem: Problem) -> dict[str, Any]:
 def _takes_formulas(problem: Problem) -> bool:
     """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
     runtimes do not have the operator."""
-    if problem.traced and exporting():
+    if problem.traced and torch.compiler.is_exporting():
         return True
     tables = problem.values is not None or False in [term.dense_if_short for term in problem.bias]
     # 128 by 128 tokens under products with a table of distances
