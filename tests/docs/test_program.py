@@ -179,6 +179,7 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
         ("list --kind tasks --acts-on bias", "--kind tasks --acts-on bias: nothing is found"),
         ("list rope --acts-on embed", "--acts-on embed: leaves out 'rope'; posenc list rope shows it"),
         ("list yarn rope --kind methods", "--kind methods: leaves out 'rope'; posenc list rope shows it"),
+        ("list nosuch", "posenc list: error: unknown name 'nosuch': posenc list shows all names"),
         ("list rpoe --kind tasks", "unknown name 'rpoe': did you mean 'rope'?"),
     ],
 )
@@ -223,7 +224,11 @@ def test_a_long_list_of_names_is_not_shown_beside_a_suggestion():
     assert unknown_name("name", "nam1", many, ["name1", "name11"]) == (
         "unknown name 'nam1': did you mean 'name1'? Also like it: name11"
     )
-    assert "known are name0" in unknown_name("name", "x", many, [])
+    assert "known are name0" in unknown_name("model type", "x", many, [])
+    for what in ("encoding", "method", "kind"):
+        shown = f"posenc list --kind {what}s"
+        assert str(unknown(what, "nosuch", TABLE["known"][what])) == f"unknown {what} 'nosuch': {shown} shows all"
+        assert listed(TABLE, kind=shown.split()[-1])[1]
     assert nearest("rpoe", ["rove", "rope"]) == ["rope", "rove"]
 
 
