@@ -40,7 +40,7 @@ from posenc.errors import InputError
 from posenc.lab.data.corpora import copied
 from posenc.lab.machine import describe, flushed_denormals, keep_freed_memory
 from posenc.lab.muon import Muon
-from posenc.lab.train import read_from_tokens
+from posenc.lab.train import projections_of
 from posenc.lab.transformer import Attention
 
 HERE = Path(__file__).parent / "law"
@@ -354,7 +354,7 @@ def build(cell: Cell) -> Transformer:
 
 def optimizers_of(model: Transformer, rate: float) -> list[torch.optim.Optimizer]:
     """As posenc compare: Muon for matrices that act on features, AdamW for the rest, tables of the encoding at their own rate."""
-    read, outer = read_from_tokens(model), (model.embedding, model.head)
+    projections, outer = projections_of(model), (model.embedding, model.head)
     queries = {
         id(m.query.weight): layer for layer, m in enumerate(m for m in model.modules() if isinstance(m, Attention))
     }
@@ -365,7 +365,7 @@ def optimizers_of(model: Transformer, rate: float) -> list[torch.optim.Optimizer
             damping = 1.0 if layer is None else model.query_damping(model.encoding, layer)
             muon.append({"params": [module.weight], "lr": rate * RATES["learning_rate"] * damping})
     known = {id(p) for group in muon for p in group["params"]}
-    tables = [p for name, p in model.encoding.named_parameters() if id(p) not in known and name not in read]
+    tables = [p for name, p in model.encoding.named_parameters() if id(p) not in known and name not in projections]
     known |= {id(p) for p in tables}
     rest = [p for p in model.parameters() if id(p) not in known]
     groups: list[dict[str, Any]] = [{"params": rest, "lr": rate * RATES["adamw_learning_rate"]}]

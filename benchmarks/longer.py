@@ -208,7 +208,19 @@ def summary(results: Results) -> str:
         rows = [of.get(first["method"]) for _, of in columns]
         cells = ["–" if row is None else _loss(row, 2) for row in rows]
         lines.append([f"`{first['method']}`", *cells, *_cost(first)])
-    return _markdown(lines)
+    return "\n\n".join([_markdown(lines), *_nearest(at)])
+
+
+def _nearest(at: Results) -> list[str]:
+    """The method with the lowest loss of each task against the next one, where the archive has each document's loss."""
+    said = []
+    for task in at["tasks"]:
+        names = [row["method"] for row in task["rows"] if row["method"] not in BASES]
+        if "documents" in task["rows"][0] and len(names) > 1:
+            gap = behind(task["rows"], names[1], names[0])
+            name = NAMES[task["task"].split(":")[0]]
+            said.append(f"`{names[1]}` is {gap.mean:.3f} ± {gap.high - gap.mean:.3f} nats behind `{names[0]}` ({name})")
+    return [f"Paired over documents, {_listed(said)}."] if said else []
 
 
 def _cost(row: Results) -> list[str]:

@@ -45,10 +45,13 @@ PACKAGES = [
     "tests/pretrained/test_computed.py::test_every_layer_is_computed_or_named_as_unchecked",
 ]  # fmt: skip
 CORE = [
-    "tests/encodings", "tests/backends", "tests/rotation", "tests/positions", "tests/test_attention.py", "tests/test_bias.py",
-    "tests/test_encoder_decoder.py", "tests/test_every_encoding.py", "tests/test_every_sum.py", "tests/test_functional.py",
-    "tests/test_gates.py", "tests/test_hidden.py", "tests/test_hooks.py", "tests/test_linear_attention.py",
-    "tests/test_position_maps.py", "tests/lab/test_transformer.py",
+    "tests/backends", "tests/distributed", "tests/encodings", "tests/frequencies", "tests/positions", "tests/rotation",
+    *(f"tests/test_{name}.py" for name in (
+        "attention", "autograd", "bias", "cache", "encoder_decoder", "every_encoding", "every_sum", "functional",
+        "functional_rotary", "gates", "hidden", "hooks", "integers", "linear_attention", "linear_memory", "pass",
+        "position_maps", "spec",
+    )),
+    "tests/lab/test_transformer.py",
 ]  # fmt: skip
 TESTS = {"oldest": PACKAGES, "newest": PACKAGES, "core": CORE}
 

@@ -93,6 +93,7 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.8."), reason="its Dynamo cannot raise an exception of ours")
 def test_an_unknown_layout_is_named_in_compiled_code_too():
     def codes(positions):
         return F.sinusoidal_from(positions, torch.ones(2), "interleavd")

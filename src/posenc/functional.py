@@ -378,10 +378,10 @@ def _covers(x: Tensor, table: Tensor) -> bool:
     return table.dim() <= x.dim()
 
 
-def exactly(x: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast on x's device, which would round biases, gates and angles."""
+def exactly(x: Tensor, traced: bool | None = None) -> AbstractContextManager[Any]:
+    """Without autocast on x's device, which would round biases, gates and angles. traced: whether a graph is, if it is known."""
     kind = "cpu" if x.is_meta else x.device.type
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) or (torch.compiler.is_compiling() if traced is None else traced):
         return torch.autocast(kind, enabled=False)
     return AS_IT_IS
 
@@ -405,10 +405,10 @@ def no_second_derivatives(subject: str, remedy: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def intercepted() -> bool:
-    """Whether a dispatch mode, such as FakeTensorMode, makes of each operation what it likes: nothing made under it may be
-    remembered."""
-    return torch._C._len_torch_dispatch_stack() > 0
+def interpreted() -> bool:
+    """Whether they, or a dispatch mode such as FakeTensorMode, make of operations what they like: tensors cannot be looked at then."""
+    transforms = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return transforms or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:

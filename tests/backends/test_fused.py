@@ -8,7 +8,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from posenc import ALiBi, Encoding, InputError, Positions, create, explain
+from posenc import ALiBi, Encoding, InputError, Positions, Shaw, create, explain
 from posenc.attention import Call, attention, prepare
 from posenc.backends import fused, sdpa
 from posenc.backends.fused import attend, lower, unsupported
@@ -202,6 +202,11 @@ def test_what_is_not_a_number_stays_in_its_row():
         lambda head, d: torch.where(d > 500, torch.nan, -5.0 * d.abs() * (head + 1)), 2, p
     )
     assert attention(k, k, v, far, p).isnan().any(-1).sum() == 2 * 2 * 99, "rows 501 to 599 of every head"
+    few = partial(attention, q[:, :, -9:], k[:, :, -9:], v[:, :, -9:], Shaw(8, num_heads=2), backend="reference")
+    clean = few(causal=True)
+    for number in (torch.nan, torch.inf):
+        k[:, :, -1] = number
+        assert torch.allclose(few(causal=True)[:, :, :-1], clean[:, :, :-1], atol=1e-6)
 
 
 @pytest.mark.parametrize("kinds", ["none", "relative", "query values"])

@@ -168,6 +168,9 @@ def test_prefix_and_cache_and_scores_of_an_encoding_are_capped():
 def test_softcap_is_a_positive_number(cap):
     with pytest.raises(InputError, match=r"^softcap="):
         attention(*tensors(5, 5), softcap=cap)
+    if cap is not True:
+        with pytest.raises(InputError, match="cap"):
+            SoftCap(cap)
 
 
 def test_gradients_through_flex(monkeypatch):
@@ -243,7 +246,7 @@ def test_what_explain_says():
     q, k, v = (x.float() for x in tensors(64, 64))
     capped = explain(q, k, v, Capped(), causal=True)
     assert (capped.backend, capped.faster) == ("sdpa", "")
-    assert "only as a function" in explain(q, k, v, Bent(H), causal=True).reason
+    assert "only as a function" in explain(q, k, v, Bent(H), causal=True, backend="sdpa").reason
 
 
 def test_compiled_for_the_cpu_by_flex():
@@ -261,9 +264,3 @@ def test_what_modify_returns_is_validated(returned):
     mine = type("Mine", (Encoding,), {"modify": lambda self, positions, layer=0: returned})()
     with pytest.raises(InputError, match=r"Mine.modify returned .*SoftCap"):
         attention(*tensors(5, 5), posenc.NoPE() + mine)
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0, float("inf"), float("nan"), "50"])
-def test_a_cap_is_a_positive_number(cap):
-    with pytest.raises(InputError, match="cap"):
-        SoftCap(cap)

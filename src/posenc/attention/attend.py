@@ -94,7 +94,7 @@ def attention(
         check_names("attention", others)
     call = Call(q, k, v, encoding, positions, causal, scale, softcap, sink, dropout_p, layer, keys_rotated, gates)
     call = given(call)
-    with exactly(q):
+    with exactly(q, call.traced):
         if cache is not None:
             call, extended = _cached(call, cache)
             out = _attended(call, backend, cache.plans)

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class Call:
 
     def changed(self, **changes: Any) -> "Call":
         """The call with other values for these fields."""
-        if torch.compiler.is_compiling():
+        if changes.get("traced", self.traced):
             return replace(self, **changes)
         made = object.__new__(Call)  # which `replace` is slow at
         vars(made).update(vars(self), **changes)
@@ -118,8 +118,10 @@ def checked(call: Call) -> Call:
     positions = resolve_positions(q, k, encoding, call.positions, call.causal)
     call = visible_part(call if positions is call.positions else call.changed(positions=positions))
     if encoding is not None:
-        require_values(encoding, q)
-        encoding._check_part(q, k)
+        if not call.traced:
+            require_values(encoding, q)
+        for leaf in call.acting.leaves:
+            leaf.encoding._check_part(q, k)
         part = call.acting.part
         if call.keys_rotated and part.bias_reads_keys and "rotate" in part.sites():
             why = f"the bias of {part.known_as} reads the keys as they were before their rotation"
@@ -176,7 +178,7 @@ def assembled(
     problem = Problem(
         q, k, v, terms or [], values, call.at, scale, None if sink is None else _logits(sink, q),
         call.dropout_p, branches, modifiers=modifiers, constant=constant, traced=call.traced,
-        learned=_learns(effects) if terms else False,
+        learned=_learns(effects) if terms and torch.is_grad_enabled() else False,
     )  # fmt: skip
     if modifiers and problem.weighs:
         if prefix is not None or sink is not None:
@@ -187,9 +189,9 @@ def assembled(
 
 
 def _learns(effects: Effects) -> bool:
-    """Whether a gradient may reach a bias."""
+    """Whether a bias learns."""
     biases = [leaf.encoding for leaf in effects.acting.leaves if "bias" in leaf.sites]
-    return torch.is_grad_enabled() and any(x.requires_grad for each in biases for *_, x in parameters_of(each))
+    return True in [x.requires_grad for each in biases for *_, x in parameters_of(each)]
 
 
 def _products(q: Tensor, k: Tensor, factor: float, effects: Effects) -> tuple[list[Score], Tensor, Tensor, float]:
@@ -383,7 +385,7 @@ def check_names(function: str, others: Mapping[str, Any]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
+def check_given(encoding: Encoding | None, positions: Any, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
@@ -393,7 +395,7 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
         raise InputError(f"a mask is none: {SDPA['attn_mask']}", encoding=encoding)
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
-    if positions is not None:
+    if positions is not None and not isinstance(positions, Positions):
         require_positions(positions)
 
 

@@ -23,6 +23,8 @@ WIDEST, NARROWEST = 256, 16
 VARIANTS = 1024
 """Combinations of structures, positions, dtypes and widths that a process may compile before Dynamo gives up with an
 error; its own limit of 8 is for a function with one purpose."""
+IS_THERE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
+"""Whether PyTorch has it as we use it: 2.9 cannot call our score functions."""
 KERNEL = os.environ.get("POSENC_FLEX_KERNEL")
 """FlexAttention's CUDA kernel: "FLASH" (FlashAttention 4, where it is installed), "TRITON", or None: PyTorch chooses. Set
 POSENC_FLEX_KERNEL before Python starts; a kernel that cannot serve a call raises PyTorch's error."""
@@ -36,7 +38,7 @@ class Flex(Kernel):
 
     def _refusal(self, problem: Problem) -> str | None:
         q, v = problem.q, problem.v
-        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):  # 2.9 cannot call our score functions
+        if not IS_THERE:
             return f"FlexAttention is used from PyTorch 2.11 on, and this is {torch.__version__}"
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
@@ -154,7 +156,7 @@ def _run(
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for lookup in lookups:
             # a float64 term would leave the kernel's output undefined
-            score = (score + lookup(b, h, i, j)).to(score.dtype)
+            score = (score + lookup.at(b, h, i, j)).to(score.dtype)
         for change in changes:
             score = change(score, b, h, i, j)
         return score

@@ -23,7 +23,7 @@ from posenc.backends.problem import Problem, Rotated
 from posenc.bias.structures import Refused
 from posenc.bias.terms import TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
-from posenc.functional import batched, exactly, intercepted, no_second_derivatives
+from posenc.functional import batched, exactly, interpreted, no_second_derivatives
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, distances_of, segments
 from posenc.positions.visibility import EVERYTHING, Region
@@ -115,7 +115,7 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
     positions, (kinds, tensors, visible, longest) = problem.positions, lowered
     branches = problem.branches or [Rotated(problem.q, problem.k, positions.region)]
     inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *tensors]
-    if problem.dropout_p == 0 and not torch.compiler.is_compiling() and not intercepted() and not _learns(inputs):
+    if problem.dropout_p == 0 and not torch.compiler.is_compiling() and not interpreted() and not _learns(inputs):
         return forward(_calls(branches, problem.v, lowered, positions.causal, problem.scale))
     regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
     numbers = [int(positions.causal), int(visible.overlapping), longest, *regions, *visible.table]

@@ -128,12 +128,14 @@ class Problem:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
         return lambda b, h, i, j: visible(b, h, i, j) & region.contains(q(b, i), k(b, j))
 
-    def mask(self, first: int = 0, end: int | None = None) -> Tensor:
-        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""
+    def mask(self, first: int = 0, end: int | None = None, region: Region | None = None) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1. region: in the
+        place of the problem's."""
         q, k, visible = self.positions.q, self.positions.k, self.positions.mask(first, end)
-        if self.region is None or self.region == EVERYTHING:
+        region = self.region if region is None else region
+        if region is None or region == EVERYTHING:
             return visible
-        return visible & self.region.contains(q[:, None, first:end, None], k[:, None, None])
+        return visible & region.contains(q[:, None, first:end, None], k[:, None, None])
 
     @property
     def is_empty(self) -> bool:
@@ -149,7 +151,8 @@ class Problem:
         if self.branches or self.region is not None:
             return False
         # SDPA's own causal mask is aligned to the first key, so it needs a square
-        return positions.all_visible or (positions.diagonal == 0 and positions.num_queries == positions.num_keys)
+        causal = positions.causal and positions.diagonal == 0
+        return (causal and self.q.shape[2] == self.v.shape[2]) or positions.all_visible
 
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
@@ -202,8 +205,12 @@ class Problem:
 
 def of_pass(problem: Problem, first: int, end: int, key: Hashable, make: Callable[[], T]) -> T:
     """What `make` makes of the visibility of queries first .. end - 1, for all layers of a pass where these are all queries and few."""
-    complete = not problem.traced and end - first == problem.q.shape[2] and problem.pairs <= SHORT
-    return problem.positions.shared(key, make) if complete else make()
+    if problem.traced or end - first < problem.q.shape[2] or problem.pairs > SHORT:
+        return make()
+    made, key = problem.made, (key, problem.positions)
+    if key not in made:
+        made[key] = problem.positions.for_layers(make)
+    return made[key]
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -218,9 +225,11 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def for_all_layers(constant: bool, make: Callable[[Problem], T]) -> Callable[[Problem], T]:
     """A function that makes something of a problem; where the terms are constant, once for all layers of a pass, with its
     gradient."""
+    if not constant:
+        return make
 
     def of(problem: Problem) -> T:
-        if not constant or problem.traced:  # a graph shares by itself
+        if problem.traced:  # a graph shares by itself
             return make(problem)
         made: dict[object, T] = problem.made
         if of not in made:

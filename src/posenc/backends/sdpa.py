@@ -17,7 +17,7 @@ from posenc.backends.problem import Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
-from posenc.functional import intercepted, transformed
+from posenc.functional import interpreted, transformed
 from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
 
@@ -48,31 +48,24 @@ class SDPA:
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.is_empty:
             return REFERENCE.plan(problem)
-        if problem.values is not None and problem.q.shape[2] > 1:
-            refused = self._refused(problem)
-            if refused not in (None, FEW):
-                return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
-        return self._by_way_of_float32(problem) if _slow_in_half(problem) else self._plan(problem)
+        if not _slow_in_half(problem):
+            return self._plan(problem)
+        name = str(problem.q.dtype).removeprefix("torch.")
+        q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
+        why = f"by way of float32, which this processor multiplies faster than {name}; "
+        return _by_way_of(self._plan(replace(problem, q=q, k=k, v=v)), _in_float32, why)
 
-    def _refused(self, problem: Problem) -> Refused | None:
-        """Why the operator is not taken; None if it is."""
+    def _refused(self, problem: Problem, scores: bool) -> Refused | None:
+        """Why the operator is not taken; None if it is. scores: see `_takes_scores`."""
         if problem.q.device.type != "cpu":
             return Refused("the fused operator is for the CPU", "backend='flex'")
         if problem.q.shape[2] == 1:
             return Refused("a single query")  # whose dense mask is a row
-        return FEW if self.short and _takes_formulas(problem) else unsupported(problem)
+        return FEW if self.short and _takes_formulas(problem, scores) else unsupported(problem)
 
-    def _by_way_of_float32(self, problem: Problem) -> Plan:
-        name = str(problem.q.dtype).removeprefix("torch.")
-        q, k, v = (_shaped(x, x.shape[3], torch.float32) for x in (problem.q, problem.k, problem.v))
-        run, why, faster = self._plan(replace(problem, q=q, k=k, v=v))
-        why = f"by way of float32, which this processor multiplies faster than {name}; {why}"
-        return Plan(lambda problem: run(_in_float32(problem)).to(problem.q.dtype), why, faster)
-
-    def _plan(self, problem: Problem) -> Plan:
+    def _plan(self, problem: Problem) -> Plan | str:
         if problem.scale <= 0:  # the kernels mask before they scale
-            run, why, faster = self._plan(replace(problem, scale=1.0))
-            return Plan(lambda problem: run(_scaled(problem)), why, faster)
+            return _by_way_of(self._plan(replace(problem, scale=1.0)), _scaled)
         # under dropout the CPU's would keep scores and probabilities
         if problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu"):
             ahead = not problem.positions.all_visible
@@ -81,10 +74,11 @@ class SDPA:
         if _widens(problem):
             q, k = (_shaped(x, problem.width, x.dtype) for x in (problem.q, problem.k))
             wide = replace(problem, q=q, k=k, bias=problem.others, scale=problem.scale or 1.0)
-            run, why, faster = self._plan(wide)
-            why = f"products of few channels widen queries and keys; {why}"
-            return Plan(lambda problem: run(_wider(problem)), why, faster)
-        refused = self._refused(problem)
+            return _by_way_of(self._plan(wide), _wider, "products of few channels widen queries and keys; ")
+        scores = _takes_scores(problem)
+        refused = self._refused(problem, scores)
+        if refused not in (None, FEW) and problem.values is not None and problem.q.shape[2] > 1:
+            return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
         if refused is None:
             return _fused(problem)
         if problem.q.shape[2] == 1:
@@ -93,15 +87,21 @@ class SDPA:
             return Plan(partial(_at_once, REFERENCE.rows), f"{refused.why}: its row of scores")
         if problem.sink is not None and problem.traced:
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
-        if refused is FEW and problem.values is None and not (problem.traced and torch.compiler.is_exporting()):
-            return _masked(problem, refused)
-        blocks, scores = _block_rows(problem) < problem.q.shape[2], _takes_scores(problem)
+        blocks = refused is not FEW and _block_rows(problem, scores) < problem.q.shape[2]
         if not blocks and not scores:
             return _masked(problem, refused)
         how = "the scores of every branch" if problem.branches else "scores and probabilities"
         how = (how if scores else "a dense mask") + (", for some queries at a time" if blocks else "")
         run = partial(_in_blocks if blocks else _at_once, REFERENCE.rows if scores else _dense)
         return Plan(run, f"{refused.why}: {how}", refused.faster)
+
+
+def _by_way_of(plan: Plan | str, change: Callable[[Problem], Problem], why: str = "") -> Plan | str:
+    """The plan of a problem that another one is changed to."""
+    if isinstance(plan, str):
+        return plan
+    run = plan.run
+    return Plan(lambda problem: run(change(problem)).to(problem.q.dtype), why + plan.why, plan.faster)
 
 
 def _shaped(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -143,7 +143,7 @@ def _widens(problem: Problem) -> bool:
     if not problem.bias or problem.branches or problem.q.dtype not in (torch.float32, torch.float64):
         return False
     factors = problem.factors
-    more = sum(left.shape[-1] for left, _ in factors) if factors else 0
+    more = sum([left.shape[-1] for left, _ in factors])
     return 0 < 2 * more <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
@@ -153,30 +153,19 @@ def _wider(problem: Problem) -> Problem:
     return replace(problem, q=q, k=k, v=v, scale=scale, bias=problem.others)
 
 
-# -------------------------------------------------------------------- no mask
-
-
-def _options(problem: Problem) -> dict[str, Any]:
-    options = {"scale": problem.scale, "dropout_p": problem.dropout_p}
-    # a branch, because the comparison of two lengths is not a bool while a graph is traced
-    return options | {"enable_gqa": True} if problem.q.shape[1] != problem.k.shape[1] else options
-
-
 # -------------------------------------------------------------------- the fused operator
 
 
-def _takes_formulas(problem: Problem) -> bool:
-    """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
-    runtimes do not have the operator."""
+def _takes_formulas(problem: Problem, scores: bool) -> bool:
+    """Whether a dense mask, or scores, are small. An exported program takes them at any size: other runtimes do not have the
+    operator."""
     if problem.traced and torch.compiler.is_exporting():
         return True
-    tables = problem.values is not None or False in [term.dense_if_short for term in problem.bias]
-    # 128 by 128 tokens under products with a table of distances
-    if problem.pairs > (SHORT // 4 if tables else SHORT):
+    if problem.traced or problem.dropout_p > 0:
         return False
-    if problem.traced or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
-        return False
-    return problem.q.shape[2] <= _block_rows(problem)
+    # 128 by 128 tokens under products with a table of distances, and where scores are materialised
+    fewer = scores or False in [term.dense_if_short for term in problem.bias]
+    return problem.pairs <= (SHORT // 4 if fewer else SHORT) and problem.q.shape[2] <= _block_rows(problem, scores)
 
 
 def _fused(problem: Problem) -> Plan:
@@ -212,11 +201,12 @@ def _takes_scores(problem: Problem) -> bool:
 # -------------------------------------------------------------------- a dense mask
 
 
-def _block_rows(problem: Problem) -> int:
+def _block_rows(problem: Problem, scores: bool) -> int:
     """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
     for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if problem.traced or (problem.constant and not problem.learned and problem.sink is None and problem.pairs <= SHORT):
+    one_mask = problem.constant and not (problem.learned or scores) and problem.sink is None and problem.pairs <= SHORT
+    if problem.traced or one_mask:
         return queries
     cells = BLOCK_CELLS if problem.q.device.type == "cpu" else GPU_BLOCK_CELLS
     return max(LEAST_ROWS, -(-cells // (batch * heads * problem.v.shape[2])))
@@ -228,7 +218,7 @@ def _at_once(dense: Callable[..., Tensor], problem: Problem) -> Tensor:
 
 def _in_blocks(dense: Callable[..., Tensor], problem: Problem) -> Tensor:
     """By blocks of queries, which are computed again for the gradient."""
-    rows, queries = _block_rows(problem), problem.q.shape[2]
+    rows, queries = _block_rows(problem, _takes_scores(problem)), problem.q.shape[2]
     bias = sum_by_rows(problem.bias, problem.q.device)
 
     def block(first: int, end: int) -> Tensor:
@@ -272,7 +262,7 @@ def _visible(problem: Problem, first: int = 0, end: int | None = None) -> tuple[
     if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
         return visible, None  # each sees itself
     blind = ~visible.any(-1, keepdim=True)
-    looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
+    looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not interpreted()
     if looks and not bool(blind.any()):
         return visible, None
     return visible | blind, blind
@@ -295,7 +285,10 @@ def _under(mask: Tensor | None, blind: Tensor | None, problem: Problem, is_causa
     if q.shape[3] != width and q.device.type == "cpu":  # whose fused path wants one width, and else takes an N x N one
         wide = max(q.shape[3], width)
         q, k, v = (pad(x, (0, wide - x.shape[3])) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, **_options(problem))
+    # a branch, because the comparison of two lengths is not a bool while a graph is traced
+    grouped: Any = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    dropout_p, scale = problem.dropout_p, problem.scale
+    out = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, **grouped)
     out = out if out.shape[3] == width else out[..., :width]
     return out if blind is None else out.masked_fill(blind, 0.0)
 

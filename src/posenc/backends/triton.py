@@ -13,7 +13,7 @@ from posenc.backends.problem import Problem, trains
 from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError
-from posenc.functional import Layout, intercepted, transformed
+from posenc.functional import Layout, interpreted, transformed
 from posenc.positions.segments import distances_of
 
 HAS_TRITON = find_spec("triton") is not None
@@ -109,7 +109,7 @@ def fits_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling():
         return HAS_TRITON and FORCED and _of_one_kernel(q, k, cos)
-    others = transformed() or intercepted() or torch._C._get_tracing_state() is not None
+    others = interpreted() or torch._C._get_tracing_state() is not None
     return not others and verified("rotary", q.device) and _of_one_kernel(q, k, cos)
 
 

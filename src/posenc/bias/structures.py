@@ -181,7 +181,7 @@ class _LookedUp(Score):
 
     def score_mod(self) -> ScoreMod:
         lookup = self.reduced(None, torch.device("cpu")).lookup(None)
-        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
+        return lambda score, b, h, i, j: score + lookup.at(b, h, i, j)
 
     def unsupported(self, positions: Positions) -> Refused | None:
         return None
@@ -354,8 +354,10 @@ class KeyRelative(_Projected):
 
 def times(x: Tensor, table: Tensor) -> Tensor:
     """x (batch, num_heads, n, a) @ table (num_heads or 1, a, m); a product with one matrix for all heads takes half the time of
-    one for each."""
-    return x @ (table[0] if table.shape[0] == 1 else table)
+    one for each, where x, laid out as models project, is not copied for it."""
+    if table.shape[0] > 1:
+        return x @ table
+    return x @ table[0] if x.is_contiguous() else (x.transpose(1, 2) @ table[0]).transpose(1, 2)
 
 
 def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
@@ -618,7 +620,8 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias")."""
     if bias is None:
         return []
-    terms = [bias] if isinstance(bias, (Score, Tensor)) or not isinstance(bias, Iterable) else bias
+    alone = isinstance(bias, (Score, Tensor)) or not isinstance(bias, (list, tuple, Iterable))
+    terms: Any = [bias] if alone else bias
     scores: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

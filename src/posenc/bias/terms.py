@@ -165,7 +165,7 @@ class _Index:
 
 
 class Lookup(Protocol):
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The term at (batch, head, query index, key index), read from captured tensors."""
         ...
 
@@ -186,7 +186,7 @@ class _VectorLookup(NamedTuple):
     vector: Tensor
     cells: Cells
 
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.vector[h, self.cells.at(b, i, j)]
 
 
@@ -196,14 +196,14 @@ class _ProductsLookup(NamedTuple):
     cells: Cells
     of_query: bool
 
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.products[b, h, i if self.of_query else j, self.rows[self.cells.at(b, i, j)]]
 
 
 class _EntriesLookup(NamedTuple):
     tensor: Tensor
 
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return cell(self.tensor, b, h, i, j)
 
 
@@ -220,7 +220,7 @@ class _DifferenceLookup(NamedTuple):
     rest_of_query: Tensor
     rest_of_key: Tensor
 
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         high = cell(self.of_query, b, h, i) - cell(self.of_key, b, h, j)
         return high + (cell(self.rest_of_query, b, h, i) - cell(self.rest_of_key, b, h, j))
 
@@ -230,7 +230,7 @@ class _SlopeLookup(NamedTuple):
     of_query: Tensor
     of_key: Tensor
 
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         distance = (cell(self.of_query, b, h, i) - cell(self.of_key, b, h, j)).abs()
         return -distance.to(self.slopes.dtype) * cell(self.slopes, b, h, j)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attention import Call, explain, prepare
-from posenc.backends import BACKENDS
+from posenc.backends import BACKENDS, flex
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias import Mixer
@@ -133,7 +133,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
 
     - `sdpa`: every call; with a term on the values (`Values`) only contiguous text without a window or a prefix, whose
       other terms have a form in the CPU operator.
-    - `flex`: every call without gradients, `Values` and `Mixer`, with a softmax.
+    - `flex`: from PyTorch 2.11 on, every call without gradients, `Values` and `Mixer`, with a softmax.
     - `triton`, in its interpreter: contiguous text in float32 or less without gradients, whose terms have a form in the
       kernel, at most one of them a table that queries are multiplied with; a sink, but no `Values`, score modifier or
       position map.
@@ -146,7 +146,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
         return no_values or (simple and all(term.unsupported(positions) is None for term in problem.bias))
     if backend == "flex":
         mixes = any(isinstance(each, Mixer) for each in problem.modifiers)
-        return no_values and not trains and not problem.weighs and not mixes
+        return flex.IS_THERE and no_values and not trains and not problem.weighs and not mixes
     if backend == "triton":
         inputs = [term.in_kernel for term in problem.bias]
         return (

@@ -129,10 +129,6 @@ class Composite(Encoding):
         heads, sharing, together = ({n for part in of_parts for n in part} for of_parts in counts)
         return heads, sharing, together
 
-    def _check_part(self, q: Tensor, k: Tensor) -> None:
-        for part in self:
-            part._check_part(q, k)
-
     def _of_process(self, of: "HeadRange") -> Self:
         cut = {each: each._of_process(of) for each in self}
         copied = deepcopy(self)
@@ -207,12 +203,13 @@ class Sum(Composite):
         return rotating.pop() if rotating else ()
 
     def acting_in(self, layer: int) -> Acting:
-        parts = [part.acting_in(layer) for part in self]
-        leaves = tuple([leaf for part in parts for leaf in part.leaves])
-        used = {site for part in parts for site in part.sites}
-        sites, gates = tuple([site for site in SITES if site in used]), sum([part.gates for part in parts])
-        constant, maps = all(part.constant for part in parts), any(part.maps for part in parts)
-        return Acting(self, layer, leaves, sites, gates, constant, maps)
+        nothing: Any = (), (), 0, True, False
+        leaves, used, gates, constant, maps = nothing
+        for each in self:
+            part = each.acting_in(layer)
+            leaves, used, gates = leaves + part.leaves, used + part.sites, gates + part.gates
+            constant, maps = constant and part.constant, maps or part.maps
+        return Acting(self, layer, leaves, tuple([site for site in SITES if site in used]), gates, constant, maps)
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:

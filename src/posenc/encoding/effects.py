@@ -9,11 +9,11 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated, validated_values
 from posenc.errors import InputError, check_devices, check_integers, is_distributed, refuse_distributed, shown
-from posenc.functional import exactly, intercepted, transformed
+from posenc.functional import exactly, interpreted
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
 
@@ -134,17 +134,14 @@ def parameters_of(encoding: Hooked) -> list[tuple[dict[str, Any], str, Tensor]]:
 def require_values(encoding: Hooked, x: Tensor) -> None:
     """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to; and parameters that other
     processes have parts of."""
-    if torch.compiler.is_compiling():
-        return
     if type(x) is not Tensor:
         refuse_distributed(x=x)
-    parameters = [parameter for *_, parameter in parameters_of(encoding)]
-    if not parameters:
-        return
-    check_devices(encoding.known_as, x, *parameters)
-    if is_distributed(parameters[0]):
-        remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"
-        raise InputError(f"{encoding.known_as}: its parameters are sharded here, by themselves: {remedy}")
+    for *_, parameter in parameters_of(encoding):
+        if parameter.is_meta is not x.is_meta:
+            check_devices(encoding.known_as, x, parameter)
+        if type(parameter) is not nn.Parameter and is_distributed(parameter):
+            remedy = "shard the module that calls it, as in fully_shard(layer), whose forward gathers them"
+            raise InputError(f"{encoding.known_as}: its parameters are sharded here, by themselves: {remedy}")
 
 
 def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
@@ -160,7 +157,7 @@ def gates_of(encoding: Hooked, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
         raise InputError("pass the input of the layer's projections, (batch, seq, dim) of a floating dtype", x=x)
     leaves = encoding.acting_in(layer).leaves
-    for leaf in leaves:
+    for leaf in () if torch.compiler.is_compiling() else leaves:
         require_values(leaf.encoding, x)
     parts = [leaf for leaf in leaves if leaf.gates]
     if not parts:
@@ -201,8 +198,8 @@ def checked_gates(acting: Acting, gates: Gates, k: Tensor, hidden: Hidden | None
         if gate.device != k.device:
             raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
         gate = left_out(hidden, gate)
-        looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-        if looks and not intercepted() and not bool(gate.isfinite().all()):
+        looks = gate.device.type == "cpu" and not (torch.compiler.is_compiling() or interpreted())
+        if looks and not bool(gate.isfinite().all()):
             raise InputError("not finite", "check the layer's input and the weights that make them", gates=gate)
         checked.append(gate.expand(k.shape[0], -1, -1, -1))
     return tuple(checked)
@@ -274,7 +271,7 @@ class Effects:
 
     def embedded(self, x: Tensor) -> Tensor:
         """x (batch, seq, dim) as `embed` leaves it. What it holds at padding is not read where it could reach a gradient."""
-        for part in self.parts:
+        for part in () if torch.compiler.is_compiling() else self.parts:
             require_values(part.encoding, x)
         parts = self._in_turn("embed")
         if parts and x.dim() == 3 and x.shape[1] == self.positions.num_queries:

@@ -61,16 +61,17 @@ class _Disentangled(ContentBias):
 
     def row(self, distance: Tensor) -> Tensor:
         """delta(i, j), the row of the distance i - j."""
-        return (self.counted(distance) + self.span).clamp(0, 2 * self.span - 1)
+        span = self.span
+        return (self.counted(distance) + span).clamp(0, 2 * span - 1)
 
     def row_of_query(self, distance: Tensor) -> Tensor:
         """The row among the table's queries: delta(i, j) in the authors' code, delta(j, i) in the paper."""
         return self.row(-distance if self.paper_index else distance)
 
-    def projected(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
+    def projected(self, side: int, layer: int, table: Tensor) -> Tensor | None:
         """The table as queries (side 0) or keys (side 1), (num_heads, 2 span, head_dim); None where no term needs them."""
-        projection = (self.query, self.key)[side]
-        return None if projection is None else projection(self.normalized().to(dtype), self.own_layer(layer))
+        projection = self.key if side else self.query
+        return None if projection is None else projection(table, self.own_layer(layer))
 
     def normalized(self) -> Tensor:
         """The table before its projections."""
@@ -83,7 +84,8 @@ class _Disentangled(ContentBias):
         self.check_heads(q)
         self.check_integers(positions)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
-        queries, keys = (self.projected(side, layer, q.dtype) for side in (0, 1))
+        table = self.normalized().to(q.dtype)
+        queries, keys = self.projected(0, layer, table), self.projected(1, layer, table)
         terms: list[Score] = []
         if keys is not None and "c2p" in self.acting:
             terms.append(QueryRelative(q.to(dtype), keys.to(dtype) * scale, self.row, positions))
@@ -193,13 +195,13 @@ class DeBERTaV2(_Disentangled):
         normalized: Tensor = self.layer_norm(self.table)
         return normalized
 
-    def projected(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
+    def projected(self, side: int, layer: int, table: Tensor) -> Tensor | None:
         if not self.shared:
-            return super().projected(side, layer, dtype)
+            return super().projected(side, layer, table)
         if layer >= len(self.projections):
             remedy = "give the model's to share([(query, key), ...]), or make it with shared=False"
             raise InputError(f"DeBERTaV2 has no query and key projection for layer {layer}: {remedy}")
-        table = projected_by(self.projections[layer][side], self.normalized().to(dtype))
+        table = projected_by(self.projections[layer][side], table)
         heads = table.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return heads.repeat_interleave(self.num_heads // heads.shape[0], 0)
 

@@ -3,7 +3,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
@@ -19,7 +19,6 @@ from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_buck
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 from posenc.positions.patches import marked
-from posenc.positions.segments import distances_of
 
 STEEPEST = 1e20
 """The largest slope: its bias of any distance is a number of float32."""
@@ -42,13 +41,10 @@ class DistanceBias(Encoding):
         raise NotImplementedError  # abstract: every subclass defines it
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        return self._relative(self.of_distance, q, positions, layer)
-
-    def _relative(self, of_distance: Callable[..., Tensor], q: Tensor, positions: Positions, layer: int) -> Relative:
         check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        function = partial(of_distance, layer=self.own_layer(layer), dtype=dtype)
+        function = partial(self.of_distance, layer=self.own_layer(layer), dtype=dtype)
         return Relative(function, self.num_heads, positions)
 
 
@@ -123,15 +119,10 @@ class T5(DistanceBias):
         self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
     def of_distance(
-        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, positions: Positions | None = None
+        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, causal: bool = True
     ) -> Tensor:
-        """positions: those of the call, which are causal or not, where bidirectional is None; None: they are causal."""
-        if positions is None or distance is not distances_of(positions):
-            buckets = bucket_of(self, distance, positions is None or positions.causal)
-        else:
-            make = partial(bucket_of, self, distance, positions.causal)
-            buckets = self.remember(positions, "buckets", make)
-        table = self.table.to(dtype)
+        """causal: whether the positions are, where bidirectional is None."""
+        buckets, table = bucket_of(self, distance, causal), self.table.to(dtype)
         if table.is_cuda and buckets.dim() == 1 and head.dim() == 2:
             # the gradient of indices of which thousands are equal is added one after the other there
             return table.index_select(0, head.flatten()).index_select(1, buckets)
@@ -140,7 +131,9 @@ class T5(DistanceBias):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         positions.require_integers("T5", "round the positions, or use ALiBi or KERPLE")
         warn_of_half(self, self.table, positions)
-        return self._relative(partial(self.of_distance, positions=positions), q, positions, layer)
+        relative = super().bias(q, k, positions, layer)
+        relative.function = partial(relative.function, causal=positions.causal)  # type: ignore[call-arg]
+        return relative
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0

@@ -20,11 +20,10 @@ from posenc.functional import (
     angles_at,
     check_even,
     cos_sin,
-    intercepted,
+    interpreted,
     rotary,
     rotate_token,
     rotates_token,
-    transformed,
     widened,
 )
 from posenc.positions import Positions
@@ -338,7 +337,7 @@ class XPos(Rotary):
         return (keys.amin(1, keepdim=True) + keys.amax(1, keepdim=True)) / 2
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
-        if positions.k.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted()):
+        if positions.k.device.type == "cpu" and not (torch.compiler.is_compiling() or interpreted()):
             middle = self._middle(positions).detach()
             reach = max(float((ids.detach().to(middle) - middle).abs().max()) for ids in (positions.q, positions.k))
             most = self.scale_base * math.log(torch.finfo(x.dtype).max) / math.log(1 + 1 / self.gamma)

@@ -147,8 +147,8 @@ class HeadProjection(nn.Module):
 
     def forward(self, x: Tensor, layer: int = 0) -> Tensor:
         """(..., n, dim) -> (..., num_heads, n, head_dim)"""
-        y = x.unsqueeze(-3) @ self.weight[layer].to(x.dtype).mT
-        return y if self.bias is None else y + self.bias[layer, :, None].to(x.dtype)
+        y, bias = x.unsqueeze(-3) @ self.weight[layer].to(x.dtype).mT, self.bias
+        return y if bias is None else y + bias[layer, :, None].to(x.dtype)
 
 
 class Affine(nn.Module):

@@ -124,8 +124,10 @@ class TransformerXL(ContentBias):
         shortest, longest = positions.span
 
         def codes() -> Tensor:
-            cos, sin = (x[0, 0].flip(0) for x in self.cos_sin(distances.flip(0)[None], shortest, dtype))
-            return torch.stack((sin, cos), -1).flatten(1) if self.layout == "interleaved" else torch.cat((sin, cos), -1)
+            cos, sin = self.cos_sin(distances.flip(0)[None], shortest, dtype)
+            pair = sin[0, 0], cos[0, 0]
+            ascending = torch.stack(pair, -1).flatten(1) if self.layout == "interleaved" else torch.cat(pair, -1)
+            return ascending.flip(0)
 
         keys = self.projection(self.remember(positions, ("distances", dtype), codes), layer)
         return keys, lambda distance: -distance + longest

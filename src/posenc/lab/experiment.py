@@ -122,7 +122,7 @@ class Experiment(ABC):
 
     length: of training. factors: test lengths over it, of which the first is 1.
     dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. position_learning_rate: for an
-    encoding's tables, which see less signal than the rest; what an encoding reads tokens by has adamw_learning_rate.
+    encoding's tables, which see less signal than the rest; an encoding's projections have adamw_learning_rate.
 
     LEAST, MOST: limits of settings, by name. examples_by: the setting that is the number of held-out examples, if there is one.
     trained_at: the condition of training. A task with other conditions than factors defines `conditions`, `trained_at`, `tokens_at` and
@@ -151,7 +151,7 @@ class Experiment(ABC):
     num_heads: Annotated[int, "attention heads"]
     head_dim: Annotated[int | None, "width of a head"]
     learning_rate: Annotated[float, "of Muon, for the model's matrices"]
-    adamw_learning_rate: Annotated[float, "of AdamW, for embedding, norms and encodings' gates"]
+    adamw_learning_rate: Annotated[float, "of AdamW, for embedding, norms and encodings' projections"]
     position_learning_rate: Annotated[float, "of AdamW, for an encoding's tables"]
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding import gates_of
-from posenc.encodings.shared import Affine
+from posenc.encodings.shared import Affine, HeadProjection
 from posenc.errors import InputError
 from posenc.lab import budgets
 from posenc.lab.experiment import Execution, Experiment, Run, current_execution
@@ -34,9 +34,9 @@ class Training:
         self.part = part
         self.passes: Execution = current_execution()
         self.model, self.random = _build(run)
-        read = read_from_tokens(self.model)
+        projections = projections_of(self.model)
         self.forward: nn.Module = self.passes.wrap(self.model)
-        self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, read)
+        self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, projections)
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
 
@@ -152,21 +152,22 @@ def schedule(step: int, steps: int) -> float:
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def read_from_tokens(model: TransformerBase) -> set[str]:
-    """The names of the parameters that the gates of a model's encoding depend on: projections of the layer's input."""
+def projections_of(model: TransformerBase) -> set[str]:
+    """The names of the encoding's parameters that act on features: on a layer's input, for gates, or on vectors of positions."""
     encoding, x = model.encoding, torch.ones(1, 2, model.config.dim)
     encoding.share([(m.query, m.key) for m in model.modules() if isinstance(m, Attention)])
     parameters = dict(encoding.named_parameters())
-    gates = [gate.sum() for layer in range(model.config.num_layers) for gate in gates_of(encoding, x, layer)]
-    total = sum((gate for gate in gates if gate.requires_grad), torch.zeros((), requires_grad=True))
+    read = [gate for layer in range(model.config.num_layers) for gate in gates_of(encoding, x, layer)]
+    read += [p for m in encoding.modules() if isinstance(m, HeadProjection) for p in m.parameters()]
+    total = sum((each.sum() for each in read if each.requires_grad), torch.zeros((), requires_grad=True))
     gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True) if parameters else ()
     return {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
 
 
-def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.optim.Optimizer]:
+def _optimizers(model: TransformerBase, run: Run, projections: set[str]) -> list[torch.optim.Optimizer]:
     """Muon for the matrices that act on features, AdamW for the rest, with a separate rate for the encoding's tables, which
-    see less signal; projections in an encoding, `read`, see as much as the model's. With AdamW alone, encodings hardly differ
-    after a minute of training."""
+    see less signal; its projections see as much as the model's, and at that rate TUPE's saturate. With AdamW alone, encodings
+    hardly differ after a minute of training."""
     s = run.settings
     outer = (model.embedding, model.head)
     matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear | Affine) and m not in outer]
@@ -178,12 +179,10 @@ def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.
     for layer, query in enumerate(queries):
         muon.append({"params": [query], "lr": s.learning_rate * model.query_damping(model.encoding, layer)})
     grouped = {id(p) for p in matrices}
-    tables = [p for name, p in model.encoding.named_parameters() if id(p) not in grouped and name not in read]
+    tables = [p for name, p in model.encoding.named_parameters() if id(p) not in grouped and name not in projections]
     grouped |= {id(p) for p in tables}
     rest = [p for p in model.parameters() if id(p) not in grouped]
-    groups = [{"params": rest, "lr": s.adamw_learning_rate}]
-    if tables:
-        groups.append({"params": tables, "lr": s.position_learning_rate})
+    groups = [{"params": rest, "lr": s.adamw_learning_rate}, {"params": tables, "lr": s.position_learning_rate}]
     fused = current_execution().place.type == "cuda" or None
     optimizers = [
         Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),

@@ -20,7 +20,7 @@ from posenc.errors import (
     refuse_in_program,
     shown,
 )
-from posenc.functional import intercepted, transformed
+from posenc.functional import interpreted
 
 Ids = Tensor | Sequence[Any]
 Device = torch.device | str | None
@@ -67,7 +67,7 @@ def as_mask(name: str, mask: Ids) -> Tensor:
 def moved_to(at: object, before: Tensor) -> Tensor:
     """Where `Positions.moved` puts tokens at (batch or 1, n[, axes]), in a dtype that is exact."""
     if isinstance(at, Tensor) and at.dim() in (2, 3) and at.shape[1] == before.shape[1] and not at.is_complex():
-        looks = at.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed() or intercepted())
+        looks = at.device.type == "cpu" and not (torch.compiler.is_compiling() or interpreted())
         if not looks or bool(at.isfinite().all()):
             return exact(at) if at.is_floating_point() else at.long()
     raise InputError(f"move returned {shown(at)}: return finite numbers (batch or 1, {before.shape[1]}[, axes])")

@@ -36,7 +36,7 @@ class Segments:
         return len(self.table) // WIDTH
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return (tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH))
+        return iter([tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH)])
 
     def keys(self, first: int, count: int) -> "Segments":
         """The part of the rectangles that lies among so many keys from the first on, which count from 0 there."""
@@ -99,7 +99,7 @@ def distances_of(positions: Positions) -> Tensor | None:
     if positions.span is None:
         return None
     shortest, longest = positions.span
-    return positions.shared("distances", lambda: torch.arange(longest, shortest - 1, -1, device=positions.q.device))
+    return torch.arange(longest, shortest - 1, -1, device=positions.q.device)
 
 
 def visible_keys(positions: Positions, region: Region) -> tuple[int, int, bool]:
@@ -114,7 +114,7 @@ def visible_keys(positions: Positions, region: Region) -> tuple[int, int, bool]:
         if visible is None or not visible.regular:
             return everything
         runs = visible.keys_within(region)
-        first, end = min((run[1] for run in runs), default=0), max((run[2] for run in runs), default=0)
+        first, end = min([run[1] for run in runs], default=0), max([run[2] for run in runs], default=0)
         if queries == 1:
             rows = [row for row, *run in runs if run == [first, end]]
             every = positions.window is None and (rows == [-1] or rows == list(range(positions.batch)))

@@ -116,8 +116,7 @@ class Shared:
     def at(self, branch: Any) -> Self:
         """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
         they are."""
-        ungated = self.ungated and self.ungated.at(branch)
-        return self.shared(("branch", branch), lambda: self._in_call(branch=branch, ungated=ungated))
+        return self._in_call(branch=branch, ungated=self.ungated and self.ungated.at(branch))._remembering(self)
 
     def _remembering(self, like: "Shared") -> Self:
         if like._memory is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.functional import intercepted, transformed
+from posenc.functional import interpreted
 from posenc.positions.ids import check_range, index_in_document, numbered, select
 from posenc.positions.shared import Shared
 
@@ -84,7 +84,7 @@ class Hidden(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor | None) -> "Hidden | None":
-        if mask is None or torch.compiler.is_compiling() or mask.device.type != "cpu" or transformed() or intercepted():
+        if mask is None or torch.compiler.is_compiling() or mask.device.type != "cpu" or interpreted():
             return None if mask is None else cls(mask, None)
         runs = []
         for row, tokens in enumerate(mask):
@@ -96,7 +96,7 @@ class Hidden(NamedTuple):
     def left_out(self, x: Tensor) -> Tensor:
         """x (batch, heads, n, width) with nothing at these tokens that weights of zero would not take away; x itself where
         that is known already."""
-        looks = self.runs is not None and not torch.compiler.is_compiling() and not transformed() and not intercepted()
+        looks = self.runs is not None and not torch.compiler.is_compiling() and not interpreted()
         if looks and all(_is_ordinary(x, *run) for run in self.runs or ()):
             return x
         return self.zeroed(x)
@@ -188,7 +188,7 @@ class Extent(NamedTuple):
         """None: the numbers are fractional, have several axes, or cannot be read without waiting for a device."""
         if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dim() != 2 or x.is_floating_point():
             return None
-        if transformed() or intercepted():
+        if interpreted():
             return None
         low, high = map(int, x.aminmax())
         return cls(low, high, high - low == x.shape[1] - 1 and bool((x.diff(dim=1) == 1).all()))
@@ -333,7 +333,7 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
-        if type(first) is not int or first != 0 or end is not None:
+        if type(first) is not int or first != 0 or end not in (None, self.q_order.shape[1]):
             check_range(first, self.num_queries if end is None else end, self.num_queries)
         q_order = self.q_order[:, None, first:end, None]
         if self.causal and self.unmasked:
