@@ -196,17 +196,13 @@ def test_a_typing_error_names_the_nearest(words, message, capsys):
 )
 def test_folders_and_modules_of_code_have_any_names(text):
     """Such as code (like cope), and names that left, such as vision."""
-    fields = [
-        (command, field, setting.many)
-        for command in COMMANDS.values()
-        for field, setting in command.settings.items()
-        if setting.how.code and setting.how.names
+    commands = [
+        (c, each.field) for c in COMMANDS.values() for each in c.settings.values() if each.how.code and each.how.names
     ]
-    assert len({command.name for command, *_ in fields}) == 4
-    for name, (command, field, many) in itertools.product([*LEFT, "code", "posenc", "learn", "windows"], fields):
-        given = text.format(name)
-        assert mistyped(command, {field: (given,) if many else given}, TABLE["known"]) is None
-        wrong = mistyped(command, {field: ("code/fade.py",) if many else "code/fade.py"}, TABLE["known"])
+    assert len(commands) == 4
+    for name, (command, field) in itertools.product([*LEFT, "code", "posenc", "learn", "windows"], commands):
+        assert mistyped(command, {field: text.format(name)}, TABLE["known"]) is None
+        wrong = mistyped(command, {field: "code/fade.py"}, TABLE["known"])
         assert wrong == "code/fade.py: which object in it? Write code/fade.py:NAME"
 
 
