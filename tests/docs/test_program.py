@@ -175,10 +175,8 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
             "extend",
             "the following arguments are required: --method, MODEL; for example: posenc extend demo --method yarn",
         ),
-        ("list --search nothinghere", "--search nothinghere: nothing is found"),
         ("list --kind tasks --acts-on bias", "--kind tasks --acts-on bias: nothing is found"),
         ("list rope --acts-on embed", "--acts-on embed: leaves out 'rope'; posenc list rope shows it"),
-        ("list yarn rope --kind methods", "--kind methods: leaves out 'rope'; posenc list rope shows it"),
         ("list nosuch", "posenc list: error: unknown name 'nosuch': posenc list shows all names"),
         ("list rpoe --kind tasks", "unknown name 'rpoe': did you mean 'rope'?"),
     ],
@@ -191,9 +189,7 @@ def test_a_typing_error_names_the_nearest(words, message, capsys):
     assert len(err) < 400
 
 
-@pytest.mark.parametrize(
-    "text", ["{}/fade.py:Fade", "/home/{}/fade.py:Fade", "{}:Fade:slope=2", "rope+{}/a.py:A@rerope"]
-)
+@pytest.mark.parametrize("text", ["{}/fade.py:Fade", "{}:Fade:slope=2", "rope+/home/{}/a.py:A@rerope"])
 def test_folders_and_modules_of_code_have_any_names(text):
     """Such as code (like cope), and names that left, such as vision."""
     commands = [
@@ -202,8 +198,7 @@ def test_folders_and_modules_of_code_have_any_names(text):
     assert len(commands) == 4
     for name, (command, field) in itertools.product([*LEFT, "code", "posenc", "learn", "windows"], commands):
         assert mistyped(command, {field: text.format(name)}, TABLE["known"]) is None
-        wrong = mistyped(command, {field: "code/fade.py"}, TABLE["known"])
-        assert wrong == "code/fade.py: which object in it? Write code/fade.py:NAME"
+        assert "Write code/fade.py:NAME" in mistyped(command, {field: "code/fade.py"}, TABLE["known"])
 
 
 def test_every_choice_has_a_nearest(capsys):
@@ -222,9 +217,8 @@ def test_a_long_list_of_names_is_not_shown_beside_a_suggestion():
     )
     assert "known are name0" in unknown_name("model type", "x", many, [])
     for what in ("encoding", "method", "kind"):
-        shown = f"posenc list --kind {what}s"
-        assert str(unknown(what, "nosuch", TABLE["known"][what])) == f"unknown {what} 'nosuch': {shown} shows all"
-        assert listed(TABLE, kind=shown.split()[-1])[1]
+        error = unknown(what, "nosuch", TABLE["known"][what])
+        assert str(error) == f"unknown {what} 'nosuch': posenc list --kind {what}s shows all"
     assert nearest("rpoe", ["rove", "rope"]) == ["rope", "rove"]
 
 
