@@ -399,7 +399,7 @@ def mistyped(command: Described, values: Mapping[str, Any], known: Known) -> str
                 return f"{text}: which object in it? Write {text}:NAME"
             if CODE.search(text) and (left := instead(f"{setting.written} FILE:CLASS")):
                 return left
-            # a path's folders and a module have names of their own: what names code is for the command to read
+            # folders and modules may be named like encodings: the command reads what names code
             for term in () if CODE.search(text) else re.split(r"[+/,]", text):
                 name = re.split("[:@]", term)[0].strip()
                 if name not in everything and (left := instead(name)):
