@@ -213,14 +213,16 @@ def summary(results: Results) -> str:
 
 def _nearest(at: Results) -> list[str]:
     """The method with the lowest loss of each task against the next one, where the archive has each document's loss."""
-    said = []
+    found = []
     for task in at["tasks"]:
         names = [row["method"] for row in task["rows"] if row["method"] not in BASES]
         if "documents" in task["rows"][0] and len(names) > 1:
             gap = behind(task["rows"], names[1], names[0])
             name = NAMES[task["task"].split(":")[0]]
-            said.append(f"`{names[1]}` is {gap.mean:.3f} ± {gap.high - gap.mean:.3f} nats behind `{names[0]}` ({name})")
-    return [f"Paired over documents, {_listed(said)}."] if said else []
+            found.append(
+                f"`{names[1]}` is {gap.mean:.3f} ± {gap.high - gap.mean:.3f} nats behind `{names[0]}` ({name})"
+            )
+    return [f"Paired over documents, {_listed(found)}."] if found else []
 
 
 def _cost(row: Results) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import stat
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ from references.commands import run
 
 
 def test_list_and_cite(capsys, tmp_path):
+    assert run(capsys, "--version") == (0, f"posenc {posenc.__version__}\n", "")
     code, out, _ = run(capsys, "list")
     assert code == 0
     assert out.splitlines()[0] == "Encodings: rotary"
@@ -87,24 +87,7 @@ def test_help_gives_each_default_once_and_no_empty_default(command, capsys):
         cli.main([command, "--help"])
     printed = " ".join(capsys.readouterr().out.split())
     assert not re.findall(r"\(default: (?:None|False|\[\])\)|\(default: [^)]*\) \(default", printed)
-
-
-def test_help_gives_a_default_of_zero(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["analyze", "--help"])
-    assert "of random numbers (default: 0)" in capsys.readouterr().out
-
-
-def test_help_and_version(capsys):
-    assert cli.main(["--version"]) == 0
-    for arguments in (["--help"], ["compare", "--help"]):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(arguments)
-        assert stop.value.code == 0
-    out = capsys.readouterr().out
-    assert "--encodings" in out
-    assert posenc.__version__ in out
-    assert cli.main([]) == 2
+    assert command != "analyze" or "of random numbers (default: 0)" in printed
 
 
 def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
@@ -131,21 +114,6 @@ def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     code, out, err = run(capsys, *flags, "--json")
     assert json.loads(out)["runs"]["kept_from_before"] == 2
     assert "2 of 2 runs are here already" in err
-
-
-def test_an_unwritable_folder_is_refused(tmp_path):
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    locked.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    probe = locked / "probe"
-    try:
-        probe.touch()
-    except OSError:
-        assert cli.main(["compare", "--out", str(locked / "out")]) == 2
-        assert not (locked / "out").exists()
-    else:  # root may write anywhere: a file in the way stands for the same refusal
-        assert cli.main(["compare", "--out", str(probe)]) == 2
-        assert probe.read_bytes() == b""
 
 
 def test_core_commands_need_torch_alone():

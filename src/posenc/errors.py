@@ -271,7 +271,7 @@ def is_distributed(x: Tensor) -> bool:
 
 
 def _in_onnx() -> bool:
-    return exporting() and torch.onnx.is_in_onnx_export()
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
 
 
 # Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
@@ -286,7 +286,7 @@ def refuse_in_onnx(name: str, what: str, other: str) -> None:
 
 def refuse_in_program(what: str, other: str) -> None:
     """Refuse to be exported, before the exporter fails at a number that it does not know."""
-    if exporting():
+    if torch.compiler.is_exporting():
         raise InputError(f"{what}, which an exported program cannot read; {other}")
 
 
@@ -406,7 +406,7 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
 
     likeness: the least similarity, 0 to 1, of a name that is suggested; 0.7 leaves typing errors.
     """
-    if gone := instead(str(name)):
+    if gone := instead(str(name).partition("=")[0]):
         return InputError(gone)
     names = sorted(known)
     meant = meaning(str(name).partition("=")[0], names)
@@ -417,11 +417,6 @@ def meaning(name: str, known: Iterable[str]) -> str | None:
     """Which of the known names of options is what another library calls `name`."""
     groups = [group for group in SYNONYMS if name in group]
     return next((each for group in groups for each in group if each != name and each in known), None)
-
-
-def exporting() -> bool:
-    """Whether torch.export records a program. PyTorch 2.6 does not say: a program exported there has our operators in it."""
-    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def needs(package: str, extra: str) -> None:
@@ -472,7 +467,8 @@ def described(error: BaseException, most: int | None = None) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence; nothing of none."""
+    """Names in a sentence, an encoding's in quotes where it is the word none; nothing without names."""
+    names = ["'none'" if name == "none" else name for name in names]
     return " and ".join([", ".join(names[:-1]), names[-1]]) if names[1:] else "".join(names)
 
 

@@ -381,6 +381,10 @@ def check_required(command: Described, values: Mapping[str, Any]) -> None:
         raise Mistake(f"the following arguments are required: {', '.join(missing)}{shown}")
 
 
+CODE = re.compile(r":\s*[A-Za-z_][\w.]*(?![\w.=])")
+"""MODULE:NAME or FILE:NAME somewhere in a text; of options, the names have values."""
+
+
 def mistyped(command: Described, values: Mapping[str, Any], known: Known) -> str | None:
     """The message about the first given name that is unknown and like a known one, so that a typing error is answered at
     once; None: there is none, and the command decides about every other name."""
@@ -391,7 +395,12 @@ def mistyped(command: Described, values: Mapping[str, Any], known: Known) -> str
             continue
         names = known[setting.how.names]
         for text in value if isinstance(value, tuple) else (value,):
-            for term in re.split(r"[+/,]", text):
+            if setting.how.code and text.endswith(".py"):
+                return f"{text}: which object in it? Write {text}:NAME"
+            if CODE.search(text) and (left := instead(f"{setting.written} FILE:CLASS")):
+                return left
+            # folders and modules may be named like encodings: the command reads what names code
+            for term in () if CODE.search(text) else re.split(r"[+/,]", text):
                 name = re.split("[:@]", term)[0].strip()
                 if name not in everything and (left := instead(name)):
                     return left

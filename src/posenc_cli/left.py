@@ -2,10 +2,13 @@
 """What left posenc in this version, and what to use instead. Imports nothing."""
 
 LEFT: dict[str, str] = {
-    "--against": "name the encodings to train and those of the table, and give --preset leaderboard --merge benchmarks/leaderboard",
+    "--against": "name the encodings to train and those of the table, and give posenc compare --preset leaderboard --merge benchmarks/leaderboard",
     "lab.leaderboard.against": "give compare_tasks merge=['benchmarks/leaderboard'] and the settings of the preset leaderboard",
     "lab.leaderboard.archive": "use benchmarks/archives.py",
-    "lab.experiment.load_experiment": "put the class into posenc.lab.compare.EXPERIMENTS under its name",
+    **dict.fromkeys(
+        ("--task FILE:CLASS", "lab.experiment.load_experiment"),
+        "put the class into posenc.lab.compare.EXPERIMENTS under its name, as docs/compare.md shows",
+    ),
     "lab.archive": "use benchmarks/archives.py of the repository",
     **dict.fromkeys(
         ("--data-sha256", "--text-sha256", "--model-fingerprint", "data_sha256", "text_sha256", "model_fingerprint"),
@@ -15,10 +18,10 @@ LEFT: dict[str, str] = {
     "lab.statistics.contrast": "use benchmarks/pairs.py of the repository",
     "lab.evals.comparison.question_in_front": "adapt examples/question_in_front.py",
     "lab.table.latex": "copy the table of the page as LaTeX by its button",
-    "thorough": "give --preset standard with more --steps, --seeds and --samples",
+    "thorough": "give posenc compare --preset standard with more --steps and --seeds, or posenc eval with more --samples",
     "lab.behaviour": "read programs in results.json, the versions that measured",
     "lab.measure.behaviour": "read programs in results.json, the versions that measured",
-    "--for": "name the methods that the program runs with --candidates, for vLLM and llama.cpp frequency schedules",
+    "--for": "name the methods that the program runs with --candidates of posenc extend, for vLLM and llama.cpp frequency schedules",
     "pretrained.export.expresses": "call posenc.to_hf, whose report names what each program computes",
     **dict.fromkeys(
         ("videorope", "v2pe", "circle_rope", "pretrained.multimodal_positions.RULES"),
@@ -66,12 +69,12 @@ LEFT: dict[str, str] = {
     "--yes": "leave it out, no run asks before it starts",
     "lab.study.Pace": "count the work of Progress.advanced, of all that Progress.started is given",
     "lab.statistics.fisher": "call scipy.stats.fisher_exact",
-    "--engine": "leave it out; for several machines give each its --share, and put their folders together with --merge",
-    "--address": "give each machine its --share, and put their folders together with --merge",
+    "--engine": "leave it out; on several machines give each posenc compare its --share, and put their folders together with --merge",
+    "--address": "give posenc compare on each machine its --share, and put their folders together with --merge",
     **dict.fromkeys(("--cpus-per-cell", "--gpus-per-cell"), "leave it out, a training takes one thread or the GPU"),
     "lab.engines.Ray": "give each machine its share=(1, 4), and put their folders together with merge",
     "lab.engines.create": "call posenc.lab.engines.InProcess() or ProcessPool(workers)",
-    "--minutes": "give --samples, the documents of each task",
+    "--minutes": "give posenc eval --samples, the documents of each task",
     "--plan": "give the same --out, where measured cells are used again",
     "--track": "read results.json, which has every number, into your tracker",
     "--checkpoint-every": "run the same command again, which trains anew only what had not finished",
@@ -94,12 +97,12 @@ LEFT: dict[str, str] = {
     "common_words": "run lm-eval's ruler_cwe, see docs/evaluate.md",
     "frequent_words": "run lm-eval's ruler_fwe, see docs/evaluate.md",
     "many_shot": "run many-shot tasks of lm-eval with --num_fewshot, see docs/evaluate.md",
-    "--quick": "give fewer --n and --rounds",
+    "--quick": "give posenc check --fast, posenc compare or eval --preset quick, or posenc bench fewer --n and --rounds",
     "--memory": "run python benchmarks/bench in the repository, which measures memory",
     "--no-memory": "leave it out, posenc bench times alone",
     "--peers": "run python benchmarks/bench in the repository, which measures other packages",
     "--no-peers": "leave it out, posenc bench measures no other packages",
-    "--wall": "give --threads, with several of which wall time is measured",
+    "--wall": "give posenc bench --threads, with several of which wall time is measured",
     "--flush-denormal": "run python benchmarks/bench in the repository, which takes it",
     "--patience": "run python benchmarks/bench in the repository, which takes it",
     "--attention": "leave it out, posenc eval measures no attention profiles",
@@ -108,7 +111,7 @@ LEFT: dict[str, str] = {
         ("--test-sizes", "--patch-size", "--images", "--image-column", "--label-column", "--data-images"),
         "adapt examples/small_vit.py, which trains and tests a small vision Transformer",
     ),
-    "fit": "extend by longrope with factors of your own; benchmarks/learned_stretch.py learns them on a text",
+    "fit": "extend by explicit:stretch=NUMBERS, one for each pair of channels; benchmarks/learned_stretch.py learns them on a text",
     "ms_poe": "run benchmarks/ms_poe.py, which extends a model by it",
     "band_scale": "run benchmarks/bands.py, which extends a model by it",
     "ape_generate": "call posenc.nbce_generate, or run benchmarks/ape.py",
@@ -131,9 +134,11 @@ LEFT: dict[str, str] = {
     "evq_cosh": "write explicit:stretch=NUMBERS",
     "anti_periodic": "write explicit:stretch=NUMBERS",
 }
-"""Commands, flags, methods, tasks, encodings and names of Python that left: each answers with its line for this version."""
+"""Commands, flags, methods, tasks, encodings, options, and names of Python without "posenc.": `posenc list NAME` has the
+line of each, for this version."""
 
 
 def instead(name: str) -> str | None:
     """What to use instead of a name that left, as a sentence; None for any other name."""
+    name = name.removeprefix("posenc.")
     return f"{name} left posenc: {LEFT[name]}" if name in LEFT else None

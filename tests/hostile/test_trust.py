@@ -275,6 +275,8 @@ def test_no_cell_of_another_folder_imports(evil, capsys):
 
 def test_the_bounds_that_security_states_are_those_of_the_code():
     stated = (SOURCE.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
+    imported = re.sub(r"\s+", " ", stated.partition("command line (")[2].partition(")")[0])
+    assert set(re.findall(r"posenc (\w+)", imported)) == {command for command, _ in CODE}
     from posenc.pretrained.checked import SPARE
 
     for bound in (

@@ -86,11 +86,11 @@ def test_what_is_within_the_interval_is_not_decided(lead, noise, decided):
 
 
 def test_nothing_is_first_where_another_is_not_decided():
-    of = [variant("a", 2.0, 1.7, 1.4), variant("bb", 2.0, 1.7, 1.45, noise=0.5), variant("late", 2.5, 2.4, 2.3)]
+    of = [variant("a", 2.0, 1.7, 1.4), variant("bb", 2.0, 1.7, 1.45, noise=0.5), variant("none", 2.5, 2.4, 2.3)]
     found = budgets.numbers(of, 240)
     assert budgets.verdicts(found) == [budgets.UNDECIDED, budgets.UNDECIDED, "behind"]
     assert budgets.sentence(found) == (
-        "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget; 1 encoding behind: late."
+        "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget; 1 encoding behind: 'none'."
         f" {budgets.FURTHER}"
     )
     page = (Path(__file__).parents[2] / "benchmarks/early.md").read_text()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends, and in which order "auto" asks them."""
 
+import torch
+
 from posenc.backends.flex import Flex
 from posenc.backends.problem import Backend, Problem
 from posenc.backends.reference import Reference
 from posenc.backends.sdpa import SDPA
 from posenc.backends.triton import Triton, is_default
-from posenc.errors import exporting
 from posenc.functional import transformed
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
@@ -21,7 +22,8 @@ def by_speed(problem: Problem) -> list[str]:
     """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a large dense
     mask, and before both our kernels where they were faster. A program that is exported, or torch.func's, is made of formulas."""
     names = ["sdpa", "reference"]
-    if problem.q.device.type != "cuda" or problem.is_plain or exporting() or (not problem.traced and transformed()):
+    elsewhere = problem.q.device.type != "cuda" or problem.is_plain
+    if elsewhere or torch.compiler.is_exporting() or (not problem.traced and transformed()):
         return names
     if problem.traced or problem.pairs > DENSE_ON_GPU:
         names = ["flex", *names]

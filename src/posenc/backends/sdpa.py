@@ -17,7 +17,6 @@ from posenc.backends.problem import Plan, Problem, for_all_layers, of_pass
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.bias.structures import Refused
-from posenc.errors import exporting
 from posenc.functional import interpreted, transformed
 from posenc.positions.memory import SHORT
 from posenc.positions.segments import segments
@@ -160,7 +159,7 @@ def _wider(problem: Problem) -> Problem:
 def _takes_formulas(problem: Problem, scores: bool) -> bool:
     """Whether a dense mask, or scores, are small. An exported program takes them at any size: other runtimes do not have the
     operator."""
-    if problem.traced and exporting():
+    if problem.traced and torch.compiler.is_exporting():
         return True
     if problem.traced or problem.dropout_p > 0:
         return False

@@ -12,7 +12,7 @@ from posenc.backends.gpus import DTYPES, recorded
 from posenc.backends.problem import Problem, trains
 from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
-from posenc.errors import InputError, exporting
+from posenc.errors import InputError
 from posenc.functional import Layout, interpreted, transformed
 from posenc.positions.segments import distances_of
 
@@ -105,7 +105,7 @@ def fits_kernel(q: Tensor, k: Tensor, cos: Tensor) -> bool:
     """Whether `rotary_kernel` is to serve: CUDA tensors that it takes, where it is `verified`, and neither torch.func, a compiler, a
     tracer, an export nor a dispatch mode (fake tensors) is at work; a compiler fuses PyTorch's formula with what is around it. Else the
     formula is taken."""
-    if not (k.is_cuda and q.dtype in DTYPES) or exporting():
+    if not (k.is_cuda and q.dtype in DTYPES) or torch.compiler.is_exporting():
         return False
     if torch.compiler.is_compiling():
         return HAS_TRITON and FORCED and _of_one_kernel(q, k, cos)

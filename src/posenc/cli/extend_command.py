@@ -108,8 +108,8 @@ class Extend(WithModel, WithOutput):
         return (
             "posenc list --kind methods shows the methods; auto measures them on passkey, facts and your text, and takes the best, "
             "or none.\n"
-            "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--option "
-            "long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
+            "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--method explicit "
+            "--option stretch=1,1.5,2,4, a number for each pair of channels), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
             "of the unmodified model on a text cut to its context length, and so are the answers to a passkey past it and to three short questions. "
             "With --print, or of a config.json, nothing is loaded, and what each program needs is printed. With --out the model is saved so that plain "
             "transformers loads it, wherever that can be expressed. auto saves the model into DIR/model, beside its measurements."

@@ -123,5 +123,5 @@ def sentence(curve: Mapping[str, Any]) -> str:
         return f"No order is predicted at {at}: fewer than two encodings have learned more than guessing."
     behind = f"; {counted(len(by['behind']), 'encoding')} behind: {listed(by['behind'])}." if "behind" in by else "."
     if "first" in by:
-        return f"At {at}, {by['first'][0]} is predicted to be first{behind} {FURTHER}"
+        return f"At {at}, {listed(by['first'])} is predicted to be first{behind} {FURTHER}"
     return f"Which of {listed(by[UNDECIDED])} is first at {at}, is {UNDECIDED}{behind} {FURTHER}"

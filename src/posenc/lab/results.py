@@ -246,10 +246,8 @@ class Ranking:
         value = m.value(self.level(best, condition).mean)
         unit = "" if m.higher_is_better else f" nats per {self.settings.unit}"
         tied = f"; undecided between it and {listed(ties)}" if ties else "; all others are measurably behind"
-        spelled = self.settings.spelled(condition)
-        return (
-            f"{opening} {spelled}, {best.name} has the best {m.key} ({value}{unit}){tied if len(variants) > 1 else ''}."
-        )
+        spelled, first = self.settings.spelled(condition), listed([best.name])
+        return f"{opening} {spelled}, {first} has the best {m.key} ({value}{unit}){tied if len(variants) > 1 else ''}."
 
     def limits(self) -> list[str]:
         """What the comparison does not show, as far as it can be computed from what was run."""

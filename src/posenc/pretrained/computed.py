@@ -311,7 +311,7 @@ class Comparison:
             formula = declared(self.probe, each.number, each.layer, each.output.shape[1], each.start)
             unrotated = each.repeated(replace(formula, q_turns=0, k_turns=0))
             if formula.table is not None and difference(unrotated, each.output) <= each.rounding:
-                why = "a rotation changes its output by no more than rounding, so that none would not be seen"
+                why = "its output without a rotation differs by rounding alone, so that a missing rotation would not be seen"
                 self.unchecked[why].append(each.number)
 
     def _agrees(self, seen: Seen, mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]) -> bool:
