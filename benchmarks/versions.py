@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parent.parent
 RECORD = Path(__file__).with_suffix(".json")
 EXTRAS = "lab,data,demo,eval,peft"
-TOOLS = ["pytest", "pytest-xdist", "hypothesis", "x-transformers", "rotary-embedding-torch"]
+TOOLS = ["pytest", "pytest-xdist", "hypothesis", "torchdiffeq", "x-transformers", "rotary-embedding-torch"]
 # what meets another package: models, files, figures, trackers, solvers. Browsers and peers' code are left to make test
 PACKAGES = [
     "tests/pretrained/test_attach.py", "tests/pretrained/test_extend.py", "tests/pretrained/test_finetune.py",
