@@ -171,6 +171,9 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(encoding, backend)
     assert out[1, :, 2:].all()
     out.sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
+    v = v.detach().index_fill(2, torch.tensor(3), torch.nan)  # which others see
+    for more in ({}, {"softcap": 20.0}, {"sink": 0.0}) if backend != "flex" else ():
+        assert not attention(q, k, v, encoding, p, backend=backend, **more)[1, :, :2].any()
 
 
 def test_dropout_drops_and_scale_overrides():

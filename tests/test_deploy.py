@@ -196,6 +196,9 @@ def test_what_cannot_be_exported_says_so():
     layer = layer_of("alibi")
     with pytest.raises(InputError, match=r"torch\.jit\.trace makes tensors of sizes; use torch\.export\.export"):
         torch.jit.trace(layer, given(2, 9))
+    padded, x = Positions.from_mask(torch.ones(2, 9).tril(7) > 0), torch.randn(2, 2, 9, 8)
+    with pytest.raises(InputError, match=r"torch\.jit\.trace makes"):
+        torch.jit.trace(lambda q: attention(q, q, q, posenc.ALiBi(2), padded, softcap=2.0), x)
 
     class Ragged(torch.nn.Module):
         def forward(self, q, offset):

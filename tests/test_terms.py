@@ -89,7 +89,7 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
     if structure.factors() is None:
         cells, numbers = _numbered(structure)
         grid = grid_indices(B, H, QUERIES, KEYS, want.device)
-        actual = structure.reduced(numbers, want.device).lookup(cells)(*grid)
+        actual = structure.reduced(numbers, want.device).lookup(cells).at(*grid)
         assert torch.allclose(actual.expand_as(want), want), "FlexAttention"
     else:
         left, right = structure.factors()

@@ -28,8 +28,10 @@ class Reference:
 
     def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
-        weights = self.weights(problem, first, end, bias)
+        weights, empty = self.weights(problem, first, end, bias)
         out = self.output(problem, dropout(weights, problem.dropout_p) if problem.dropout_p > 0 else weights, first)
+        if empty is not None:  # whatever the values are
+            out = out.masked_fill(empty, 0.0)
         if problem.sink_value is not None:
             out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
         return out
@@ -45,18 +47,20 @@ class Reference:
             scores = modifier.of_block(scores, first, problem.first_key)
         return scores
 
-    def weights(self, problem: Problem, first: int, end: int, bias: Tensor | None, adds: bool = True) -> Tensor:
+    def weights(
+        self, problem: Problem, first: int, end: int, bias: Tensor | None, adds: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a
-        sink takes what is missing to 1. adds: see `scores`."""
+        sink takes what is missing to 1. And which of them give nothing, if some may. adds: see `scores`."""
         readable = problem.q.device.type == "cpu" and not (problem.traced or interpreted())
         adds = adds and readable and not problem.modifiers and not problem.branches
         scores = self.scores(problem, first, end, bias, adds)
         if problem.weighs:
-            return scores
+            return scores, None
         weights = scores.softmax(-1)
         # a row without any visible key, or of scores of minus infinity, has no softmax but NaN; its weights are zero
-        some = not readable or scores.shape[-1] == 0 or bool(weights[..., 0].isnan().any())
-        if some:
+        empty = None
+        if not readable or scores.shape[-1] == 0 or bool(weights[..., 0].isnan().any()):
             empty = (scores == -torch.inf).all(-1, keepdim=True)
             if adds and bool((weights[..., :1].isnan() & ~empty).any()):
                 return self.weights(problem, first, end, bias, adds=False)
@@ -66,7 +70,7 @@ class Reference:
         if sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
             weights = weights * (scores.logsumexp(-1, keepdim=True) - sink.to(scores)).sigmoid()
-        return weights.masked_fill(empty, 0.0) if some else weights
+        return weights if empty is None else weights.masked_fill(empty, 0.0), empty
 
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:
         """What the weights of queries from the first on make of the values, in q's dtype."""

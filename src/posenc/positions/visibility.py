@@ -333,7 +333,8 @@ class Visibility(Shared):
         Raises:
             InputError: they are not a range of the queries.
         """
-        if type(first) is not int or first != 0 or end not in (None, self.q_order.shape[1]):
+        whole = end is None or (type(end) is int and end == self.q_order.shape[1])
+        if type(first) is not int or first != 0 or not whole:
             check_range(first, self.num_queries if end is None else end, self.num_queries)
         q_order = self.q_order[:, None, first:end, None]
         if self.causal and self.unmasked:

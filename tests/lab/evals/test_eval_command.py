@@ -87,7 +87,7 @@ MISTAKES = {
     ("--tasks", "perplexity", "--text", "nosuch"): "--text nosuch: No such file or directory; give a text file",
     ("--tasks", "needle:source=nosuch"): "--tasks needle:source=nosuch: No such file or directory; give a text file",
     ("--methods", "rerope:window=256", "--lengths", "1024"): "--methods rerope:window=256: reaches 64 .*; --methods none measures",
-    ("--methods", "fit"): "--methods fit: fit left posenc: extend by longrope",
+    ("--methods", "fit"): "--methods fit: fit left posenc: extend by explicit",
 }  # fmt: skip
 
 
