@@ -298,7 +298,7 @@ NONE = ["extend", "MODEL", "--method", "none"]
         ([*CONFIG, "yarn", "--text", "MODEL/config.json"], "--text: needs the model"),
         ([*TWICE, "yarn:factor=1.5"], "reaches 96 tokens, and 128 are wanted"),
         ([*TWICE, "longrope", "--option", "short_factor=[1, 1]"], "schedule 'longrope' needs long_factor"),
-        ([*TWICE, "fit"], "fit left posenc: extend by longrope"),
+        ([*TWICE, "fit"], "fit left posenc: extend by explicit"),
         ([*TWICE, "yarn", "--text", "LATIN"], "latin.txt: not text in UTF-8; give a"),
         ([*TWICE, "yarn", "--finetune", "LATIN"], "latin.txt: not text in UTF-8"),
         ([*TWICE, "yarn", "--target-length", "128"], "give one of them"),
