@@ -342,9 +342,9 @@ def changed() -> Iterator[str]:
 
 
 def numbers_of(page: str, first: str) -> list[str]:
-    """Of benchmarks/PAGE.md, the numbers of the row that begins with `first`, without its first cell."""
+    """Of benchmarks/PAGE.md, the numbers of the first row that begins with `first`, without its first cell."""
     lines = (HERE.parent / f"{page}.md").read_text(encoding="utf-8").splitlines()
-    (row,) = (line for line in lines if line.startswith(f"| {first}"))
+    row = next(line for line in lines if line.startswith(f"| {first}"))
     return re.findall(r"-?\d+(?:\.\d+)?", row.split("|", 2)[2])
 
 

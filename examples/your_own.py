@@ -11,6 +11,8 @@ resumes.
 
 import sys
 
+import torch
+
 import posenc
 from posenc.analysis import analyze
 from posenc.bias import Relative
@@ -30,10 +32,14 @@ class LogDistance(posenc.Encoding):
     def __init__(self, num_heads: int):
         super().__init__()
         self.num_heads = num_heads
+        self.register_tables()
+
+    def tables(self):  # what differs between heads
+        return {"slopes": torch.arange(1, self.num_heads + 1) / 2}
 
     def bias(self, q, k, positions, layer=0):
         positions.require_one_axis("LogDistance")
-        return Relative(lambda head, distance: -(head + 1) / 2 * distance.abs().log1p(), self.num_heads, positions)
+        return Relative(lambda head, distance: -self.slopes[head] * distance.abs().log1p(), self.num_heads, positions)
 
 
 posenc.ENCODINGS["log_distance"] = LogDistance

@@ -494,13 +494,14 @@ def slices_of_heads_equal_all_heads(tested: EncodingUnderTest) -> None:
         of_q, of_k = slice(at * sharing, at * sharing + sharing), slice(at, at + 1)
         try:
             part = model.encoding.heads(of_q, num_heads=DECODER.num_heads, num_kv_heads=DECODER.kv_heads)
+            part.share([(_of_heads(of_q, each.query), _of_heads(of_k, each.key)) for each in layers])
+            some = [x[:, heads] for x, heads in zip(inputs, (of_q, of_k, of_k, slice(None)), strict=True)]
+            found = fixtures.attend(part, some, here, layer=layer)
         except InputError as refusal:
             raise fixtures.NotApplicable(str(refusal)) from None
-        part.share([(_of_heads(of_q, each.query), _of_heads(of_k, each.key)) for each in layers])
-        some = [x[:, heads] for x, heads in zip(inputs, (of_q, of_k, of_k, slice(None)), strict=True)]
         expected = fixtures.attend(model.encoding, inputs, here, layer=layer)[:, of_q]
         what = f"heads {of_q.start} to {of_q.stop - 1} alone (what differs between heads belongs into tables() or parameters)"
-        equal(fixtures.attend(part, some, here, layer=layer), expected, what)
+        equal(found, expected, what)
 
 
 def _of_heads(heads: slice, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
