@@ -30,8 +30,7 @@ class Reference:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
         weights, empty = self.weights(problem, first, end, bias)
         out = self.output(problem, dropout(weights, problem.dropout_p) if problem.dropout_p > 0 else weights, first)
-        if empty is not None:  # whatever the values are
-            out = out.masked_fill(empty, 0.0)
+        out = out if empty is None else out.masked_fill(empty, 0.0)  # whatever the values are
         if problem.sink_value is not None:
             out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
         return out

@@ -499,9 +499,8 @@ def slices_of_heads_equal_all_heads(tested: EncodingUnderTest) -> None:
             found = fixtures.attend(part, some, here, layer=layer)
         except InputError as refusal:
             raise fixtures.NotApplicable(str(refusal)) from None
-        expected = fixtures.attend(model.encoding, inputs, here, layer=layer)[:, of_q]
         what = f"heads {of_q.start} to {of_q.stop - 1} alone (what differs between heads belongs into tables() or parameters)"
-        equal(found, expected, what)
+        equal(found, fixtures.attend(model.encoding, inputs, here, layer=layer)[:, of_q], what)
 
 
 def _of_heads(heads: slice, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

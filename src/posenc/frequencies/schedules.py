@@ -411,7 +411,7 @@ def resonance(head_dim: int, *, base: float = 10000.0, of: Frequencies | None = 
 
     Fast pairs change most (6.28 to 6); the paper applies it to YaRN and fine-tunes. of: the frequencies it is applied to.
     """
-    check_value("of", of, Frequencies | None)
+    check_value("of", of, OF)
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     return replace(before, inv_freq=2 * math.pi / wavelengths(before).round().clamp(min=1))
 
@@ -435,10 +435,10 @@ def tapered(
     Raises:
         InputError: neither pairs nor original_max_positions, or more pairs than there are.
     """
-    check_value("of", of, Frequencies | None)
+    check_value("of", of, OF)
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     check_value("hard", hard, bool)
-    check_value("pairs", pairs, int | None)
+    check_value("pairs", pairs, COUNT)
     if pairs is None:
         if original_max_positions is None:
             raise InputError("pass pairs, or original_max_positions", argument="tapered")
@@ -466,6 +466,7 @@ def explicit(
     return Frequencies(plain / _pair_divisors("stretch", stretch, len(plain)), attention_factor)
 
 
+OF, COUNT = Frequencies | None, int | None  # which PyTorch 2.8 makes in no graph
 SCHEDULES: dict[str, Callable[..., Frequencies]] = {
     schedule.__name__: schedule
     for schedule in (
