@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from posenc.errors import listed
 from posenc.lab.statistics import Estimate, estimate
 
 RESULTS, PAGE, PICTURE = Path("benchmarks/evaluations"), Path("docs/longer_context.md"), Path("docs/images/longer.svg")
@@ -121,7 +122,7 @@ def findings(results: Results) -> str:
         if gap["high"] < 0:
             better.setdefault(task, {}).setdefault(method, []).append((times, -gap["mean"]))
     won = [
-        f"{task}, `{method}` at {_listed([f'{times:.3g}×' for times, _ in of])} (by {_listed([f'{gain:.2f}' for _, gain in of])})"
+        f"{task}, `{method}` at {listed([f'{times:.3g}×' for times, _ in of])} (by {listed([f'{gain:.2f}' for _, gain in of])})"
         for task, of_methods in better.items()
         for method, of in of_methods.items()
     ]
@@ -147,7 +148,7 @@ def findings(results: Results) -> str:
 
     def paired(one: str, other: str, of: Any = running) -> str:
         each = [behind(list(rows.values()), one, other) for _, rows in of]
-        return _listed([f"{gap.mean:+.3f} ± {gap.high - gap.mean:.3f}" for gap in each])
+        return listed([f"{gap.mean:+.3f} ± {gap.high - gap.mean:.3f}" for gap in each])
 
     endless = everywhere(lambda rows, name: loss(rows, name) - loss(rows, "truncation") < 0.04)
     lowest = everywhere(lambda rows, name: loss(rows, name) - min(loss(rows, each) for each in rows) < 0.1, repeated)
@@ -159,26 +160,22 @@ def findings(results: Results) -> str:
         for name in schedules
         for best_ in ("yarn", "mrrope")
     )
-    times = _listed([f"{times:.3g}" for times, _ in running])
+    times = listed([f"{times:.3g}" for times, _ in running])
     return "\n".join(
         [
             f"- **Truncating is hard to beat.** Of {len(gaps)} comparisons of {methods} methods and `none` with `truncation`, {count} come "
             f"out better, in nats: {'; '.join(won)}. {'No' if right == 0 else right} passkey is found. The running text was drawn 256 tokens at a time, so "
             "nothing farther back could help.",
-            f"- **For endless text**, {_listed(endless)} are within 0.04 nats of truncating on running text at every length, in one pass.",
-            f"- **On repeated text**, where far tokens matter, {_listed(lowest)} are within 0.1 nats of the lowest loss at every length.",
+            f"- **For endless text**, {listed(endless)} are within 0.04 nats of truncating on running text at every length, in one pass.",
+            f"- **On repeated text**, where far tokens matter, {listed(lowest)} are within 0.1 nats of the lowest loss at every length.",
             f"- **`yarn` and `mrrope` are the best schedules.** On running text from {running[1][0]:.3g} times the length on, "
-            f"{_listed([f'`{name}`' for name in schedules])} are behind either by {least:.2f} nats and more, with 95 %.",
-            f"- **{_listed(idle)} alone do not extend**: from {running[1][0]:.3g} times the length on they are within 0.4 nats of the unmodified "
+            f"{listed([f'`{name}`' for name in schedules])} are behind either by {least:.2f} nats and more, with 95 %.",
+            f"- **{listed(idle)} alone do not extend**: from {running[1][0]:.3g} times the length on they are within 0.4 nats of the unmodified "
             "model on running text.",
             f"- **`dual_chunk`, `jet_long` and `rerope`.** On running text the first is behind the second by {paired('dual_chunk', 'jet_long')} nats at {times} times the length, "
             f"and the second behind the third by {paired('jet_long', 'rerope')}.",
         ]
     )
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _cell(row: Results | None) -> str:
@@ -222,7 +219,7 @@ def _nearest(at: Results) -> list[str]:
             found.append(
                 f"`{names[1]}` is {gap.mean:.3f} ± {gap.high - gap.mean:.3f} nats behind `{names[0]}` ({name})"
             )
-    return [f"Paired over documents, {_listed(found)}."] if found else []
+    return [f"Paired over documents, {listed(found)}."] if found else []
 
 
 def _cost(row: Results) -> list[str]:

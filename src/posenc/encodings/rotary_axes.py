@@ -12,7 +12,7 @@ from posenc import frequencies
 from posenc.encoding import Encoding, Size, require_fit
 from posenc.encodings.shared import by_key_head, check_head_dim, check_queries, kv_heads_of, remade
 from posenc.errors import InputError, Positive, check_positive, is_integer
-from posenc.functional import Layout, check_even, frequency_curve, interpreted, rotary
+from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, numbered
 from posenc.positions.patches import coordinates_of, of_images
@@ -263,7 +263,7 @@ class AxialRotary(AxesRotary):
         if positions.sharding is not None:
             q, _ = super().coordinates(positions.sharding.full)
         full = positions if positions.sharding is None else positions.sharding.full
-        if not torch.compiler.is_compiling() and not interpreted() and not q.is_meta:
+        if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0 and not q.is_meta:
             placed = q if full.q_placed is None else q.masked_fill(~full.q_placed[..., None], 0)
             if full.shared("negative", lambda: bool((placed < 0).any())):
                 raise InputError("AxialRotary(centred=True): coordinates below 0: pass Positions.grid")
