@@ -242,15 +242,15 @@ def test_bad_input(make, message):
 
 def test_centred_refuses_coordinates_from_which_no_size_follows():
     """Of moved tokens the size of the image is not known, and the largest coordinate does not give it."""
-    encoding, q = AxialRotary(16, centred=True), random(1, 2, 6, 16)
-    known = Positions.grid(2, 3)
+    encoding, known, q = AxialRotary(16, centred=True), Positions.grid(2, 3), random(1, 2, 6, 16)
     coordinates = known.q[0]
     for prefix in (0, 1):
         ids = torch.cat((torch.full((prefix, 2), -9), coordinates - torch.tensor([1, 0])))[None]
-        placed = torch.tensor([[False] * prefix + [True] * 6])
-        x = random(1, 2, 6 + prefix, 16)
-        with pytest.raises(InputError, match="coordinates below 0: pass Positions"):
-            encoding.rotate(x, x, Positions.from_ids(ids, placed=placed if prefix else None))
+        placed = torch.tensor([[False] * prefix + [True] * 6]) if prefix else None
+        x, at = random(1, 2, 6 + prefix, 16), Positions.from_ids(ids, placed=placed)
+        for run in (encoding.rotate, lambda q, k, at: torch.func.vjp(lambda q: encoding.rotate(q, k, at), q)):
+            with pytest.raises(InputError, match="coordinates below 0: pass Positions"):
+                run(x, x, at)
     given = Positions.from_ids(coordinates[None])
     for ours, theirs in zip(encoding.rotate(q, q, given), encoding.rotate(q, q, known), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
