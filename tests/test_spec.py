@@ -122,6 +122,7 @@ def test_literals(text, value):
         (lambda: posenc.create("rope:layout", head_dim=8), "option layout of rope: write layout=value"),
         (lambda: load_object("os:pat", may_import=True), "did you mean 'path'|unknown function in os 'pat'"),
         (lambda: load_object("os path:x", may_import=True), "neither a module's name nor a .py file"),
+        (lambda: load_object("rope:layout", may_import=True), "'rope'; an option is written NAME:OPTION=VALUE"),
         (lambda: load_object("nowhere.py:x", may_import=True), "nowhere.py: no such file"),
         (
             lambda: lookup("torch:Tensor", may_import=True),

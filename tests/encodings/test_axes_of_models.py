@@ -291,13 +291,12 @@ def test_moved_coordinates_are_timms_dinov3(height, width, normalized):
 # ---------------------------------------------------------------- diffusers' own code
 
 
-@pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="no diffusers here: pip install diffusers")
+@pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="no diffusers")
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_model_with_the_arguments_of_another(name):
     module, kind, row = ALIKE[name]
     rope, widths, base = getattr(axial_models.diffusers_of(module), kind), MODELS[row][0], MODELS[row][1]
-    q, video = torch.randn(1, 2, 5 * 6 * 9, 128), Positions.grid(6, 9, frames=5)
-    latent = torch.zeros(1, 4, 5, 6, 9)
+    q, video, latent = torch.randn(1, 2, 5 * 6 * 9, 128), Positions.grid(6, 9, frames=5), torch.zeros(1, 4, 5, 6, 9)
     if row == "FLUX.1":
         tables = rope(base, list(widths))(video.q[0])
     elif row == "Wan 2.1":
@@ -332,8 +331,7 @@ def test_the_script_measures_what_is_installed_here(name):
     if name.startswith("EVA"):
         timm_here.timm()
     release, difference = axial_models.measured(name)
-    assert difference < 2e-5
-    assert release.split()[0] in ("diffusers", "transformers", "timm")
+    assert difference < 2e-5, release
 
 
 def test_posenc_in_a_transformer_of_diffusers():

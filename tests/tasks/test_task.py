@@ -96,6 +96,7 @@ def test_what_does_not_fit_or_is_no_depth_is_refused(text):
 
 
 REFUSED = {
+    "own.py:Task": "unknown task 'own.py': known are",
     "passkeys": "unknown task 'passkeys': did you mean 'passkey'",
     "facts:item=3": "unknown option of facts 'item=3': did you mean 'items'",
     "facts:items=three": "items='three': pass an integer or None",

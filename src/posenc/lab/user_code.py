@@ -139,8 +139,7 @@ def load_object(target: str, *, may_import: bool) -> Any:
         InputError: no such module or name, or an error while it is imported; a file that has changed since it was loaded; a
             text that must not name code.
     """
-    parts = _target(target)
-    if parts is None:
+    if (parts := _target(target)) is None:
         raise InputError(f"{target!r}: {EXAMPLES}")
     module, name = parts
     if not may_import:
@@ -192,7 +191,8 @@ def _module(name: str) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"importing {name} failed: {located(error)}") from error
+        hint = "; an option is written NAME:OPTION=VALUE" if getattr(error, "name", None) == name else ""
+        raise InputError(f"importing {name} failed: {located(error)}{hint}") from error
     finally:
         with contextlib.suppress(ValueError):  # the module took it out
             sys.path.remove(folder)

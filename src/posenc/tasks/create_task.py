@@ -33,10 +33,10 @@ def create(text: str) -> Task:
     Raises:
         InputError: an unknown task or option, or a value that does not serve.
     """
-    spec = parse_single(text)
-    name = spec.name
+    name = text.partition(":")[0].strip()
     if name not in TASKS:
         raise unknown("task", name, TASKS)
+    spec = parse_single(text)
     cls = TASKS[name]
     types = {field.name: field.type for field in fields(cls)}
     options = spec.values(name, types)
