@@ -137,9 +137,10 @@ def _by_budget_and_size() -> Iterator[tuple[str, str, list[str]]]:
         for which, start, end in (("text", ("3M", 8), ("3M", 32)), ("weights", ("3M", 16), ("10M", 16)))
     }
     gained = [str(sum(move > 0 for move in moved["text"])), str(len(moved["text"]))]
-    lost = [str(sum(move < 0 for move in moved["weights"])), str(len(moved["weights"]))]
+    lost = [str(sum(move < -least for move in moved["weights"])) for least in (0, widest().noise[0])]
+    lost.insert(1, str(len(moved["weights"])))
     yield page, "From 8 to 32 MB of text `rope` gains on {} of {} others", gained
-    yield page, "from 3 to 10 M weights {} of {} gain on it", lost
+    yield page, "from 3 to 10 M weights {} of {} gain on it (16 MB), {} by more than a seed moves a loss", lost
     far = {b: f"{mean(cells['3M', 'rope', b][0], 'far_context', '4096'):.2f}" for b in (8, 32)}
     yield page, "its loss at 8 times is {} after 8 MB and {} after 32", list(far.values())
     small, usual = (cells["3M", name, 32][0] for name in ("rope:rope_theta=100", "rope"))
