@@ -2,6 +2,7 @@
 """Several budgets from one training: branches equal trainings of their own, orders that are predicted, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_the_order_is_that_of_the_lines_and_not_of_the_last_losses():
     assert first is None
     assert second["mean"] == pytest.approx((1.4 - 0.4) - (1.43 - 1.04))
     assert third["decided"]
-    assert second["mean"] - second["low"] == pytest.approx(budgets.spread(240), abs=1e-6)
+    assert second["mean"] - second["low"] == pytest.approx(budgets.SPREAD, abs=1e-6)
     assert budgets.sentence(found) == (
         "At 960 steps, 4 times this budget, late is predicted to be first; 2 encodings behind: early and flat."
         f" {budgets.FURTHER}"
@@ -78,7 +79,7 @@ def test_the_order_is_that_of_the_lines_and_not_of_the_last_losses():
 
 @pytest.mark.parametrize(("lead", "noise", "decided"), [(-0.01, 0.0, False), (0.01, 0.0, True), (0.01, 0.5, False)])
 def test_what_is_within_the_interval_is_not_decided(lead, noise, decided):
-    losses = [loss + budgets.spread(240) + lead for loss in (2.0, 1.7, 1.4)]
+    losses = [loss + budgets.SPREAD + lead for loss in (2.0, 1.7, 1.4)]
     found = budgets.numbers([variant("a", 2.0, 1.7, 1.4), variant("bb", *losses, noise=noise)], 240)
     assert found["rows"][1]["behind"]["decided"] == decided
     undecided = f"Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget. {budgets.FURTHER}"
@@ -93,9 +94,17 @@ def test_nothing_is_first_where_another_is_not_decided():
         "Which of a and bb is first at 960 steps, 4 times this budget, is not decided at this budget; 1 encoding behind: 'none'."
         f" {budgets.FURTHER}"
     )
-    page = (Path(__file__).parents[2] / "benchmarks/early.md").read_text()
-    came = page.partition("over the new encodings, is at least 0.6 | ")[2].partition(" ")[0]
-    assert f"rank correlation {came} " in budgets.FURTHER
+
+
+def test_what_is_said_of_the_tests_is_what_came_of_them():
+    rule, early = (
+        (Path(__file__).parents[2] / f"benchmarks/{name}.md").read_text(encoding="utf-8") for name in ("rule", "early")
+    )
+    line, last = re.search(r"2\. \.\.\. and above that of the last loss \| (\S+) against (\S+)", rule).groups()
+    pairs = re.search(r"in order \| (\d+)% of \d+ \(last loss: (\d+)%\)", rule).groups()
+    new = re.search(r"it is above that of the loss after 100 steps \| (\S+) against (\S+)", early).groups()
+    assert re.findall(r"0\.\d+|\d+(?= %)", budgets.FURTHER) == [line, last, *pairs, *new]
+    assert f"| 1 | 0.187 | {budgets.SPREAD} |" in rule
 
 
 def test_no_order_is_predicted_for_what_has_learned_nothing():
