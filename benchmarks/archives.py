@@ -139,7 +139,8 @@ def compared(
             of = {Run.of(c.facts["encoding"], c.facts["seed"], settings, corpus.digest, execution): c for c in used}
             runs |= {run: cell.record for run, cell in of.items()}
             processors = dict.fromkeys(str(cell.machine.get("gpu", cell.machine.get("cpu"))) for cell in used)
-            where = f"{listed([*processors])} by {cells[task][0].program}"
+            programs = dict.fromkeys(cell.program for cell in used)
+            where = f"{listed([*processors])} by {listed([*programs])}"
             notes[task] = f"The encodings are those of a table of finished runs, trained on {where}."
             comparisons.append((Comparison(names, len({run.seed for run in of}), settings, execution), corpus))
     if not comparisons:

@@ -646,8 +646,15 @@ def judged() -> list[tuple[dict[str, Any], float | None]]:
 def summed(
     prediction: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Sequence[Mapping[str, Any]]]
 ) -> float | None:
-    values = [value_of(term, cells) for term in prediction["sum"]]
-    return None if None in values else sum(value for value in values if value is not None)
+    """The measurements of a prediction, each times its weight: means over prose, code and the seeds that all of its cells have."""
+    terms = [(term, cells.get((term["size"], term["encoding"], term["budget"]), ())) for term in prediction["sum"]]
+    common = set.intersection(*({each["cell"]["seed"] for each in found} for _, found in terms))
+    if not common:
+        return None
+    return sum(
+        term["times"] * statistics.fmean(mean(c, *term["of"]) for c in found if c["cell"]["seed"] in common)
+        for term, found in terms
+    )
 
 
 def judge(results: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
@@ -663,14 +670,6 @@ def judge(results: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
             f"{p['id']}: {value:+.3f}, predicted {p['low']:+.3f} to {p['high']:+.3f}: {'right' if inside else 'wrong'}"
         )
     print(f"{right} of {decided} predictions are right")
-
-
-def value_of(
-    term: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Sequence[Mapping[str, Any]]]
-) -> float | None:
-    """A measurement times its weight, the mean over prose, code and the seeds that there are."""
-    found = cells.get((term["size"], term["encoding"], term["budget"]))
-    return None if not found else term["times"] * statistics.fmean(mean(each, *term["of"]) for each in found)
 
 
 def _git(*arguments: str) -> str:

@@ -231,7 +231,18 @@ def page(cells: Sequence[Mapping[str, Any]], draws: int = DRAWS) -> str:
             f"b = {fit.b:.2f}; the fit misses the means by {fit.error:.4f} nats (root mean square) over {len(fit.coefficients)} encodings. "
             + ("All cells have one size: nothing is known about N." if fit.sizes == 1 else f"{fit.sizes} sizes.")
         )
-        found = multipliers(some, draws)
+        found = {}
+        for size in sorted({p.size for p in some}):
+            of_it = [p for p in some if p.size == size]
+            found |= multipliers(of_it, draws)
+            if fit.sizes > 1 and (alone := fitted(means(of_it))) is not None:
+                lines.append(
+                    f"Of {size / 1e6:.1f} M weights alone: b = {alone.b:.2f}, missed by {alone.error:.4f} nats; the multipliers are of such fits."
+                )
+        if fit.sizes > 1 and fit.error > 0.01:
+            lines.append(
+                f"So the form, with a = {A} as registered, does not describe {fit.sizes} sizes together at these budgets."
+            )
         if found:
             lines += [
                 "",
@@ -246,7 +257,9 @@ def page(cells: Sequence[Mapping[str, Any]], draws: int = DRAWS) -> str:
         one = {p.seed for p in some} == {0}
         lines += [
             "",
-            "One seed: the intervals are of passages alone." if one else "Intervals are of seeds and passages.",
+            "One seed: the intervals are of passages alone."
+            if one
+            else "Intervals are of passages and, where there are two, of seeds.",
         ]
     return "\n".join(lines) + "\n"
 

@@ -141,15 +141,15 @@ def on_cpu() -> Iterator[str]:
     yield from ("## At 8 times the length, by context, and recall", "", *further(cells, (*SIX, SLOW)), "")
     off: dict[str, float] = {}
     for (_, encoding, _), each in cells.items():
-        rises = [mean(e, *EIGHT_TIMES) - mean(e, "far_context", "512") for e in each]
-        off[encoding] = max(off.get(encoding, 0.0), *rises)
+        off[encoding] = max(off.get(encoding, 0.0), *map(rise, each))
     level = {e: each[0]["cell"]["rate"] for (_, e, _), each in cells.items() if off[e] <= NEAR_LOSS}
-    fit = fitted(means(points([e for each in cells.values() for e in each], level, EIGHT_TIMES)))
+    smallest = [e for (size, *_), each in cells.items() if size == "0.6M" for e in each]
+    fit = fitted(means(points(smallest, level, EIGHT_TIMES)))
     if fit is not None:
         names, left = (
             ", ".join(f"`{e}`" for e in sorted(some)) for some in (fit.coefficients, off.keys() - level.keys())
         )
-        yield f"As registered, the form is fitted there to encodings whose loss is within {NEAR_LOSS} nats of that of the same tokens after 512: b = {fit.b:.2f}, and the means of"
+        yield f"As registered, the form is fitted there (0.6 M weights) to encodings whose loss is within {NEAR_LOSS} nats of that of the same tokens after 512: b = {fit.b:.2f}, and the means of"
         yield f"{names} are missed by {fit.error:.4f} nats. Farther above, and not fitted: {left}. So there is no multiplier over `rope`."
         yield ""
 
@@ -200,23 +200,48 @@ class Widest:
     size: str
     budget: int
     losses: dict[str, tuple[float, float]]
-    noise: float
-    """The most that a loss at the training length differs between two seeds, of all that have two."""
+    noise: tuple[float, float]
+    """The most that a loss differs between two seeds, of all that have two: at the training length, and at 8 times, there of the
+    cells whose loss stays level (NEAR_LOSS)."""
 
     def lowest(self, at: int) -> tuple[tuple[str, ...], float]:
         """The encodings that are not decided to be above the least loss, from that on, and it. at: 0 at the training length, 1 at 8 times."""
         order = sorted(self.losses, key=lambda e: self.losses[e][at])
         least = self.losses[order[0]][at]
-        return tuple(e for e in order if self.losses[e][at] - least <= self.noise), least
+        return tuple(e for e in order if self.losses[e][at] - least <= self.noise[at]), least
 
 
 def widest() -> Widest:
     cells = by_cell()
     size, budget = widest_common(cells, TEN)
     of = {e: next(c for c in cells[size, e, budget] if c["cell"]["seed"] == 0) for e in TEN}
-    seeds = [[mean(c, "length") for c in each] for each in cells.values()]
-    noise = max(max(each) - min(each) for each in seeds)
-    return Widest(size, budget, {e: (mean(c, "length"), mean(c, "far_context", "4096")) for e, c in of.items()}, noise)
+    several = [each for each in cells.values() if len(each) > 1]
+    level = [each for each in several if all(rise(c) <= NEAR_LOSS for c in each)]
+    noise = [
+        max(max(at) - min(at) for each in some for at in [[mean(c, *where) for c in each]])
+        for some, where in ((several, ONCE), (level, EIGHT_TIMES))
+    ]
+    return Widest(
+        size,
+        budget,
+        {e: (mean(c, "length"), mean(c, "far_context", "4096")) for e, c in of.items()},
+        (noise[0], noise[1]),
+    )
+
+
+def rise(cell: Mapping[str, Any]) -> float:
+    """Nats by which the loss of the same tokens is higher at 8 times the training length."""
+    return mean(cell, *EIGHT_TIMES) - mean(cell, "far_context", "512")
+
+
+def larger(base: str = "rope", other: str = "alibi") -> tuple[list[str], float, float]:
+    """The sizes above that of the largest cell of ten, in which `other` has a lower loss than `base` at every budget, and by how much,
+    at the least and at the most: of seed 0."""
+    table = {key: float(row.mean()) for key, row in losses(by_cell(), seed=0).items()}
+    above = [size for size in SIZES if float(size[:-1]) > float(widest().size[:-1])]
+    gaps = {(s, b): table[s, base, b] - loss for (s, e, b), loss in table.items() if e == other and s in above}
+    assert min(gaps.values()) > 0, "the sentences of README and choose.md say that it is lower everywhere"
+    return [size.removesuffix("M") for size in above], min(gaps.values()), max(gaps.values())
 
 
 def page() -> Iterator[str]:
@@ -242,9 +267,9 @@ def page() -> Iterator[str]:
     yield (
         "| weights | encoding | rate | "
         + " | ".join(f"{b} MB" for b in budgets)
-        + " | 8 times the length, loss above that at 512 |"
+        + " | gain from 32 to 128 tokens of context | 8 times the length, loss above that at 512 |"
     )
-    yield "|--:|---|--:|" + "--:|" * (len(budgets) + 1)
+    yield "|--:|---|--:|" + "--:|" * (len(budgets) + 2)
     for size in SIZES:
         rows = [e for e in TEN if any((size, e, b) in table for b in budgets)]
         for encoding in sorted(
@@ -258,10 +283,12 @@ def page() -> Iterator[str]:
                 )
                 if some:
                     rate = some[0]["cell"]["rate"]
-                    gap = np.mean([mean(e, "far_context", "4096") - mean(e, "far_context", "512") for e in some])
-                    far = f"{gap:+.3f} ({budget} MB)".replace("-", "−")
+                    gain = np.mean([mean(e, "context", "32") - mean(e, "context", "128") for e in some])
+                    far = f"{gain:+.3f} | {np.mean([*map(rise, some)]):+.3f} ({budget} MB)".replace("-", "−")
             yield f"| {size.replace('M', ' M')} | `{encoding}` | {rate:g} | {' | '.join(shown)} | {far} |"
-    yield f"\nA second seed moves a loss by up to {widest().noise:.3f} nats."
+    near, far_off = widest().noise
+    yield f"\nA second seed moves a loss by up to {near:.3f} nats at 512 tokens. At 4096 it moves those that stay level by up to {far_off:.3f}. No cell of 32 MB has one."
+    yield from rates(everything)
     yield from ("", "### Compute multipliers over `rope`", "")
     yield "The compute of `rope` over that of the encoding, of the same size and for the same loss: above 1, it saves. Losses are read between the budgets that were"
     yield "measured: the encoding's on the curve of `rope` or, beyond its ends, that of `rope` on the encoding's; > and < where neither is there. Intervals of 95 % are"
@@ -325,6 +352,24 @@ def page() -> Iterator[str]:
     yield from ("", *changed(), "", *not_known(), "", *each_prediction(results))
 
 
+def rates(everything: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What was trained at several learning rates."""
+    swept: dict[tuple[str, str, int], dict[float, float]] = defaultdict(dict)
+    for each in everything:
+        cell = each["cell"]
+        if cell["seed"] == 0 and each["validation"] is not None:
+            swept[cell["size"], cell["encoding"], cell["budget"]][cell["rate"]] = each["validation"]
+    swept = {key: found for key, found in swept.items() if len(found) > 1}
+    tried = sorted({rate for found in swept.values() for rate in found})
+    yield from ("", "### Learning rates", "")
+    yield f"{len(everything) - len(chosen())} of the {len(everything)} trainings were at rates that were not chosen, or diverged; they are in no other table. Validation loss, seed 0:"
+    yield from ("", f"| weights | MB | encoding | {' | '.join(f'x{rate:g}' for rate in tried)} |")
+    yield "|--:|--:|---|" + "--:|" * len(tried)
+    for (size, encoding, budget), found in swept.items():
+        row = [f"{found[rate]:.4f}" if rate in found else "" for rate in tried]
+        yield f"| {size.replace('M', ' M')} | {budget} | `{encoding}` | {' | '.join(row)} |"
+
+
 def changed() -> Iterator[str]:
     """The advice of README and of the page on choosing, before and after these trainings."""
     law, row = widest(), numbers_of("longer_SmolLM2", "`dual_chunk`")[0]
@@ -371,7 +416,7 @@ def not_known() -> Iterator[str]:
     yield f"- **Luck.** {several} of {len(cells)} cells of the GPU have a second seed; intervals are of passages."
     corpus = json.loads((HERE / "registration.json").read_text())["corpus"]
     size = {name: f"{count * corpus['bytes per token'][name] / 1e6:.0f} MB" for name, count in corpus["tokens"].items()}
-    yield f"- **Other text.** Prose is {size['prose']} of docstrings, code {size['code']} of the files of Python packages, in 512 tokens of context."
+    yield f"- **Other text.** Prose is {size['prose']} of docstrings, code {size['code']} of the files of Python packages (100 MB of each were the aim), in 512 tokens of context."
     yield f"- **What was planned**, and the minutes did not reach: {', '.join(f'{n} of {what}' for what, n in count.items())}."
 
 

@@ -43,7 +43,7 @@ sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
 from archives import archive  # noqa: E402
-from law_gpu import Widest, widest  # noqa: E402
+from law_gpu import Widest, larger, widest  # noqa: E402
 from pairs import BENJAMINI_HOCHBERG, different, found  # noqa: E402
 from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
@@ -569,9 +569,12 @@ FRONT: dict[str, Json] = {
             ),
             "longer": (
                 "inputs longer than in training",
-                "lowest loss of ten at eight times the length, {} nats per byte",
+                "lowest losses of ten at eight times the length, at most {} nats per byte",
             ),
-            "encoder": ("a bidirectional encoder", "lowest loss in masked prediction, {} nats"),
+            "encoder": (
+                "a bidirectional encoder",
+                "lowest loss of seven in masked prediction, one seed: {} nats",
+            ),
             "free": ("the lowest loss", "not decided among these: a seed moves a loss by up to {} nats"),
             "extend": (
                 "a RoPE model with a longer context",
@@ -579,10 +582,11 @@ FRONT: dict[str, Json] = {
             ),
         },
         "joint": ", ",
+        "and": " and ",
         "of": "{} of {}",
-        "shown": "Near is within {margin} nats per byte, in models of {least:.1f} to {most:.1f} M parameters after at most {steps} steps ([all results](docs/leaderboard.md)). "
+        "shown": "Near is within {margin} nats per byte, in models of {least:.1f} to {most:.1f} M parameters after at most {steps} steps ([all results](docs/leaderboard.md)). Past its length `rope` has {early} nats after {first} steps and {late} after {steps} (code). "
         "The largest budget that ten encodings had is [{weights} M weights and {megabytes} MB of text]({law}), one seed. "
-        "Another budget or size has another order.",
+        "Another budget or size has another order: with {sizes} M weights `alibi` is below `rope`, by {least_gap:.2f} to {most_gap:.2f}. Larger models and more text are not shown.",
     },
     "zh": {
         "head": ("你要的", "选择", "测得"),
@@ -591,15 +595,16 @@ FRONT: dict[str, Json] = {
                 "各种推理服务器都能运行的解码器",
                 "在 {} 的设置中接近这类编码的最低损失；超出训练长度后，训练越久越差",
             ),
-            "longer": ("比训练时更长的输入", "八倍长度上十种编码中损失最低，每字节 {} 奈特"),
-            "encoder": ("双向编码器", "掩码预测的损失最低，{} 奈特"),
+            "longer": ("比训练时更长的输入", "八倍长度上十种编码中损失最低，每字节最多 {} 奈特"),
+            "encoder": ("双向编码器", "掩码预测中七种的最低损失，一个种子：{} 奈特"),
             "free": ("最低的损失", "这几种之间未分高下：换一个种子，损失最多变动 {} 奈特"),
             "extend": ("上下文更长的 RoPE 模型", "超过上下文长度时，在 {} 的文档中找到密钥（passkey）"),
         },
         "joint": "、",
+        "and": " 和 ",
         "of": "{}/{}",
-        "shown": "“接近”指相差不超过每字节 {margin} 奈特；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步（[全部结果](docs/leaderboard.md)）。"
-        "十种编码共有的最大预算是 [{weights} M 权重、{megabytes} MB 文本]({law})，一个种子。换一个预算或模型大小，次序就不同。",
+        "shown": "“接近”指相差不超过每字节 {margin} 奈特；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步（[全部结果](docs/leaderboard.md)）。超出训练长度，`rope` 在 {first} 步后为 {early} 奈特，{steps} 步后为 {late}（代码）。"
+        "十种编码共有的最大预算是 [{weights} M 权重、{megabytes} MB 文本]({law})，一个种子。换一个预算或模型大小，次序就不同：{sizes} M 权重时，`alibi` 比 `rope` 低 {least_gap:.2f} 到 {most_gap:.2f}。更大的模型和更多的文本没有测过。",
     },
 }
 """README's words, by language: who asks, and what was measured."""
@@ -619,8 +624,9 @@ def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
     made = {}
     name, among = nearest(NEEDS[0], known) or ("", [])
     made["server"] = Answer((name,), str(sum(behind(name, NEEDS[0], each)[0] <= MARGIN for each in among)), len(among))
-    made["free"] = Answer(law.lowest(0)[0], f"{law.noise:.3f}")
-    made["longer"] = Answer(law.lowest(1)[0], f"{law.lowest(1)[1]:.2f}")
+    made["free"] = Answer(law.lowest(0)[0], f"{law.noise[0]:.3f}")
+    far = max(law.losses[name][1] for name in law.lowest(1)[0])
+    made["longer"] = Answer(law.lowest(1)[0], f"{far:.2f}")
     ranking = replication.experiments("recall")[0].rankings["recall"]
     recalled = {v.name: _value(ranking, v, ranking.settings.conditions[-1]) for v in ranking.trained}
     best = max(recalled.values(), key=float)
@@ -644,11 +650,14 @@ def choosing(results: Json) -> dict[str, str]:
 def front(made: Mapping[str, Answer], known: Sequence[World], largest: Widest, language: str) -> str:
     """README's table: at most five rows of one figure each, and what it does not show."""
     words, rows = FRONT[language], []
+    steps = {each.steps: f"{each.losses['rope'][1]:.1f}" for each in budgets_of_code(known)}
+    past = {"first": min(steps), "early": steps[min(steps)], "late": steps[max(steps)]}
     for key, (who, what) in words["rows"].items():
         answer = made[key]
         figure = answer.figure if answer.of is None else words["of"].format(answer.figure, answer.of)
         names = words["joint"].join(f"`{name}`" for name in answer.names)
         rows.append([who, names, what.format(figure)])
+    of_larger, least_gap, most_gap = larger()
     sizes = [each.parameters / 1e6 for each in known]
     shown = words["shown"].format(
         margin=MARGIN,
@@ -658,8 +667,18 @@ def front(made: Mapping[str, Answer], known: Sequence[World], largest: Widest, l
         least=min(sizes),
         most=max(sizes),
         steps=max(each.steps for each in known),
+        **past,
+        sizes=words["and"].join(of_larger),
+        least_gap=least_gap,
+        most_gap=most_gap,
     )
     return f"{table(words['head'], rows, text=3)}\n\n{shown}"
+
+
+def budgets_of_code(known: Sequence[World]) -> list[World]:
+    """The settings that differ in their steps alone, of the smallest model that read code."""
+    of_code = [each for each in known if each.text == "code"]
+    return [each for each in of_code if each.parameters == min(e.parameters for e in of_code)]
 
 
 def encoder() -> tuple[Answer, str]:
@@ -671,9 +690,10 @@ def encoder() -> tuple[Answer, str]:
         if seeds
     }
     best, other = min(losses, key=losses.__getitem__), losses["rope"]
+    assert (len(losses), len(runs[best])) == (7, 1), "README says: of seven, one seed"
     return (
         Answer((best,), f"{losses[best]:.2f}"),
-        f"lowest loss of {len(losses)} in [masked prediction](../../benchmarks/masked.md), {losses[best]:.2f}; `rope` {other:.2f}",
+        f"lowest loss of {len(losses)} in [masked prediction](../../benchmarks/masked.md), one seed, {losses[best]:.2f}; `rope` {other:.2f}",
     )
 
 
@@ -686,8 +706,8 @@ def choice(made: Mapping[str, Answer], largest: Widest) -> str:
         ("Are the inputs images or video?", "axial_rope", unknown),
         ("Is it a bidirectional encoder?", "encoder", encoder()[1]),
         ("Must every inference server run it?", "server", "near the best of `rope`, `t5`, `alibi`, `local_nope` in {} settings"),
-        ("Must it recall one value from far past the training length?", "recall", "{} right at 8 times the training length"),
-        ("Are inputs longer than in training?", "longer", f"lowest loss of ten at 8 times the training length, {{}}; `rope` {at[1]['rope']}"),
+        ("Must it recall one value from far past the training length?", "recall", "key-value recall, 2000 steps: {} right at 8 times the training length"),
+        ("Are inputs longer than in training?", "longer", f"lowest losses of ten at 8 times the training length, at most {{}}; `rope` {at[1]['rope']}"),
         ("None of these?", "free", "not decided among these, after the largest budget of ten: a seed moves a loss by up to {} nats"),
     ]  # fmt: skip
     rows = []
@@ -696,9 +716,10 @@ def choice(made: Mapping[str, Answer], largest: Widest) -> str:
         figure = answer.figure if answer.of is None else f"{answer.figure} of {answer.of}"
         rows.append([question, ", ".join(f"`{name}`" for name in answer.names), sentence.format(figure)])
     law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code"
+    of_larger, least, most = larger()
     seeds = (
-        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed moves a loss by up to {largest.noise:.3f}; the first "
-        f"{len(largest.lowest(0)[0])} are closer than that, so their order is not known."
+        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed moves a loss by up to {largest.noise[0]:.3f} at 512, and by {largest.noise[1]:.3f} at 4096 where it stays level (with 8 and 16 MB). The first "
+        f"{len(largest.lowest(0)[0])} are closer than that, so their order is not known. With {' and '.join(of_larger)} M weights `alibi` is below `rope` at every budget, by {least:.2f} to {most:.2f}."
     )
     losses = [[f"`{e}`", at[0][e], at[1][e]] for e in sorted(largest.losses, key=lambda e: largest.losses[e][0])]
     head = ["encoding", "512", f"{8 * 512}"]

@@ -224,22 +224,6 @@ def test_a_text_that_repeats_itself(tiny):
     assert any("only 2 of the 6 test passages differ" in note for note in settings.limits([], corpus))
 
 
-@pytest.mark.parametrize("curve", [False, True])
-def test_a_text_that_would_be_read_more_than_four_times_is_refused(curve):
-    text = bytes(range(256)) * 170  # 43 kB
-    settings = Settings(curve=curve, steps=72, factors=(1,))
-    settings.check_data(data.corpus(text, "book"))
-    with pytest.raises(InputError, match="train 20000 steps, read 4 times at most"):
-        replace(settings, steps=20000).check_data(data.corpus(text, "book"))
-    assert "The training read the text 2.8 times." in settings.limits([], data.corpus(text, "book"))
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
-def test_every_preset_can_read_its_text(preset):
-    corpus, settings = preset.settings.load(preset.data or Settings.data)
-    settings.check_data(corpus)
-
-
 def test_differences_are_of_common_seeds(tiny):
     ranked = made_up(tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4))
     a, r = ranked.variants

@@ -45,7 +45,7 @@ class Compare(StudyCommand):
     preset: Annotated[Literal["quick", "standard", "leaderboard", "gpu"], "size of the comparison"] = "standard"
     data: Annotated[
         str | None,
-        "text: pydoc (default but for preset gpu, which has code; Python's reference), prose, code or chinese (split by file, without copies), a text file or rows (.jsonl, .parquet), a folder of them, "
+        "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), a text file or rows (.jsonl, .parquet), a folder of them, "
         "or hf:NAME[:CONFIG]",
         How("NAME"),
     ] = None
@@ -148,10 +148,6 @@ class Compare(StudyCommand):
         encodings = names(self.encodings) if self.encodings else preset.encodings
         return encodings, preset.seeds if self.seeds is None else self.seeds, preset.settings.changed(**changed)
 
-    def source(self, kind: type["Experiment"]) -> str:
-        """The data of a task: those given, or those of the preset or the task."""
-        return self.data or kind.presets[self.preset].data or kind.data
-
     def config(self) -> dict[str, Any]:
         if len(self.tasks) > 1:
             return super().config() | {"task": self.tasks}
@@ -161,7 +157,7 @@ class Compare(StudyCommand):
         kind = experiment(self.tasks[0])
         encodings, seeds, settings = self.planned(self.tasks[0])
         resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
-        resolved["data"] = self.source(kind)
+        resolved["data"] = self.data or kind.data
         every = {name: value for name, value in Experiment.to_dict(settings).items() if value != []}
         return super().config() | every | {**kind.data_options} | self._reading(kind) | resolved
 
@@ -184,7 +180,7 @@ class Compare(StudyCommand):
         encodings, seeds, settings = self.planned(task)
         check_present(self.device)
         settings.check_largest()
-        corpus, settings = settings.load(self.source(kind), **self._reading(kind))
+        corpus, settings = settings.load(self.data or kind.data, **self._reading(kind))
         settings.check_largest()
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution, tuple(self.rates)), corpus

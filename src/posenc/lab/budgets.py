@@ -23,7 +23,6 @@ FURTHER = (
     "In tests the rank correlation of such lines was 0.76 and of the last loss 0.71 at 4 times the steps, 86 % and 87 % of the pairs in order "
     "(benchmarks/rule.md); at 16 times, of eight new encodings, 0.98 and 0.79 (benchmarks/early.md)."
 )
-"""What came of the registered tests."""
 SPREAD = 0.47
 """Nats: half the 95 % interval of a predicted difference for the error of the line itself, as it was found from 200 steps to 800
 (benchmarks/rule.md). Larger budgets are not tested, so they have it too."""

@@ -440,12 +440,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named size of comparison. data: what is read by default; None: what the task reads."""
+    """A named size of comparison."""
 
     settings: Experiment
     encodings: tuple[str, ...]
     seeds: int
-    data: str | None = None
 
 
 CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")

@@ -32,7 +32,7 @@ FAR = 0.01
 HARM = 0.05
 """Nats by which it may raise the loss, at the upper end of the interval, and does no harm."""
 MOST_READ = 4
-"""Times that a training may read its text, of which more tells little of other text (Muennighoff et al. 2023)."""
+"""Times that a training with a curve may read its text, of which more tells little of other text (Muennighoff et al. 2023)."""
 
 
 def use(gain: Estimate) -> str:
@@ -111,11 +111,6 @@ class Settings(Experiment):
         return "byte" if self.tokenizer == "bytes" else "token"
 
     @property
-    def read(self) -> int:
-        """The tokens that a training reads."""
-        return self.steps * self.batch_size * self.length
-
-    @property
     def tested_contexts(self) -> tuple[int, ...]:
         """The contexts asked for; with a curve and without any, a quarter of the training length and all of it."""
         return self.contexts or ((max(1, self.length // 4), self.length) if self.curve else ())
@@ -144,17 +139,15 @@ class Settings(Experiment):
             loaded, given = getattr(corpus, name), getattr(self, name)
             if loaded != given:
                 raise InputError(f"must be {loaded!r}, with which the corpus was loaded", argument=name, value=given)
-        test, train = (
-            self.longest + self.windows * self.targets + 1,
-            max(self.read // MOST_READ, self.batch_size * self.length) + 1,
-        )
+        once = self.steps // MOST_READ if self.curve else 1
+        test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size * once + 1
         if len(corpus.test) < test or len(corpus.train) < train:
             needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
+            steps = f" and train {self.steps} steps, read {MOST_READ} times at most" if self.curve else ""
             raise InputError(
                 f"{len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at {self.longest} "
-                f"tokens with {self.windows} windows and train {self.steps} steps, read {MOST_READ} times at most; needs about "
-                f"{needed} {self.unit}s",
-                "give a longer text, or smaller length, factors, windows, steps or batch_size",
+                f"tokens with {self.windows} windows{steps}; needs about {needed} {self.unit}s",
+                f"give a longer text, or smaller length, factors, windows{', steps' if steps else ''} or batch_size",
                 data=corpus.name,
             )
         if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
@@ -296,12 +289,10 @@ class Settings(Experiment):
                 f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
                 "documents, which the training sequences never do."
             )
-        epochs = self.read / len(corpus.train)
-        if epochs > 1:
-            notes.append(f"The training read the text {epochs:.1f} times.")
-        if self.curve and budgets.BEYOND * epochs > 1:
+        epochs = budgets.BEYOND * self.steps * self.batch_size * self.length / len(corpus.train)
+        if self.curve and epochs > 1:
             notes.append(
-                f"{budgets.BEYOND * self.steps} steps would read the text {budgets.BEYOND * epochs:.1f} times; the prediction was tested on a text that was "
+                f"{budgets.BEYOND * self.steps} steps would read the text {epochs:.1f} times; the prediction was tested on a text that was "
                 "read once or less in that time."
             )
         if (different := self.different_passages(corpus)) < self.windows:
@@ -317,11 +308,10 @@ PRESETS = Settings.presets = {
     "leaderboard": Preset(Settings(), LEADERBOARD, 4),
     "gpu": Preset(
         Settings(
-            length=512, steps=800, batch_size=64, dim=512, num_layers=10, num_heads=8, head_dim=64, windows=64, targets=256,
+            length=512, steps=1000, batch_size=64, dim=512, num_layers=10, num_heads=8, head_dim=64, windows=64, targets=256,
             learning_rate=0.02, adamw_learning_rate=0.003, position_learning_rate=0.02,
         ),
         TEN,
         2,
-        "code",
     ),
 }  # fmt: skip
