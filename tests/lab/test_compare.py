@@ -17,7 +17,6 @@ from posenc.lab.measure import measure
 from posenc.lab.records import RunRecord, VariantScores, difference
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import LOCK, Store
-from posenc.lab.text import PRESETS, Settings
 from posenc.report.compare import files
 
 ENCODINGS = ("none", "rope", "t5")
