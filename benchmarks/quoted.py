@@ -20,7 +20,7 @@ from law_lease import by_cell
 
 from posenc import position_maps
 from posenc.frequencies import schedules
-from posenc.lab.budgets import SPREAD
+from posenc.lab.budgets import FURTHER, SPREAD
 from posenc.lab.records import CONTEXT
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +53,10 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
         early.verdicts()[1][1].split(" against "),
     )
     new = early.verdicts()[1][1].split(" against ")
+    of_rule = cells("rule", "3.")
+    came = [line, last, of_rule[0], of_rule[-1], *new]
+    if re.findall(r"0\.\d+|\d+(?= %)", FURTHER) != came:
+        raise SystemExit(f"posenc.lab.budgets.FURTHER has other numbers than the pages: {came}")
     of_loss = (
         "had a rank correlation of {} with the loss after 1600 in one set of 14 encodings and of {} in eight others"
     )
