@@ -218,14 +218,14 @@ def widest() -> Widest:
     several = [each for each in cells.values() if len(each) > 1]
     level = [each for each in several if all(rise(c) <= NEAR_LOSS for c in each)]
     noise = [
-        max(max(at) - min(at) for each in some for at in [[mean(c, *where) for c in each]])
+        max(np.ptp([mean(c, *where) for c in each]) for each in some)
         for some, where in ((several, ONCE), (level, EIGHT_TIMES))
     ]
     return Widest(
         size,
         budget,
         {e: (mean(c, "length"), mean(c, "far_context", "4096")) for e, c in of.items()},
-        (noise[0], noise[1]),
+        (float(noise[0]), float(noise[1])),
     )
 
 
@@ -234,11 +234,17 @@ def rise(cell: Mapping[str, Any]) -> float:
     return mean(cell, *EIGHT_TIMES) - mean(cell, "far_context", "512")
 
 
+def gain(cell: Mapping[str, Any]) -> float:
+    """Nats by which the loss of the same tokens falls from 32 to 128 tokens of context."""
+    return mean(cell, "context", "32") - mean(cell, "context", "128")
+
+
 def larger(base: str = "rope", other: str = "alibi") -> tuple[list[str], float, float]:
     """The sizes above that of the largest cell of ten, in which `other` has a lower loss than `base` at every budget, and by how much,
     at the least and at the most: of seed 0."""
     table = {key: float(row.mean()) for key, row in losses(by_cell(), seed=0).items()}
-    above = [size for size in SIZES if float(size[:-1]) > float(widest().size[:-1])]
+    largest = float(widest().size[:-1])
+    above = [size for size in SIZES if float(size[:-1]) > largest]
     gaps = {(s, b): table[s, base, b] - loss for (s, e, b), loss in table.items() if e == other and s in above}
     assert min(gaps.values()) > 0, "the sentences of README and choose.md say that it is lower everywhere"
     return [size.removesuffix("M") for size in above], min(gaps.values()), max(gaps.values())
@@ -283,8 +289,9 @@ def page() -> Iterator[str]:
                 )
                 if some:
                     rate = some[0]["cell"]["rate"]
-                    gain = np.mean([mean(e, "context", "32") - mean(e, "context", "128") for e in some])
-                    far = f"{gain:+.3f} | {np.mean([*map(rise, some)]):+.3f} ({budget} MB)".replace("-", "−")
+                    far = f"{np.mean([*map(gain, some)]):+.3f} | {np.mean([*map(rise, some)]):+.3f} ({budget} MB)".replace(
+                        "-", "−"
+                    )
             yield f"| {size.replace('M', ' M')} | `{encoding}` | {rate:g} | {' | '.join(shown)} | {far} |"
     near, far_off = widest().noise
     yield f"\nA second seed moves a loss by up to {near:.3f} nats at 512 tokens. At 4096 it moves those that stay level by up to {far_off:.3f}. No cell of 32 MB has one."
