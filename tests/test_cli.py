@@ -66,6 +66,7 @@ def test_list_and_cite(capsys, tmp_path):
         (["compare", "--data", "/no/such/text"], "--data /no/such/text: no such file or folder"),
         (["compare", "--factors", "1", "4000"], "are too short to test at 512000 tokens"),
         (["compare", "--steps", "9000"], "and train 9000 steps, read 4 times at most; needs about"),
+        (["compare", "--preset", "gpu", "--data", "pydoc"], "and train 800 steps, read 4 times at most; needs about"),
         (["compare", "--steps", "40"], "--steps 40: a quarter of it, 10, cools down from step 6 on"),
         (["compare", "--rates", "1", "1"], "--rates 1 1: a sweep has at least two different values"),
         (["compare", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),

@@ -14,7 +14,7 @@ from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
 from posenc.lab.machine import flushed_denormals
 from posenc.lab.measure import measure
-from posenc.lab.records import RunRecord, VariantScores, difference
+from posenc.lab.records import CONTEXT, RunRecord, VariantScores, difference
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import LOCK, Store
 from posenc.report.compare import files
@@ -167,7 +167,8 @@ def cell(encoding, seed, **variants):
     """A finished run with the given losses: name of the variant -> loss per factor 1, 2, 4."""
     noise = torch.linspace(-0.01, 0.01, 6) * (1 + 0.1 * seed)
     scores = [
-        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, 10.0)
+        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, 10.0,
+                      {CONTEXT: dict.fromkeys(("4", "16"), noise.tolist())})
         for name, values in variants.items()
     ]  # fmt: skip
     return RunRecord(scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)

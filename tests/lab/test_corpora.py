@@ -186,7 +186,8 @@ def test_the_same_targets_are_tested_with_less_before_them():
         seen = torch.arange(context - at_once + 1, context + 1) / 10
         expected = (seen.exp() + 255).log().mean()  # no target is class 0
         assert scores.extra[CONTEXT][context].tolist() == pytest.approx([float(expected)] * 3, abs=1e-4)
-    assert replace(s, contexts=()).evaluate(model, variant, text).extra == {}
+    of_default = replace(s, contexts=()).evaluate(model, variant, text).extra[CONTEXT]
+    assert of_default.keys() == {8, 32}  # a quarter of the training length, and all of it
     assert "contexts" not in replace(s, contexts=()).to_dict()
     assert s.to_dict()["contexts"] == [*CONTEXTS]
 
@@ -209,12 +210,15 @@ def test_a_gain_has_an_interval_and_a_word():
     reader = aggregate("reader", {"8": [3.0] * 4, "128": [2.0, 2.1, 2.2, 2.3], "1024": [1.9, 2.0, 2.12, 2.2]})
     flat = aggregate("flat", {"8": [3.0] * 4, "128": [2.0] * 4, "1024": [2.0] * 4})
     worse = aggregate("worse", {"8": [3.0] * 4, "128": [2.0] * 4, "1024": [2.5] * 4})
-    assert s.gain(reader).mean == pytest.approx(0.095)
-    assert [use(s.gain(each)) for each in (reader, flat, worse)] == ["gains from far context", "does no harm", "harms"]
+    rows = [s.row(each) for each in (reader, flat, worse)]
+    assert rows[0]["gain"]["mean"] == pytest.approx(0.095)
+    assert [row["gain"]["use"] for row in rows] == ["gains from far context", "does no harm", "harms"]
+    assert rows[1]["gain_within"].items() >= {"from": 8, "to": 128, "mean": 1.0}.items()
     assert use(Estimate(0.02, 0, 0.0101, 0.03)) == "gains from far context"
     assert use(Estimate(0.02, 0, 0.0099, 0.03)) == "does no harm"
     assert use(Estimate(-0.05, 0, -0.2, 0.1)) == "unclear"
-    assert replace(s, contexts=()).gain(flat) is replace(s, contexts=(8, 1024)).gain(flat) is None
+    for contexts in ((8, 1024), (128,)):
+        assert not replace(s, contexts=contexts).row(flat).keys() & {"gain", "gain_within"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Compare(StudyCommand):
     preset: Annotated[Literal["quick", "standard", "leaderboard", "gpu"], "size of the comparison"] = "standard"
     data: Annotated[
         str | None,
-        "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), a text file or rows (.jsonl, .parquet), a folder of them, "
+        "text: pydoc (default; Python's reference), prose, code (default of preset gpu) or chinese (split by file, without copies), a text file or rows (.jsonl, .parquet), a folder of them, "
         "or hf:NAME[:CONFIG]",
         How("NAME"),
     ] = None
@@ -134,8 +134,8 @@ class Compare(StudyCommand):
 
         return [*super().written(), *map(file_of, self.tasks)]
 
-    def planned(self, task: str) -> tuple[tuple[str, ...], int, "Experiment"]:
-        """Encodings, seeds and settings of a task: the preset's, with the given ones replaced."""
+    def planned(self, task: str) -> tuple[tuple[str, ...], int, "Experiment", str]:
+        """Encodings, seeds, settings and data of a task: the preset's, with the given ones replaced."""
         from posenc.lab.compare import experiment, names
 
         kind = experiment(task)
@@ -146,7 +146,8 @@ class Compare(StudyCommand):
         preset: Preset = kind.presets[self.preset]
         changed = {name: value for name, value in self.given.items() if name not in kind.data_options}
         encodings = names(self.encodings) if self.encodings else preset.encodings
-        return encodings, preset.seeds if self.seeds is None else self.seeds, preset.settings.changed(**changed)
+        seeds = preset.seeds if self.seeds is None else self.seeds
+        return encodings, seeds, preset.settings.changed(**changed), self.data or preset.data or kind.data
 
     def config(self) -> dict[str, Any]:
         if len(self.tasks) > 1:
@@ -155,9 +156,8 @@ class Compare(StudyCommand):
         from posenc.lab.experiment import Experiment
 
         kind = experiment(self.tasks[0])
-        encodings, seeds, settings = self.planned(self.tasks[0])
-        resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None}
-        resolved["data"] = self.data or kind.data
+        encodings, seeds, settings, data = self.planned(self.tasks[0])
+        resolved = {"task": self.tasks, "encodings": encodings, "seeds": seeds, "preset": None, "data": data}
         every = {name: value for name, value in Experiment.to_dict(settings).items() if value != []}
         return super().config() | every | {**kind.data_options} | self._reading(kind) | resolved
 
@@ -177,10 +177,10 @@ class Compare(StudyCommand):
         for name in self.given:
             if name not in (*settings_in(kind), *kind.data_options):
                 raise InputError("is for other tasks", f"leave it out of --task {task}", argument=name)
-        encodings, seeds, settings = self.planned(task)
+        encodings, seeds, settings, data = self.planned(task)
         check_present(self.device)
         settings.check_largest()
-        corpus, settings = settings.load(self.data or kind.data, **self._reading(kind))
+        corpus, settings = settings.load(data, **self._reading(kind))
         settings.check_largest()
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution, tuple(self.rates)), corpus

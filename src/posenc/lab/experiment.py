@@ -440,11 +440,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named size of comparison."""
+    """A named size of comparison. data: what it reads; None: what the task reads."""
 
     settings: Experiment
     encodings: tuple[str, ...]
     seeds: int
+    data: str | None = None
 
 
 CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")

@@ -32,7 +32,7 @@ FAR = 0.01
 HARM = 0.05
 """Nats by which it may raise the loss, at the upper end of the interval, and does no harm."""
 MOST_READ = 4
-"""Times that a training with a curve may read its text, of which more tells little of other text (Muennighoff et al. 2023)."""
+"""Times that a training may read its text, of which more tells little of other text (Muennighoff et al. 2023)."""
 
 
 def use(gain: Estimate) -> str:
@@ -112,8 +112,8 @@ class Settings(Experiment):
 
     @property
     def tested_contexts(self) -> tuple[int, ...]:
-        """The contexts asked for; with a curve and without any, a quarter of the training length and all of it."""
-        return self.contexts or ((max(1, self.length // 4), self.length) if self.curve else ())
+        """The contexts asked for; without any, a quarter of the training length and all of it."""
+        return self.contexts or (self.length // 4, self.length)
 
     @property
     def longest(self) -> int:
@@ -139,15 +139,14 @@ class Settings(Experiment):
             loaded, given = getattr(corpus, name), getattr(self, name)
             if loaded != given:
                 raise InputError(f"must be {loaded!r}, with which the corpus was loaded", argument=name, value=given)
-        once = self.steps // MOST_READ if self.curve else 1
-        test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size * once + 1
+        test, least = self.longest + self.windows * self.targets + 1, max(self.steps // MOST_READ, 1)
+        train = least * self.batch_size * self.length + 1
         if len(corpus.test) < test or len(corpus.train) < train:
             needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
-            steps = f" and train {self.steps} steps, read {MOST_READ} times at most" if self.curve else ""
             raise InputError(
-                f"{len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at {self.longest} "
-                f"tokens with {self.windows} windows{steps}; needs about {needed} {self.unit}s",
-                f"give a longer text, or smaller length, factors, windows{', steps' if steps else ''} or batch_size",
+                f"{len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at {self.longest} tokens with {self.windows} "
+                f"windows and train {self.steps} steps, read {MOST_READ} times at most; needs about {needed} {self.unit}s",
+                "give a longer text, or smaller length, factors, windows, steps or batch_size",
                 data=corpus.name,
             )
         if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
@@ -216,8 +215,7 @@ class Settings(Experiment):
 
     @property
     def measured(self) -> Mapping[str, Sequence[int]]:
-        contexts = {CONTEXT: self.tested_contexts} if self.tested_contexts else {}
-        return {**contexts, BUDGET: self.budgets} if self.curve else contexts
+        return {CONTEXT: self.tested_contexts} | ({BUDGET: self.budgets} if self.curve else {})
 
     @property
     def budgets(self) -> Sequence[int]:
@@ -263,23 +261,16 @@ class Settings(Experiment):
     def point(self, variant: Aggregate, condition: int, corpus: Corpus) -> dict[str, Any]:
         return {"bits_per_byte": level(variant, condition).mean / math.log(2) / corpus.bytes_per_token}
 
-    def gain(self, variant: Aggregate) -> Estimate | None:
-        """By how much the loss falls from the context of training to the longest one, on the same targets; None: not measured."""
-        ends = self.length, self.tested_contexts[-1] if self.tested_contexts else 0
-        if ends[0] not in self.tested_contexts or ends[0] == ends[1]:
-            return None
-        near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
-        return estimate(near - far)
-
     def row(self, variant: Aggregate) -> dict[str, Any]:
-        contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.tested_contexts]
-        gain = self.gain(variant)
-        seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
-        if self.tested_contexts[:1] < (self.length,) and self.length in self.tested_contexts:
-            ends = self.tested_contexts[0], self.length
-            near, far = (variant.values(at, sorted(variant.scores), CONTEXT) for at in ends)
-            seen["gain_within"] = {"from": self.tested_contexts[0], "to": self.length, **asdict(estimate(near - far))}
-        seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
+        """Losses by context, and by how much they fall up to the training length and from there to the longest, on the same targets."""
+        of = {at: variant.values(at, sorted(variant.scores), CONTEXT) for at in self.tested_contexts}
+        seen: dict[str, Any] = {
+            "by_context": [{"context": at, **asdict(estimate(losses))} for at, losses in of.items()]
+        }
+        for name, near, far in (("gain_within", min(of), self.length), ("gain", self.length, max(of))):
+            if near < far and self.length in of:
+                gain = estimate(of[near] - of[far])
+                seen[name] = {"from": near, "to": far, **asdict(gain)} | ({"use": use(gain)} if name == "gain" else {})
         return seen
 
     def limits(self, trained: Sequence[Aggregate], corpus: Corpus) -> list[str]:
@@ -289,10 +280,12 @@ class Settings(Experiment):
                 f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
                 "documents, which the training sequences never do."
             )
-        epochs = budgets.BEYOND * self.steps * self.batch_size * self.length / len(corpus.train)
-        if self.curve and epochs > 1:
+        epochs = self.steps * self.batch_size * self.length / len(corpus.train)
+        if epochs > 1:
+            notes.append(f"The text was read {epochs:.1f} times.")
+        if self.curve and (later := budgets.BEYOND * epochs) > 1:
             notes.append(
-                f"{budgets.BEYOND * self.steps} steps would read the text {epochs:.1f} times; the prediction was tested on a text that was "
+                f"{budgets.BEYOND * self.steps} steps would read the text {later:.1f} times; the prediction was tested on a text that was "
                 "read once or less in that time."
             )
         if (different := self.different_passages(corpus)) < self.windows:
@@ -308,10 +301,11 @@ PRESETS = Settings.presets = {
     "leaderboard": Preset(Settings(), LEADERBOARD, 4),
     "gpu": Preset(
         Settings(
-            length=512, steps=1000, batch_size=64, dim=512, num_layers=10, num_heads=8, head_dim=64, windows=64, targets=256,
+            length=512, steps=800, batch_size=64, dim=512, num_layers=10, num_heads=8, head_dim=64, windows=64, targets=256,
             learning_rate=0.02, adamw_learning_rate=0.003, position_learning_rate=0.02,
         ),
         TEN,
         2,
+        data="code",
     ),
 }  # fmt: skip

@@ -83,17 +83,15 @@ def by_budget(results: Results, s: Experiment) -> Table:
     """The loss of each encoding at each budget, and where it is predicted to be at four times the last one."""
     curve, m = results["curve"], s.criterion
     of = {variant["name"]: variant for variant in results["variants"]}
-    gains = [of[row["name"]].get("gain_within") for row in curve["rows"]]
+    gains = _gains([of[row["name"]] for row in curve["rows"]], s, "gain_within")
     rows: list[list[Cell]] = []
-    for row, gain, verdict in zip(curve["rows"], gains, verdicts(curve), strict=True):
+    for row, verdict, *gain in zip(curve["rows"], verdicts(curve), *(each.cells for each in gains), strict=True):
         cells: list[Cell] = [m.value(point["mean"]) for point in row["losses"]]
         behind = row["behind"]
         between = "–" if behind is None else _parted(m, behind)
-        gained = [_parted(m, gain)] if gain else []
-        rows.append([row["name"], *cells, verdict, between, *gained])
+        rows.append([row["name"], *cells, verdict, between, *gain])
     head = ["encoding", *(f"loss at {budget} steps" for budget in curve["budgets"])]
-    head += [f"predicted at {curve['at']}", "behind the first"]
-    head += [f"gain from {gains[0]['from']} to {gains[0]['to']} {s.unit}s"] if gains[0] else []
+    head += [f"predicted at {curve['at']}", "behind the first", *(each.title for each in gains)]
     return Table("Loss by budget", f"nats per {s.unit} at the training {m.size}", head, rows)
 
 
@@ -193,11 +191,18 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
-    if all("gain" in variant for variant in variants):
-        table.append(Column("gain from far context", [_parted(m, variant["gain"]) for variant in variants], True))
+    for key in ("gain",) if results.get("curve") else ("gain_within", "gain"):
+        table += _gains(variants, s, key)
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     return table
+
+
+def _gains(variants: Rows, s: Experiment, key: str) -> list[Column]:
+    """A column of what context is worth, where that was measured."""
+    gains = [variant[key] for variant in variants if key in variant]
+    title = f"gain from {gains[0]['from']} to {gains[0]['to']} {s.unit}s" if gains else ""
+    return [Column(title, [_parted(s.criterion, gain) for gain in gains], True)] if gains else []
 
 
 def _level(point: Mapping[str, Any], m: Criterion, learned: bool) -> tuple[str, str]:
@@ -239,10 +244,8 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
     possible."""
     (scale, unit), m = _unit(s), s.criterion
     sizes = [s.size_at(condition) for condition in s.conditions]
-    series, paired = (
-        list[dict[str, Any]](),
-        kind == "change",
-    )  # intervals of levels by themselves are wide, and would hide the lines
+    series: list[dict[str, Any]] = []
+    paired = kind == "change"  # intervals of levels by themselves are wide, and would hide the lines
     for variant in variants:
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
         y, shown = [scale * e["mean"] for e in estimates], intervals(estimates, scale)

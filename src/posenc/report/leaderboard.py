@@ -41,14 +41,9 @@ def table_page(results: Results) -> str:
     tasks = _measured(results)
     settings = {name: settings_of(of) for name, of in tasks.items()}
     drawn = figures_of(results)
-    gains = {
-        variant["name"]: variant["gain"] for of in tasks.values() for variant in of["variants"] if "gain" in variant
-    }
+    gains = {v["name"]: v["gain"] for of in tasks.values() for v in of["variants"] if "gain" in v}
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
-    scores = {
-        name: {variant["name"]: _ends(variant, settings[name]) for variant in of["variants"]}
-        for name, of in tasks.items()
-    }
+    scores = {name: {v["name"]: _ends(v, settings[name]) for v in of["variants"]} for name, of in tasks.items()}
     figures = {plot.name: plot.figures for panel in drawn.values() for plot in panel.plots}
     return rendered(
         "leaderboard.html",
@@ -118,8 +113,8 @@ def _costs(tasks: Mapping[str, Results], settings: Mapping[str, Experiment], nam
 
 
 def mean_score(e: Mapping[str, float] | None) -> str:
-    """ "77 ± 2": a mean of scores in points of a hundred, and half its interval."""
-    return "–" if e is None else f"{100 * e['mean']:.0f} ± {50 * (e['high'] - e['low']):.0f}"
+    """ "77 (75 to 79)": a mean of scores in points of a hundred, and its interval."""
+    return "–" if e is None else f"{100 * e['mean']:.0f} ({100 * e['low']:.0f} to {100 * e['high']:.0f})"
 
 
 def show_tasks(results: Results, directory: str) -> None:
@@ -132,7 +127,7 @@ def show_tasks(results: Results, directory: str) -> None:
     out.print()
     out.print(
         "By task: how probably (%) an encoding is within the tolerance of the best, at the training length and at the longest. "
-        "Mean: of the scores with guessing at 0 and the best possible at 100, ± half a 95 % interval, also at the longest.",
+        "Mean: of the scores with guessing at 0 and the best possible at 100, with a 95 % interval, also at the longest.",
         markup=False,
     )
     for task, ends in results["not_learned"].items():

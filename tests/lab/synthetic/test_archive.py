@@ -65,9 +65,11 @@ def test_an_archive_has_the_runs(trained, archives, tmp_path):
         for at in range(0, 60, 2):  # means of two steps
             assert here["losses"][at] == pytest.approx(sum(there["losses"][at : at + 2]) / 2, abs=6e-4)
         for variant, other in zip(there["variants"], here["variants"], strict=True):
-            assert variant["extra"] == other["extra"]
-            for at, losses in variant["paired"].items():
-                assert other["paired"][at] == pytest.approx(losses, abs=6e-4)
+            for of, there in (
+                (variant["paired"], other["paired"]),
+                *((v, other["extra"][k]) for k, v in variant["extra"].items()),
+            ):
+                assert there == {at: pytest.approx(losses, abs=6e-4) for at, losses in of.items()}
     again = tmp_path / "again"
     run(tmp_path / "from archive", comparisons(), merge=[archives])
     for path in archive(comparisons(), tmp_path / "from archive", again):
