@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from math import log10
+from itertools import product
+from math import ceil, log10
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ CHINESE = {
     "none is": "一种也没有", "{} are": "有 {} 种",
     "loss at the training length above that of RoPE, nats per byte": "训练长度上的损失，高出 RoPE 的奈特/字节",
     "training steps ({:.1f} M parameters, {} bytes, {} seeds)": "训练步数（{:.1f} M 参数，{} 字节，{} 个种子）",
-    "{} of {} encodings are below RoPE after {:g} MB of text,": "训练 {2:g} MB 文本后，{1} 种编码中有 {0} 种低于 RoPE；",
-    "and {} after {:g} MB": "训练 {1:g} MB 后有 {0} 种",
-    "KERPLE": "KERPLE", "loss at 512 tokens above that of RoPE, nats per byte": "512 个 token 处的损失，高出 RoPE 的奈特/字节",
-    "{:g} M weights, by MB of text": "{:g} M 权重，按文本（MB）", "{:g} MB, by million weights": "{:g} MB，按权重（M）",
-    "bars: registered before {:g} M weights were trained": "竖条：训练 {:g} M 权重之前登记的预测", "RoPE + ALiBi": "RoPE + ALiBi",
+    "With {:g} M weights {} of {} encodings are below RoPE": "{0:g} M 权重的 {2} 种编码中，有 {1} 种低于 RoPE",
+    "after {:g} MB of text, and {} after {:g} MB": "（{0:g} MB 文本后）；{2:g} MB 后有 {1} 种",
+    "KERPLE": "KERPLE", "loss at 512 tokens, nats per byte, over the FLOPs of training": "512 个 token 处的损失（奈特/字节），按训练的 FLOP 数",
+    "{:g} M": "{:g} M", "{:g} M weights": "{:g} M 权重",
+    "dots: {} MB of text; bars: registered before {:g} M weights were trained": "圆点：{} MB 文本；竖条：训练 {:g} M 权重之前登记的预测", "RoPE + ALiBi": "RoPE + ALiBi",
     "stick-breaking": "折棒注意力", "FoX": "遗忘门 FoX", "Shaw": "Shaw 向量", "projected": "投影的相对偏置",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
@@ -249,80 +250,81 @@ def budget(results: Results, look: Look) -> str:
 
 
 TRAINED = {
-    "rope+alibi": ("RoPE + ALiBi", "blue"), "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"), "alibi": ("ALiBi", "orange"),
-    "stick_breaking": ("stick-breaking", "soft"), "fox": ("FoX", "purple"),
+    "rope": ("RoPE", "ink"), "rope+alibi": ("RoPE + ALiBi", "blue"), "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"),
+    "alibi": ("ALiBi", "orange"), "stick_breaking": ("stick-breaking", "soft"), "fox": ("FoX", "purple"),
 }  # fmt: skip
-"""How `law` names and draws what is compared with RoPE."""
-AT_BUDGET, AT_SIZE = 16, "3M"
+"""How `law` names and draws encodings."""
+AT_SIZE, HELD_OUT = "3M", ("28M", 16)
+"""The size that most encodings had, and what was held out: its size, and MB."""
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def law(losses: Mapping[tuple[str, str, int], float], predictions: Sequence[Results], look: Look) -> str:
-    """How far losses are from RoPE's, by the megabytes trained on and by the weights, and what was registered of the largest."""
-    say, weights = look.say, {"0.6M": 0.6, "3M": 3.0, "10M": 10.0, "28M": 28.0}
-    by_budget: dict[str, dict[float, float]] = {name: {} for name in TRAINED}
-    by_size: dict[str, dict[float, float]] = {name: {} for name in TRAINED}
-    for (size, name, budget), loss in losses.items():
-        gap = loss - losses.get((size, "rope", budget), loss)
-        if name in TRAINED and size == AT_SIZE:
-            by_budget[name][budget] = gap
-        if name in TRAINED and budget == AT_BUDGET:
-            by_size[name][weights[size]] = gap
-    held_out = {
-        name: (p["low"], p["high"])
-        for name in TRAINED
-        for p in predictions
-        if p["id"] == f"GPU, fit, 28M, {AT_BUDGET} MB: loss at 512 tokens, {name} minus rope"
-    }
-    first, last = (end({at for row in by_budget.values() for at in row}) for end in (min, max))
-    below = [sum(row.get(at, 0.0) < 0 for row in by_budget.values()) for at in (first, last)]
+def law(cells: Mapping[tuple[str, str, int], tuple[float, float]], predictions: Sequence[Results], look: Look) -> str:
+    """The loss over the compute of training, by size and encoding, and what was registered of the size that was held out.
+
+    cells: the loss and the FLOPs of a training, by size, encoding and MB of text."""
+    say, base = look.say, "rope"
+    by_size: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
+    for (size, name, budget), made in cells.items():
+        if name in TRAINED:
+            by_size.setdefault(size, {}).setdefault(name, {})[budget] = made
+    at, measured = HELD_OUT[1], {name: of[HELD_OUT[1]][0] for name, of in by_size[HELD_OUT[0]].items()}
+    bars = {}
+    for p in predictions:
+        name, _, other = (
+            p["id"].removeprefix(f"GPU, fit, {HELD_OUT[0]}, {at} MB: loss at 512 tokens, ").partition(" minus ")
+        )
+        if name in measured and other in ("", base):
+            bars[name] = tuple(p[end] + (measured[base] if other else 0) for end in ("low", "high"))
+    others = {name: of for name, of in by_size[AT_SIZE].items() if name != base}
+    curve = by_size[AT_SIZE][base]
+    budgets = sorted(curve)
+    below = [sum(of[mb][0] < curve[mb][0] for of in others.values()) for mb in (budgets[0], budgets[-1])]
     finding = [
-        say("{} of {} encodings are below RoPE after {:g} MB of text,", below[0], len(TRAINED), first),
-        say("and {} after {:g} MB", below[1], last),
+        say("With {:g} M weights {} of {} encodings are below RoPE", float(AT_SIZE[:-1]), below[0], len(others)),
+        say("after {:g} MB of text, and {} after {:g} MB", budgets[0], below[1], budgets[-1]),
     ]
-    drawing = Drawing(470, finding, say("loss at 512 tokens above that of RoPE, nats per byte"), look)
-    top, bottom = 118, 396
-    ends = [value for rows in (by_budget, by_size) for row in rows.values() for value in row.values()]
-    ends += [end for pair in held_out.values() for end in pair]
-    low, high = min(ends), max(ends)
+    drawing = Drawing(590, finding, say("loss at 512 tokens, nats per byte, over the FLOPs of training"), look)
+    left, right, top, bottom = 40, 430, 124, 530
+    points = [of for sizes in by_size.values() for each in sizes.values() for of in each.values()]
+    ends = [loss for loss, _ in points] + [end for pair in bars.values() for end in pair]
+    low, high, least, most = min(ends), max(ends), min(flops for _, flops in points), max(flops for _, flops in points)
 
-    def y(value: float) -> float:
-        return bottom - 8 - (bottom - top - 16) * (value - low) / (high - low)
+    def y(loss: float) -> float:
+        return bottom - 8 - (bottom - top - 16) * (loss - low) / (high - low)
 
-    panels = (
-        (by_budget, 52, 222, "{:g} M weights, by MB of text", weights[AT_SIZE]),
-        (by_size, 262, 432, "{:g} MB, by million weights", AT_BUDGET),
-    )
-    for rows, left, right, title, value in panels:
-        ticks = sorted({at for row in rows.values() for at in row})
+    def x(flops: float) -> float:
+        return left + 16 + (right - left - 32) * log10(flops / least) / log10(most / least)
 
-        def x(at: float, left: int = left, right: int = right, ticks: Sequence[float] = ticks) -> float:
-            return left + 14 + (right - left - 28) * log10(at / ticks[0]) / log10(ticks[-1] / ticks[0])
-
-        for number in range(int(low * 20), int(high * 20) + 1):
-            drawing.line([(left, y(number / 20)), (right, y(number / 20))])
-            if rows is by_budget:
-                label = f"{number / 20:+.2f}".replace("-", "−")
-                drawing.text(left - 6, y(number / 20) + 5, label if number else "0", colour="soft", anchor="end")
-        for at in ticks:
-            drawing.text(x(at), bottom + 20, f"{at:g}", colour="soft", anchor="middle")
-        drawing.text(left, bottom + 44, say(title, value), colour="soft")
-        for number, (name, (_, colour)) in enumerate(TRAINED.items()):
-            made = [(x(at), y(gap)) for at, gap in sorted(rows[name].items())]
-            values = ", ".join(f"{gap:+.3f} at {at:g}" for at, gap in sorted(rows[name].items()))
-            drawing.line(made, colour=colour, width=2.5, about=f"{name}: {values}".replace("-", "−"))
-            for at in made:
-                drawing.dot(*at, radius=3.5, colour=colour)
-            if rows is by_size and name in held_out:
-                place, (least, greatest) = x(28.0) + 4 * (number - 2.5), held_out[name]
-                bar = f"{name}: {least:+.3f} to {greatest:+.3f} was registered".replace("-", "−")
-                drawing.line([(place, y(least)), (place, y(greatest))], colour=colour, width=3, about=bar)
-    drawing.text(52, bottom + 66, say("bars: registered before {:g} M weights were trained", 28), colour="soft")
-    wanted = [
-        y(by_size[name][max(by_size[name])]) if by_size[name] else y(by_budget[name][AT_BUDGET]) for name in TRAINED
-    ]
-    heights = dict(zip(TRAINED, apart(wanted, 20, top + 4, bottom - 4), strict=True))
+    for tenth in range(ceil(low * 10), int(high * 10) + 1):
+        drawing.line([(left, y(tenth / 10)), (right, y(tenth / 10))])
+        drawing.text(left - 6, y(tenth / 10) + 5, f"{tenth / 10:.1f}", colour="soft", anchor="end")
+    for power, lead in product(range(10, 20), (1, 2, 5)):
+        if least <= lead * 10**power <= most:
+            label = f"{lead}·10{str(power).translate(RAISED)}".removeprefix("1·")
+            drawing.text(x(lead * 10**power), bottom + 20, label, colour="soft", anchor="middle")
+    for size, names in by_size.items():
+        first = min((of for each in names.values() for of in each.values()), key=lambda of: of[1])
+        label = "{:g} M weights" if first[1] == least else "{:g} M"
+        drawing.text(x(first[1]), top - 12, say(label, float(size[:-1])), colour="soft", anchor="middle")
+        for name in sorted(names, key=lambda name: name == base):
+            of, (_, colour) = dict(sorted(names[name].items())), TRAINED[name]
+            places = [(x(flops), y(loss)) for loss, flops in of.values()]
+            about = f"{name}, {size}: " + ", ".join(f"{loss:.3f} after {mb} MB" for mb, (loss, _) in of.items())
+            drawing.line(places, colour=colour, width=2.5, about=about)
+            for place in places:
+                drawing.dot(*place, radius=3.5, colour=colour)
+    for number, (name, (start, end)) in enumerate(sorted(bars.items())):
+        along = x(by_size[HELD_OUT[0]][name][at][1]) + 7 * (2 * number - len(bars) + 1)
+        bar = f"{name}, {HELD_OUT[0]}: {start:.3f} to {end:.3f} was registered"
+        drawing.line([(along, y(start)), (along, y(end))], colour=TRAINED[name][1], width=3, about=bar)
+    words = "dots: {} MB of text; bars: registered before {:g} M weights were trained"
+    said = say(words, say(", ").join(map(str, budgets)), float(HELD_OUT[0][:-1]))
+    drawing.text(0, bottom + 46, said, colour="soft")
+    lowest = {name: min(of[0] for names in by_size.values() for of in names.get(name, {}).values()) for name in TRAINED}
+    heights = dict(zip(TRAINED, apart([y(lowest[name]) for name in TRAINED], 20, top + 4, bottom - 4), strict=True))
     for name, (label, colour) in TRAINED.items():
-        drawing.text(440, heights[name] + 5, say(label), colour=colour, weight=600)
+        drawing.text(right + 8, heights[name] + 5, say(label), colour=colour, weight=600)
     return drawing.svg()
 
 
@@ -588,7 +590,10 @@ def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
         "budget": partial(budget, read(root / BUDGETS)),
         "law": partial(
             law,
-            {key: float(row.mean()) for key, row in measured_losses(by_cell(), seed=0).items()},
+            {
+                key: (float(row.mean()), by_cell()[key][0]["flops"])
+                for key, row in measured_losses(by_cell(), seed=0).items()
+            },
             read(root / LAW / "registration4.json")["predictions"],
         ),
         "longer": partial(longer, read(root / LONGER)),
