@@ -422,11 +422,15 @@ def page() -> str:
         "gain from 32 to 128 bytes",
         "mean attention distance",
     )
+    gains = ("8", "32"), ("32", "128")
     head = [f"{m}, {EARLY}" for m in shown] + [f"{t}, {LATE}" for t in TRUTHS]
+    head += [f"gain from {near} to {far} bytes, {LATE}" for near, far in gains]
     lines += ["", "## Trainings", "", f"| encoding | {' | '.join(head)} |", "|---|" + len(head) * "--:|"]
     for part, found in (("", known), (", new", new)):
         for name, cell in sorted(found.items(), key=lambda item: TRUTHS["loss"](item[1])):
             row = [f"{MEASURES[m](cell):.3f}" for m in shown] + [f"{of(cell):.3f}" for of in TRUTHS.values()]
+            of_late = cell[str(LATE)]["context"]
+            row += [f"{of_late[near] - of_late[far]:.3f}" for near, far in gains]
             lines.append(f"| `{name}`{part} | " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
 

@@ -31,7 +31,7 @@ from posenc.encodings.patterns import read
 from posenc.errors import listed
 from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, Experiment
-from posenc.lab.leaderboard import ENDS, TASKS, End, end
+from posenc.lab.leaderboard import ENDS, TASKS, end
 from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.results import CURVE_POINTS, Ranking
 from posenc.lab.statistics import Estimate, estimate
@@ -43,7 +43,8 @@ sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
 from archives import archive  # noqa: E402
-from law_gpu import Widest, larger, widest  # noqa: E402
+from law_gpu import EIGHT_TIMES, Widest, larger, losses, widest  # noqa: E402
+from law_lease import by_cell  # noqa: E402
 from pairs import BENJAMINI_HOCHBERG, different, found  # noqa: E402
 from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
@@ -82,25 +83,10 @@ WIDE = ("budgets", "corpora", "sizes", "far", "rates", "recall", "others")
 """Parts whose tables are in benchmarks/leaderboard.md alone; docs/leaderboard.md has their sentences."""
 
 
-@dataclass(frozen=True)
-class Need:
-    """Who asks for advice. field: the encodings that serve; empty: all. ends: what counts."""
-
-    who: str
-    field: tuple[str, ...]
-    ends: tuple[End, ...]
-
-
 MARGIN = 0.05
 """Nats per byte that make no difference, as in "near the best"."""
-NEEDS = (
-    Need(
-        "train a decoder that inference servers run",
-        ("rope", "t5", "alibi", "local_nope:window=16:every=2"),
-        ("trained",),
-    ),
-    Need("choose freely", (), ENDS),
-)
+SERVED = ("rope", "t5", "alibi", "local_nope:window=16:every=2", "local_nope")
+"""What inference servers run."""
 
 
 def worlds(results: Json) -> list[World]:
@@ -124,6 +110,19 @@ def worlds(results: Json) -> list[World]:
         )
         for of in _measured()
     ]
+
+
+def of_law() -> list[World]:
+    """Every size and budget of the law's trainings on a GPU."""
+    cells, made = by_cell(), []
+    near, far = losses(cells), losses(cells, at=EIGHT_TIMES)
+    for size, budget in sorted({(size, mb) for size, _, mb in cells}, key=lambda of: (float(of[0][:-1]), of[1])):
+        keys = [key for key in cells if (key[0], key[2]) == (size, budget)]
+        seeds = replication.of_all({key[1]: len(cells[key]) for key in keys})
+        of = {key[1]: (float(near[key].mean()), float(far[key].mean())) for key in keys}
+        first = cells[keys[0]][0]
+        made.append(World(first["weights"], first["steps"], seeds, of, f"{budget} MB of prose and code"))
+    return made
 
 
 def _measured() -> list[Json]:
@@ -462,30 +461,22 @@ def _rank_correlation(one: Json, other: Json, at: int) -> float:
     return spearman(*([of["losses"][name][at] for name in both] for of in (one, other)))
 
 
-def behind(name: str, need: Need, world: World) -> tuple[float, str]:
-    """How far an encoding is behind the best of a field, in nats per byte, where it is farthest, and which that is."""
-    field = [each for each in need.field or world.losses if each in world.losses]
-    lowest = [(at, min(field, key=lambda each, at=at: world.losses[each][at])) for at in map(ENDS.index, need.ends)]
-    return max((world.losses[name][at] - world.losses[best][at], best) for at, best in lowest)
+def behind(name: str, world: World) -> tuple[float, str]:
+    """How far an encoding is behind the best of SERVED at the training length, in nats per byte, and which that is."""
+    best = min((each for each in SERVED if each in world.losses), key=lambda each: world.losses[each][0])
+    return world.losses[name][0] - world.losses[best][0], best
 
 
-def nearest(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
-    """The encoding that is within MARGIN of the best of its field in the largest share of the sizes, budgets and texts at which it was
-    measured, two or more of them and one after the most steps, and where it was; None: there is none. Of several, the one that is
-    least behind."""
+def nearest(measured: Sequence[World]) -> tuple[str, list[World]]:
+    """The encoding of SERVED that is within MARGIN of the best of them in the largest share of the sizes, budgets and texts at which it
+    was measured, one of them after the most steps, and where it was. Of several, the one that is least behind."""
     found, most = [], max(world.steps for world in measured)
-    for name in need.field or dict.fromkeys(each for world in measured for each in world.losses):
+    for name in SERVED:
         known = [world for world in measured if name in world.losses]
-        if len(known) > 1 and any(world.steps == most for world in known):
-            lags = [behind(name, need, world)[0] for world in known]
+        if any(world.steps == most for world in known):
+            lags = [behind(name, world)[0] for world in known]
             found.append((sum(lag > MARGIN for lag in lags) / len(lags), max(lags), name, known))
-    return min(found, key=lambda each: each[:3])[2:] if found else None
-
-
-def advised(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
-    """What is nearest, if it is within MARGIN in each of them."""
-    found = nearest(need, measured)
-    return found if found and all(behind(found[0], need, world)[0] <= MARGIN for world in found[1]) else None
+    return min(found, key=lambda each: each[:3])[2:]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
@@ -512,51 +503,31 @@ def facts(board: Board) -> str:
 
 
 def advice(board: Board) -> str:
-    """What the rule of `advised` says, and for which sizes and budgets; where it says nothing, what is nearest, and its exceptions."""
-    rows = []
-    for need, name, known in _nearest(board):
-        lags = [(behind(name, need, world), world) for world in known]
-        holds = [lag for (lag, _), _ in lags if lag <= MARGIN]
-        exceptions = [f"{world}: {lag:.3f} behind `{best}`" for (lag, best), world in lags if lag > MARGIN]
-        sizes = listed([f"{size / 1e6:.1f}" for size in sorted({round(world.parameters, -5) for world in known})])
-        steps = listed([str(steps) for steps in sorted({world.steps for world in known})])
-        rows.append(
-            [
-                need.who,
-                f"`{name}`",
-                f"{len(holds)} of {len(known)} settings",
-                f"{sizes} M; {steps} steps",
-                "; ".join(exceptions) or "–",
-                f"{max(holds):.3f}",
-            ]
-        )
-    head = ["you", "take", f"within {MARGIN} nats of the best in", "of", "not in", "elsewhere at most behind"]
-    return table(head, rows, text=5)
+    """What `nearest` says, for which sizes and budgets, and its exceptions."""
+    name, known = nearest(worlds(board.results) + of_law())
+    lags = [(*behind(name, world), world) for world in known]
+    holds = [lag for lag, _, _ in lags if lag <= MARGIN]
+    sizes = listed([f"{size / 1e6:.1f}" for size in sorted({round(world.parameters, -5) for world in known})])
+    steps = listed([str(steps) for steps in sorted({world.steps for world in known})])
+    return "\n".join(
+        [
+            f"`{name}`, in {len(holds)} of {len(known)} settings ({sizes} M; {steps} steps), there at most {max(holds):.3f} behind. Not in:",
+            "",
+            *(f"- {world}: {lag:.3f} behind `{best}`." for lag, best, world in lags if lag > MARGIN),
+        ]
+    )
 
 
 def advice_by_setting(board: Board) -> str:
     """What `advice` counts."""
+    name, known = nearest(worlds(board.results) + of_law())
     rows = []
-    for need, name, known in _nearest(board):
-        for world in known:
-            lag, best = behind(name, need, world)
-            losses = ", ".join(f"{loss:.2f}" for loss in world.losses[name])
-            rows.append(
-                [
-                    need.who,
-                    f"`{name}`",
-                    str(world),
-                    losses,
-                    f"**{lag:.3f}** (`{best}`)" if lag > MARGIN else f"{lag:.3f}",
-                ]
-            )
+    for world in known:
+        lag, best = behind(name, world)
+        losses = ", ".join(f"{loss:.2f}" for loss in world.losses[name])
+        rows.append([str(world), losses, f"**{lag:.3f}** (`{best}`)" if lag > MARGIN else f"{lag:.3f}"])
     factor = board.rankings["text"].settings.factors[-1]
-    return table(["you", "take", "measured with", f"loss: 1×, {factor}×", "behind the best"], rows, text=3)
-
-
-def _nearest(board: Board) -> list[tuple[Need, str, list[World]]]:
-    measured = worlds(board.results)
-    return [(need, *found) for need in NEEDS if (found := nearest(need, measured))]
+    return table([f"`{name}`, measured with", f"loss: 1×, {factor}×", "behind the best"], rows)
 
 
 FRONT: dict[str, Json] = {
@@ -622,8 +593,8 @@ class Answer:
 def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
     """What README and the page on choosing advise, from the committed results."""
     made = {}
-    name, among = nearest(NEEDS[0], known) or ("", [])
-    made["server"] = Answer((name,), str(sum(behind(name, NEEDS[0], each)[0] <= MARGIN for each in among)), len(among))
+    name, among = nearest(known)
+    made["server"] = Answer((name,), str(sum(behind(name, each)[0] <= MARGIN for each in among)), len(among))
     made["free"] = Answer(law.lowest(0)[0], f"{law.noise[0]:.3f}")
     far = max(law.losses[name][1] for name in law.lowest(1)[0])
     made["longer"] = Answer(law.lowest(1)[0], f"{far:.2f}")
@@ -641,7 +612,7 @@ def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
 
 def choosing(results: Json) -> dict[str, str]:
     """The parts that advise: README's in both languages, and that of the page on choosing."""
-    known, law = worlds(results), widest()
+    known, law = worlds(results) + of_law(), widest()
     made = answers(known, law)
     fronts = {f"front{end}": front(made, known, law, language) for end, language in (("", "en"), (".zh", "zh"))}
     return fronts | {"choice": choice(made, law)}
@@ -718,7 +689,7 @@ def choice(made: Mapping[str, Answer], largest: Widest) -> str:
     law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code"
     of_larger, least, most = larger()
     seeds = (
-        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed moves a loss by up to {largest.noise[0]:.3f} at 512, and by {largest.noise[1]:.3f} at 4096 where it stays level (with 8 and 16 MB). The first "
+        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed moves a loss by up to {largest.noise[0]:.3f} at 512, and by {largest.noise[1]:.3f} at 4096 where it stays level (with {' and '.join(map(str, largest.seeded))} MB). The first "
         f"{len(largest.lowest(0)[0])} are closer than that, so their order is not known. With {' and '.join(of_larger)} M weights `alibi` is below `rope` at every budget, by {least:.2f} to {most:.2f}."
     )
     losses = [[f"`{e}`", at[0][e], at[1][e]] for e in sorted(largest.losses, key=lambda e: largest.losses[e][0])]
@@ -764,9 +735,15 @@ def summary(board: Board) -> str:
         name = row["encoding"]
         losses = (text.level(of[name], at).mean for at in (s.trained_at, factor))
         parameters, milliseconds, mebibytes = _cost(of[name], s.steps)
-        cells = (", ".join(mean_score(row[at]) for at in ENDS), ", ".join(f"{loss:.2f}" for loss in losses))
+        gain = s.row(of[name])["gain_within"]
+        cells = (
+            ", ".join(mean_score(row[at]) for at in ENDS),
+            ", ".join(f"{loss:.2f}" for loss in losses),
+            _with_half(gain["mean"], gain["low"], gain["high"]),
+        )
         rows.append([f"`{name}`", titled(name), *cells, f"{parameters:,}", f"{milliseconds:.0f}", f"{mebibytes:.0f}"])
     head = ["encoding", "what it is", f"mean score: 1×, {factor}×", f"loss on text: 1×, {factor}×"]
+    head.append(f"gain from {gain['from']} to {gain['to']} bytes")
     return table([*head, "parameters", "ms a step", "MiB"], rows, text=2)
 
 

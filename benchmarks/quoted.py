@@ -92,7 +92,6 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
         for one, other, at in (
             ("stick_breaking", "rope", 0),
             ("alibi", "kerple", 1),
-            ("stick_breaking", "rope+alibi", 0),
         )
     ]
     yield "docs/guides/choose.md", "after {} MB the first is {} behind `rope`", [str(largest.budget), behind[0]]
@@ -105,11 +104,6 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
         board,
         "[`rope` gains {} from 32 to 128 tokens](../benchmarks/law.md#on-a-gpu), `alibi` {} nats",
         [f"{each:.3f}" for each in both],
-    )
-    yield (
-        "docs/leaderboard.md",
-        "After {} MB, `stick_breaking` is {} behind `rope+alibi`",
-        [str(largest.budget), behind[2]],
     )
 
     rows = cells("encoders", "4096 |")

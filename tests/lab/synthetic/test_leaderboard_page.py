@@ -215,15 +215,13 @@ def test_a_difference_that_is_not_measured_turns_no_verdict(leaderboard, ranking
     assert found["kerple-alibi"] == "confirmed"
 
 
-def test_advice_names_its_exceptions(leaderboard):
-    world, need = leaderboard.World, leaderboard.Need("x", ("a", "b"), ("trained",))
-    good = [world(10**6, steps, 2, {"a": (1.0, 1.0), "b": (1.2, 1.2)}) for steps in (1, 2)]
-    bad = world(10**6, 3, 2, {"a": (1.3, 1.3), "b": (1.2, 1.2)})
-    assert leaderboard.advised(need, good) == ("a", good)
-    assert leaderboard.advised(need, [*good, bad]) is None
-    assert leaderboard.nearest(need, [*good, bad]) == ("a", [*good, bad])
-    assert leaderboard.behind("a", need, bad) == (pytest.approx(0.1), "b")
-    assert leaderboard.nearest(need, good[:1]) is None
+def test_advice_counts_every_setting(leaderboard):
+    world = leaderboard.World
+    good = [world(10**6, steps, 2, {"rope": (1.0, 1.0), "t5": (1.2, 1.2)}) for steps in (1, 3)]
+    bad = world(10**6, 2, 2, {"rope": (1.3, 1.3), "alibi": (1.2, 1.2), "shaw": (1.0, 1.0)})
+    assert leaderboard.nearest([*good, bad]) == ("rope", [*good, bad])
+    assert leaderboard.behind("rope", bad) == (pytest.approx(0.1), "alibi")  # no server runs `shaw`
+    assert {each.steps for each in leaderboard.of_law()} == {154, 307, 615}  # where `rope` is not always near the best
 
 
 def test_rates_change_nothing_where_nothing_has_that_rate(leaderboard, board):
