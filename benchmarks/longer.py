@@ -22,10 +22,10 @@ from posenc.lab.statistics import Estimate, estimate
 RESULTS, PAGE, PICTURE = Path("benchmarks/evaluations"), Path("docs/longer_context.md"), Path("docs/images/longer.svg")
 SHOWN = "longer_stories15M"
 BASES, FAMILIAR, BEST = ("none", "truncation"), ("linear", "ntk", "yarn"), 3
-RUNNING = ("perplexity", "repeated")
 NAMES = {
     "perplexity": "running text", "repeated": "repeated text", "passkey": "passkey", "facts": "key-value",
 }  # fmt: skip
+RUNNING = ("running text", "repeated text")
 COLOURS = ("#2a78d6", "#1b9e77", "#d95f02", "#b04fc4", "#c78a00", "#d62a5c")
 GREY = "#8b95a1"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 52, 150, 18, 44
@@ -62,9 +62,7 @@ def tables(name: str, results: Results) -> str:
 
 def table(at: Results) -> str:
     """A length: methods by tasks, the best on the first task first."""
-    tasks = [
-        (NAMES.get(t["task"].split(":")[0], t["task"]), {row["method"]: row for row in t["rows"]}) for t in at["tasks"]
-    ]
+    tasks = [(name, {row["method"]: row for row in rows}) for name, rows in _tasks(at)]
     head = ["method", *(name for name, _ in tasks), "ms", "MiB"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, first in tasks[0][1].items():
@@ -84,9 +82,14 @@ def best(rows: list[Results]) -> str:
     return next(row["method"] for row in rows if row["method"] not in BASES)
 
 
+def _tasks(at: Results) -> list[tuple[str, list[Results]]]:
+    """A length's tasks by their names on the pages, and the row of each method."""
+    return [(NAMES.get(task["task"].split(":")[0], task["task"]), task["rows"]) for task in at["tasks"]]
+
+
 def behind_best(at: Results) -> str:
     """A length: each method's loss above that of the best method of the task, which a row of its name has as a dash."""
-    tasks = [(NAMES.get(t["task"].split(":")[0], t["task"]), t["rows"]) for t in at["tasks"]]
+    tasks = _tasks(at)
     lines = [["method", *(name for name, _ in tasks)], ["---", *["---:"] * len(tasks)]]
     for first in tasks[0][1]:
         lines.append([f"`{first['method']}`", *(_behind(rows, first["method"]) for _, rows in tasks)])
@@ -103,10 +106,7 @@ def _behind(rows: list[Results], method: str) -> str:
 def findings(results: Results) -> str:
     """What the tables say of running and repeated text and of all comparisons with truncation, as a list."""
     lengths = [
-        (
-            at["times"],
-            [(NAMES[t["task"].split(":")[0]], {row["method"]: row for row in t["rows"]}) for t in at["tasks"]],
-        )
+        (at["times"], [(name, {row["method"]: row for row in rows}) for name, rows in _tasks(at)])
         for at in results["longer"]
     ]
     gaps = [
@@ -196,10 +196,9 @@ def summary(results: Results) -> str:
     """The table of the document, at the longest length: running and repeated text, what some method answers, and the cost."""
     at = results["longer"][-1]
     columns = []
-    for task in at["tasks"]:
-        name = task["task"].split(":")[0]
-        if name in RUNNING or any(row["exact"] and row["exact"]["hits"] for row in task["rows"]):
-            columns.append((f"{NAMES[name]}, {at['times']:.3g}×", {row["method"]: row for row in task["rows"]}))
+    for name, rows in _tasks(at):
+        if name in RUNNING or any(row["exact"] and row["exact"]["hits"] for row in rows):
+            columns.append((f"{name}, {at['times']:.3g}×", {row["method"]: row for row in rows}))
     lines = [["method", *(title for title, _ in columns), "ms", "MiB"], ["---", *["---:"] * (len(columns) + 2)]]
     for first in at["tasks"][0]["rows"]:
         rows = [of.get(first["method"]) for _, of in columns]
@@ -211,11 +210,10 @@ def summary(results: Results) -> str:
 def _nearest(at: Results) -> list[str]:
     """The method with the lowest loss of each task against the next one, where the archive has each document's loss."""
     found = []
-    for task in at["tasks"]:
-        names = [row["method"] for row in task["rows"] if row["method"] not in BASES]
-        if "documents" in task["rows"][0] and len(names) > 1:
-            gap = behind(task["rows"], names[1], names[0])
-            name = NAMES[task["task"].split(":")[0]]
+    for name, rows in _tasks(at):
+        names = [row["method"] for row in rows if row["method"] not in BASES]
+        if "documents" in rows[0] and len(names) > 1:
+            gap = behind(rows, names[1], names[0])
             found.append(
                 f"`{names[1]}` is {gap.mean:.3f} ± {gap.high - gap.mean:.3f} nats behind `{names[0]}` ({name})"
             )

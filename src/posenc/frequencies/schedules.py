@@ -439,16 +439,17 @@ def tapered(
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     check_value("hard", hard, bool)
     check_value("pairs", pairs, COUNT)
-    if pairs is None:
-        if original_max_positions is None:
-            raise InputError("pass pairs, or original_max_positions", argument="tapered")
-        pairs = int((wavelengths(before) > check_length(original_max_positions)).sum())
-    check_numbers(0, len(before.inv_freq), pairs=pairs)
-    unchanged = len(before.inv_freq) - pairs
-    phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded
-    weights = torch.ones_like(before.inv_freq)
-    weights[unchanged:] = 0 if hard else (1 + phases.cos()) / 2
-    return replace(before, inv_freq=before.inv_freq * weights)
+    count = len(before.inv_freq)
+    if pairs is not None:
+        check_numbers(0, count, pairs=pairs)
+        fading = torch.tensor(pairs, device="cpu")
+    elif original_max_positions is None:
+        raise InputError("pass pairs, or original_max_positions", argument="tapered")
+    else:  # a tensor, so that any length compiles into one graph
+        fading = (wavelengths(before) > check_length(original_max_positions)).sum()
+    place = torch.arange(count, dtype=torch.float64, device="cpu") - (count - fading)
+    phases = math.pi * place / (fading - 1).clamp(min=1)  # a single one is 0: not faded
+    return replace(before, inv_freq=before.inv_freq * torch.where(place < 0, 1, 0 if hard else (1 + phases.cos()) / 2))
 
 
 def explicit(
