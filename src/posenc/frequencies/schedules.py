@@ -439,15 +439,14 @@ def tapered(
     before = default(head_dim, base=base) if of is None else check_width(of, head_dim)
     check_value("hard", hard, bool)
     check_value("pairs", pairs, COUNT)
-    count = len(before.inv_freq)
     if pairs is not None:
-        check_numbers(0, count, pairs=pairs)
+        check_numbers(0, len(before.inv_freq), pairs=pairs)
         fading = torch.tensor(pairs, device="cpu")
     elif original_max_positions is None:
         raise InputError("pass pairs, or original_max_positions", argument="tapered")
     else:  # a tensor, so that any length compiles into one graph
         fading = (wavelengths(before) > check_length(original_max_positions)).sum()
-    place = torch.arange(count, dtype=torch.float64, device="cpu") - (count - fading)
+    place = torch.arange(-len(before.inv_freq), 0, dtype=torch.float64, device="cpu") + fading
     phases = math.pi * place / (fading - 1).clamp(min=1)  # a single one is 0: not faded
     return replace(before, inv_freq=before.inv_freq * torch.where(place < 0, 1, 0 if hard else (1 + phases.cos()) / 2))
 
