@@ -288,10 +288,7 @@ def test_queries_or_keys_without_heads(heads):
 
 @pytest.mark.parametrize(
     ("change", "options", "message"),
-    [
-        (lambda x: x.double(), {}, "q of torch.float64"),
-        (lambda x: x, {"layout": "halves"}, "unknown layout 'halves'"),
-    ],
+    [(lambda x: x.double(), {}, "q of torch.float64"), (lambda x: x, {"layout": "halves"}, "unknown layout 'halves'")],
 )
 def test_what_would_be_wrong_is_refused(change, options, message):
     q, k = change(random(3, 3, 8)), random(1, 3, 8)

@@ -157,8 +157,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, folder, arguments, messag
 
 
 @pytest.mark.parametrize(
-    ("target", "message"),
-    [("many:g", "unknown function in many 'g'"), ("none:g", "unknown function in none 'g'")],
+    ("target", "message"), [("many:g", "unknown function in many 'g'"), ("none:g", "unknown function in none 'g'")]
 )
 def test_names_are_listed_only_where_there_are_some_and_few(capsys, folder, target, message):
     _, _, err = run(capsys, target, "--as", "alibi")

@@ -207,10 +207,7 @@ def test_sections_in_text_and_spec():
         ({"ladder": "dealt", "sections": (8, 24)}, r"ladder='dealt', sections=\(8, 24\): give every axis as many"),
         ({"ladder": "one"}, "unknown ladder"),
         ({"channels": "one"}, "unknown channels"),
-        (
-            {"channels": "turns", "sections": (8, 24)},
-            r"channels='turns', sections=\(8, 24\): give every axis as many",
-        ),
+        ({"channels": "turns", "sections": (8, 24)}, r"channels='turns', sections=\(8, 24\): give every axis as many"),
     ],
 )
 def test_bad_arguments(options, message):

@@ -191,10 +191,7 @@ def test_slopes_are_in_the_spec_and_in_a_text():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: ALiBi(2, slopes=[1, 2, 3]),
-            r"slopes=\[1, 2, 3\]: pass numbers up to 1e\+20, \(2,\) or \(batch, 2\)",
-        ),
+        (lambda: ALiBi(2, slopes=[1, 2, 3]), r"slopes=\[1, 2, 3\]: pass numbers up to 1e\+20, \(2,\) or \(batch, 2\)"),
         (lambda: ALiBi(2, slopes=[1, float("nan")]), "slopes=.*pass numbers up to"),
         (lambda: ALiBi(2, slopes=torch.ones(2, 2, 2)), "slopes=.*pass numbers up to"),
         (lambda: ALiBi(2, slopes=[[1, 2], [3]]), "slopes=.*as long"),

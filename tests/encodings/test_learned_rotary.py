@@ -18,12 +18,7 @@ from references.calls import EVERYWHERE, EXACT, LAYOUTS, qkv, random, scores, tu
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_each_key_head_turns_by_its_schedule(positions, layout):
     encoding = HeadRotary(
-        6,
-        num_heads=8,
-        num_kv_heads=4,
-        rope_theta=50.0,
-        layout=layout,
-        schedules="ntk:factor=2|linear:factor=3",
+        6, num_heads=8, num_kv_heads=4, rope_theta=50.0, layout=layout, schedules="ntk:factor=2|linear:factor=3"
     )
     q, k, _ = qkv(positions, 8, 4, 6)
 

@@ -140,8 +140,7 @@ def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"interleaved": True}, {"sections": (0, 7, 1)}, {"layout": "interleaved"}, {"time_last": True}],
+    "options", [{}, {"interleaved": True}, {"sections": (0, 7, 1)}, {"layout": "interleaved"}, {"time_last": True}]
 )
 def test_text_under_m_rope_is_rope(options):
     q, k, p = random(2, 3, 50, 16), random(2, 1, 50, 16), Positions.arange(50)

@@ -104,12 +104,7 @@ def test_bounds_known():
     torch.testing.assert_close(found, wanted, atol=5.1e-5, rtol=0)
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    pairs=st.integers(2, 16),
-    base=st.floats(1.5, 1e6),
-    at=st.integers(0, 4000),
-)
+@given(seed=st.integers(0, 10**6), pairs=st.integers(2, 16), base=st.floats(1.5, 1e6), at=st.integers(0, 4000))
 def test_it_bounds_every_score(seed, pairs, base, at):
     """|score| <= max |h_(j+1) - h_j| * sum |S_(j+1)|, with h_j from the vectors and the score from our own rotation."""
     draw = torch.Generator().manual_seed(seed)

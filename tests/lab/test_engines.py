@@ -31,10 +31,7 @@ def test_tensors_that_jobs_share_are_mapped_into_the_memory_of_workers():
 @pytest.mark.parametrize("engine", [InProcess(), ProcessPool(1)], ids=lambda engine: engine.name)
 def test_a_tasks_own_error_stops_the_work(engine):
     found = []
-    with (
-        pytest.raises(InputError, match=r"^task 2: too hot$"),
-        closing(engine.run(refuse, 2, (1, 2, 3))) as results,
-    ):
+    with pytest.raises(InputError, match=r"^task 2: too hot$"), closing(engine.run(refuse, 2, (1, 2, 3))) as results:
         found.extend(results)
     # task 3 may have finished in the moment in which the error of task 2 is read
     assert sorted(found) in ([(1, 1)], [(1, 1), (3, 3)])

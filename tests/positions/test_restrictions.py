@@ -166,10 +166,7 @@ REFUSED = [
         lambda: Positions.from_ids(torch.arange(4).to(torch.float8_e5m2)),
         r"torch\.float8_e5m2: positions are integers or real",
     ),
-    (
-        lambda: Positions.cross(Positions.from_ids([3]), Positions.arange(16)).with_causal(True),
-        r"are two sequences",
-    ),
+    (lambda: Positions.cross(Positions.from_ids([3]), Positions.arange(16)).with_causal(True), r"are two sequences"),
 ]
 
 

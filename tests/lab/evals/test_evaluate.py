@@ -189,12 +189,7 @@ def test_every_number_of_a_model_is_in_its_fingerprint():
 
 
 def test_the_texts_of_a_task_change_its_cells(tokenizer, tmp_path, monkeypatch):
-    small = {
-        "tasks": ("perplexity", "copying:segment=8", "passkey"),
-        "lengths": (450,),
-        "samples": 2,
-        "depths": 0.5,
-    }
+    small = {"tasks": ("perplexity", "copying:segment=8", "passkey"), "lengths": (450,), "samples": 2, "depths": 0.5}
     small |= {"generate": False}
 
     def reused():
