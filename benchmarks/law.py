@@ -496,7 +496,7 @@ def seeing(model: nn.Module, passages: Tensor, context: int) -> Tensor:
 
 @torch.no_grad()
 def measure(model: nn.Module, text: Corpus, far: bool) -> dict[str, Any]:
-    """Nats per byte of each passage: over the whole of the training length, of the last targets by context, and, if `far`, at 8 times;
+    """Nats per byte of each passage: over the training length, of the last targets by context, and, if `far`, at 8 times;
     the share of tokens right in the second of two copies."""
     found: dict[str, Any] = {}
     with flushed_denormals():

@@ -158,10 +158,10 @@ def drawn(some: Sequence[Point], random: np.random.Generator) -> dict[tuple[int,
     seeds = sorted({p.seed for p in some})
     taken = [seeds[n] for n in random.integers(0, len(seeds), len(seeds))]
     again = [p for seed in taken for p in some if p.seed == seed]
-    whole = {(p.size, p.encoding, p.budget) for p in some}
+    planned = {(p.size, p.encoding, p.budget) for p in some}
     found = means(again, passages)
     # a training that the drawn seeds lack stands with the seeds that it has
-    return found | means([p for p in some if (p.size, p.encoding, p.budget) in whole - found.keys()], passages)
+    return found | means([p for p in some if (p.size, p.encoding, p.budget) in planned - found.keys()], passages)
 
 
 def multipliers(some: Sequence[Point], draws: int = DRAWS) -> dict[tuple[str, int, float], tuple[float, float, float]]:
@@ -241,7 +241,7 @@ def page(cells: Sequence[Mapping[str, Any]], draws: int = DRAWS) -> str:
                 )
         if fit.sizes > 1 and fit.error > 0.01:
             lines.append(
-                f"So the form, with a = {A} as registered, does not describe {fit.sizes} sizes together at these budgets."
+                f"So the form, with a = {A} as registered, does not describe {fit.sizes} sizes together at these budgets and [rates](#what-is-not-known)."
             )
         if found:
             lines += [

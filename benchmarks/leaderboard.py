@@ -83,10 +83,9 @@ WIDE = ("budgets", "corpora", "sizes", "far", "rates", "recall", "others")
 """Parts whose tables are in benchmarks/leaderboard.md alone; docs/leaderboard.md has their sentences."""
 
 
+SMALL_BASE = "rope:rope_theta=100"
 MARGIN = 0.05
 """Nats per byte that make no difference, as in "near the best"."""
-SERVED = ("rope", "t5", "alibi", "local_nope:window=16:every=2", "local_nope")
-"""What inference servers run."""
 
 
 def worlds(results: Json) -> list[World]:
@@ -113,15 +112,14 @@ def worlds(results: Json) -> list[World]:
 
 
 def of_law() -> list[World]:
-    """Every size and budget of the law's trainings on a GPU."""
+    """Every size and budget of the law's trainings on a GPU, seed 0."""
     cells, made = by_cell(), []
-    near, far = losses(cells), losses(cells, at=EIGHT_TIMES)
-    for size, budget in sorted({(size, mb) for size, _, mb in cells}, key=lambda of: (float(of[0][:-1]), of[1])):
-        keys = [key for key in cells if (key[0], key[2]) == (size, budget)]
-        seeds = replication.of_all({key[1]: len(cells[key]) for key in keys})
+    near, far = losses(cells, seed=0), losses(cells, seed=0, at=EIGHT_TIMES)
+    for size, budget in sorted({(size, mb) for size, _, mb in near}, key=lambda of: (float(of[0][:-1]), of[1])):
+        keys = [key for key in near if (key[0], key[2]) == (size, budget)]
         of = {key[1]: (float(near[key].mean()), float(far[key].mean())) for key in keys}
         first = cells[keys[0]][0]
-        made.append(World(first["weights"], first["steps"], seeds, of, f"{budget} MB of prose and code"))
+        made.append(World(first["weights"], first["steps"], 1, of, f"{budget} MB of prose and code"))
     return made
 
 
@@ -461,24 +459,6 @@ def _rank_correlation(one: Json, other: Json, at: int) -> float:
     return spearman(*([of["losses"][name][at] for name in both] for of in (one, other)))
 
 
-def behind(name: str, world: World) -> tuple[float, str]:
-    """How far an encoding is behind the best of SERVED at the training length, in nats per byte, and which that is."""
-    best = min((each for each in SERVED if each in world.losses), key=lambda each: world.losses[each][0])
-    return world.losses[name][0] - world.losses[best][0], best
-
-
-def nearest(measured: Sequence[World]) -> tuple[str, list[World]]:
-    """The encoding of SERVED that is within MARGIN of the best of them in the largest share of the sizes, budgets and texts at which it
-    was measured, one of them after the most steps, and where it was. Of several, the one that is least behind."""
-    found, most = [], max(world.steps for world in measured)
-    for name in SERVED:
-        known = [world for world in measured if name in world.losses]
-        if any(world.steps == most for world in known):
-            lags = [behind(name, world)[0] for world in known]
-            found.append((sum(lag > MARGIN for lag in lags) / len(lags), max(lags), name, known))
-    return min(found, key=lambda each: each[:3])[2:]
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
     """text: how many columns, from the left, are not numbers."""
     lines = [head, ["---"] * text + ["---:"] * (len(head) - text), *rows]
@@ -502,45 +482,17 @@ def facts(board: Board) -> str:
     )
 
 
-def advice(board: Board) -> str:
-    """What `nearest` says, for which sizes and budgets, and its exceptions."""
-    name, known = nearest(worlds(board.results) + of_law())
-    lags = [(*behind(name, world), world) for world in known]
-    holds = [lag for lag, _, _ in lags if lag <= MARGIN]
-    sizes = listed([f"{size / 1e6:.1f}" for size in sorted({round(world.parameters, -5) for world in known})])
-    steps = listed([str(steps) for steps in sorted({world.steps for world in known})])
-    return "\n".join(
-        [
-            f"`{name}`, in {len(holds)} of {len(known)} settings ({sizes} M; {steps} steps), there at most {max(holds):.3f} behind. Not in:",
-            "",
-            *(f"- {world}: {lag:.3f} behind `{best}`." for lag, best, world in lags if lag > MARGIN),
-        ]
-    )
-
-
-def advice_by_setting(board: Board) -> str:
-    """What `advice` counts."""
-    name, known = nearest(worlds(board.results) + of_law())
-    rows = []
-    for world in known:
-        lag, best = behind(name, world)
-        losses = ", ".join(f"{loss:.2f}" for loss in world.losses[name])
-        rows.append([str(world), losses, f"**{lag:.3f}** (`{best}`)" if lag > MARGIN else f"{lag:.3f}"])
-    factor = board.rankings["text"].settings.factors[-1]
-    return table([f"`{name}`, measured with", f"loss: 1×, {factor}×", "behind the best"], rows)
-
-
 FRONT: dict[str, Json] = {
     "en": {
         "head": ("you want", "take", "what was measured"),
         "rows": {
             "server": (
                 "a decoder that every inference server runs",
-                "near the lowest loss of what servers run in {} settings; past its length, worse with training",
+                "near each other in {} settings; past the training length the loss of `rope` alone rises",
             ),
             "longer": (
                 "inputs longer than in training",
-                "lowest losses of ten at eight times the length, at most {} nats per byte",
+                "of ten the lowest loss at eight times the length, {} nats per byte, and the best recall",
             ),
             "encoder": (
                 "a bidirectional encoder",
@@ -555,18 +507,16 @@ FRONT: dict[str, Json] = {
         "joint": ", ",
         "and": " and ",
         "of": "{} of {}",
-        "shown": "Near is within {margin} nats per byte, in models of {least:.1f} to {most:.1f} M parameters after at most {steps} steps ([all results](docs/leaderboard.md)). Past its length `rope` has {early} nats after {first} steps and {late} after {steps} (code). "
-        "The largest budget that ten encodings had is [{weights} M weights and {megabytes} MB of text]({law}), one seed. "
-        "Another budget or size has another order: with {sizes} M weights `alibi` is below `rope`, by {least_gap:.2f} to {most_gap:.2f}. Larger models and more text are not shown.",
+        "shown": "Near is within {margin} nats per byte; settings have {least:.1f} to {most:.0f} M weights and {fewest} to {megabytes} MB of text ([the law]({law}), one seed); rows two and four are of {weights} M and {megabytes} MB, the most that ten encodings had. With {sizes} M weights `alibi` is below `rope`, by {least_gap:.2f} to {most_gap:.2f}. With {weights} M a base of 100 lowers the loss of `rope` at eight times the length from {usual:.2f} to {small:.2f}, and raises it by {cost:.2f} at the training length. With 0.5 M training raises it past the training length: {early:.1f} after {first} steps, {late:.1f} after {steps} (code). Larger models and more text are not shown.",
     },
     "zh": {
         "head": ("你要的", "选择", "测得"),
         "rows": {
             "server": (
                 "各种推理服务器都能运行的解码器",
-                "在 {} 的设置中接近这类编码的最低损失；超出训练长度后，训练越久越差",
+                "在 {} 的设置中彼此接近；超出训练长度后，只有 `rope` 的损失上升",
             ),
-            "longer": ("比训练时更长的输入", "八倍长度上十种编码中损失最低，每字节最多 {} 奈特"),
+            "longer": ("比训练时更长的输入", "八倍长度上十种编码中损失最低，每字节 {} 奈特，回忆也最好"),
             "encoder": ("双向编码器", "掩码预测中七种的最低损失，一个种子：{} 奈特"),
             "free": ("最低的损失", "这几种之间未分高下：换一个种子，损失最多变动 {} 奈特"),
             "extend": ("上下文更长的 RoPE 模型", "超过上下文长度时，在 {} 的文档中找到密钥（passkey）"),
@@ -574,8 +524,7 @@ FRONT: dict[str, Json] = {
         "joint": "、",
         "and": " 和 ",
         "of": "{}/{}",
-        "shown": "“接近”指相差不超过每字节 {margin} 奈特；模型为 {least:.1f} 到 {most:.1f} M 参数，最多训练 {steps} 步（[全部结果](docs/leaderboard.md)）。超出训练长度，`rope` 在 {first} 步后为 {early} 奈特，{steps} 步后为 {late}（代码）。"
-        "十种编码共有的最大预算是 [{weights} M 权重、{megabytes} MB 文本]({law})，一个种子。换一个预算或模型大小，次序就不同：{sizes} M 权重时，`alibi` 比 `rope` 低 {least_gap:.2f} 到 {most_gap:.2f}。更大的模型和更多的文本没有测过。",
+        "shown": "“接近”指相差不超过每字节 {margin} 奈特；各设置为 {least:.1f} 到 {most:.0f} M 权重、{fewest} 到 {megabytes} MB 文本（[定律]({law})，一个种子）；第二、四行为 {weights} M、{megabytes} MB，即十种编码共有的最大预算。{sizes} M 权重时，`alibi` 比 `rope` 低 {least_gap:.2f} 到 {most_gap:.2f}；{weights} M 时，底数 100 使 `rope` 在八倍长度上的损失从 {usual:.2f} 降到 {small:.2f}，而在训练长度上升高 {cost:.2f}。0.5 M 时，超出训练长度的损失随训练升高：{first} 步后 {early:.1f}，{steps} 步后 {late:.1f}（代码）。更大的模型和更多的文本没有测过。",
     },
 }
 """README's words, by language: who asks, and what was measured."""
@@ -591,13 +540,13 @@ class Answer:
 
 
 def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
-    """What README and the page on choosing advise, from the committed results."""
+    """What README and the page on choosing advise, from the committed results. known: of the law."""
     made = {}
-    name, among = nearest(known)
-    made["server"] = Answer((name,), str(sum(behind(name, each)[0] <= MARGIN for each in among)), len(among))
+    both = [(of["rope"], of["alibi"]) for of in (each.losses for each in known) if {"rope", "alibi"} <= of.keys()]
+    assert all(rope[1] - rope[0] > MARGIN > alibi[1] - alibi[0] for rope, alibi in both), "README: `rope` alone rises"
+    made["server"] = Answer(("rope", "alibi"), str(sum(abs(r[0] - a[0]) <= MARGIN for r, a in both)), len(both))
     made["free"] = Answer(law.lowest(0)[0], f"{law.noise[0]:.3f}")
-    far = max(law.losses[name][1] for name in law.lowest(1)[0])
-    made["longer"] = Answer(law.lowest(1)[0], f"{far:.2f}")
+    made["longer"] = Answer((law.longer,), f"{law.losses[law.longer][1]:.2f}")
     ranking = replication.experiments("recall")[0].rankings["recall"]
     recalled = {v.name: _value(ranking, v, ranking.settings.conditions[-1]) for v in ranking.trained}
     best = max(recalled.values(), key=float)
@@ -610,9 +559,9 @@ def answers(known: Sequence[World], law: Widest) -> dict[str, Answer]:
     return made
 
 
-def choosing(results: Json) -> dict[str, str]:
+def choosing() -> dict[str, str]:
     """The parts that advise: README's in both languages, and that of the page on choosing."""
-    known, law = worlds(results) + of_law(), widest()
+    known, law = of_law(), widest()
     made = answers(known, law)
     fronts = {f"front{end}": front(made, known, law, language) for end, language in (("", "en"), (".zh", "zh"))}
     return fronts | {"choice": choice(made, law)}
@@ -621,8 +570,6 @@ def choosing(results: Json) -> dict[str, str]:
 def front(made: Mapping[str, Answer], known: Sequence[World], largest: Widest, language: str) -> str:
     """README's table: at most five rows of one figure each, and what it does not show."""
     words, rows = FRONT[language], []
-    steps = {each.steps: f"{each.losses['rope'][1]:.1f}" for each in budgets_of_code(known)}
-    past = {"first": min(steps), "early": steps[min(steps)], "late": steps[max(steps)]}
     for key, (who, what) in words["rows"].items():
         answer = made[key]
         figure = answer.figure if answer.of is None else words["of"].format(answer.figure, answer.of)
@@ -630,26 +577,29 @@ def front(made: Mapping[str, Answer], known: Sequence[World], largest: Widest, l
         rows.append([who, names, what.format(figure)])
     of_larger, least_gap, most_gap = larger()
     sizes = [each.parameters / 1e6 for each in known]
+    of = largest.losses
+    code = [of for of in _measured() if (of["text"], of["length"]) == ("code", LENGTH) and _is_small(of)]
+    past = {of["steps"]: of["losses"]["rope"][1] for of in code}
     shown = words["shown"].format(
         margin=MARGIN,
         weights=largest.size.removesuffix("M"),
         megabytes=largest.budget,
+        fewest=min(mb for *_, mb in by_cell()),
         law="benchmarks/law.md#on-a-gpu",
         least=min(sizes),
         most=max(sizes),
-        steps=max(each.steps for each in known),
-        **past,
         sizes=words["and"].join(of_larger),
         least_gap=least_gap,
         most_gap=most_gap,
+        small=of[SMALL_BASE][1],
+        usual=of["rope"][1],
+        cost=of[SMALL_BASE][0] - of["rope"][0],
+        first=min(past),
+        early=past[min(past)],
+        steps=max(past),
+        late=past[max(past)],
     )
     return f"{table(words['head'], rows, text=3)}\n\n{shown}"
-
-
-def budgets_of_code(known: Sequence[World]) -> list[World]:
-    """The settings that differ in their steps alone, of the smallest model that read code."""
-    of_code = [each for each in known if each.text == "code"]
-    return [each for each in of_code if each.parameters == min(e.parameters for e in of_code)]
 
 
 def encoder() -> tuple[Answer, str]:
@@ -676,9 +626,9 @@ def choice(made: Mapping[str, Answer], largest: Widest) -> str:
         ("Is it a trained RoPE model that needs a longer context?", "extend", "passkey found in {} documents at 1.5 times the context"),
         ("Are the inputs images or video?", "axial_rope", unknown),
         ("Is it a bidirectional encoder?", "encoder", encoder()[1]),
-        ("Must every inference server run it?", "server", "near the best of `rope`, `t5`, `alibi`, `local_nope` in {} settings"),
+        ("Must every inference server run it?", "server", f"near each other in {{}} settings; past the training length the loss of `rope` alone rises, to {at[1]['rope']}"),
         ("Must it recall one value from far past the training length?", "recall", "key-value recall, 2000 steps: {} right at 8 times the training length"),
-        ("Are inputs longer than in training?", "longer", f"lowest losses of ten at 8 times the training length, at most {{}}; `rope` {at[1]['rope']}"),
+        ("Are inputs longer than in training?", "longer", f"lowest loss of ten at 8 times the training length, {{}}, and the best recall there, {largest.recall[largest.longer]:.0%}; `rope` {at[1]['rope']}, {largest.recall['rope']:.0%}"),
         ("None of these?", "free", "not decided among these, after the largest budget of ten: a seed moves a loss by up to {} nats"),
     ]  # fmt: skip
     rows = []
@@ -1021,7 +971,7 @@ def _near(rates: Json, at: int) -> list[str]:
 def judged_findings(board: Board) -> list[replication.Judged]:
     """By the board, and by the experiment on other tasks."""
     known = {task: each.rankings[task] for task, each in measured_tasks().items()}
-    return replication.judged({**known, **board.rankings}, worlds(board.results)[1:])
+    return replication.judged({**known, **board.rankings}, [*worlds(board.results)[1:], *of_law()])
 
 
 def tables(board: Board) -> dict[str, str]:
@@ -1031,8 +981,6 @@ def tables(board: Board) -> dict[str, str]:
         for each in (
             facts,
             calibration,
-            advice,
-            advice_by_setting,
             gains,
             summary,
             missing,
@@ -1051,7 +999,7 @@ def tables(board: Board) -> dict[str, str]:
             baselines,
         )
     }
-    made |= choosing(board.results)
+    made |= choosing()
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     made |= {f"{name}.findings": sentences(made[name]) for name in WIDE}

@@ -55,7 +55,7 @@ CHINESE = {
     "after {:g} MB of text, and {} after {:g} MB": "（{0:g} MB 文本后）；{2:g} MB 后有 {1} 种",
     "KERPLE": "KERPLE", "loss at 512 tokens, nats per byte, over the FLOPs of training": "512 个 token 处的损失（奈特/字节），按训练的 FLOP 数",
     "{:g} M": "{:g} M", "{:g} M weights": "{:g} M 权重",
-    "dots: {} MB of text; bars: registered before {:g} M weights were trained": "圆点：{} MB 文本；竖条：训练 {:g} M 权重之前登记的预测", "RoPE + ALiBi": "RoPE + ALiBi",
+    "dots: {} MB of text": "圆点：{} MB 文本", "bars: registered for {:g} M weights, by a fit and (dashes) by a plane": "竖条：为 {:g} M 权重登记的预测，按拟合与（虚线）平面", "RoPE + ALiBi": "RoPE + ALiBi",
     "stick-breaking": "折棒注意力", "FoX": "遗忘门 FoX", "Shaw": "Shaw 向量", "projected": "投影的相对偏置",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
@@ -251,9 +251,9 @@ def budget(results: Results, look: Look) -> str:
 
 TRAINED = {
     "rope": ("RoPE", "ink"), "rope+alibi": ("RoPE + ALiBi", "blue"), "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"),
-    "alibi": ("ALiBi", "orange"), "stick_breaking": ("stick-breaking", "soft"), "fox": ("FoX", "purple"),
+    "alibi": ("ALiBi", "orange"), "stick_breaking": ("stick-breaking", "soft"), "fox": ("FoX", "purple"), "none": ("none", "soft"),
 }  # fmt: skip
-"""How `law` names and draws encodings."""
+"""How `law` names and draws encodings. Of two that were trained at one size alone, the lines are those of `rope` (`local_nope`), or near them."""
 AT_SIZE, HELD_OUT = "3M", ("28M", 16)
 """The size that most encodings had, and what was held out: its size, and MB."""
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -266,28 +266,26 @@ def law(cells: Mapping[tuple[str, str, int], tuple[float, float]], predictions: 
     say, base = look.say, "rope"
     by_size: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
     for (size, name, budget), made in cells.items():
-        if name in TRAINED:
-            by_size.setdefault(size, {}).setdefault(name, {})[budget] = made
+        by_size.setdefault(size, {}).setdefault(name, {})[budget] = made
     at, measured = HELD_OUT[1], {name: of[HELD_OUT[1]][0] for name, of in by_size[HELD_OUT[0]].items()}
     bars = {}
     for p in predictions:
-        name, _, other = (
-            p["id"].removeprefix(f"GPU, fit, {HELD_OUT[0]}, {at} MB: loss at 512 tokens, ").partition(" minus ")
-        )
+        way, _, what = p["id"].removeprefix("GPU, ").partition(f", {HELD_OUT[0]}, {at} MB: loss at 512 tokens, ")
+        name, _, other = what.partition(" minus ")
         if name in measured and other in ("", base):
-            bars[name] = tuple(p[end] + (measured[base] if other else 0) for end in ("low", "high"))
-    others = {name: of for name, of in by_size[AT_SIZE].items() if name != base}
+            bars[name, way] = tuple(p[end] + (measured[base] if other else 0) for end in ("low", "high")), other
     curve = by_size[AT_SIZE][base]
-    budgets = sorted(curve)
-    below = [sum(of[mb][0] < curve[mb][0] for of in others.values()) for mb in (budgets[0], budgets[-1])]
+    others, budgets = [of for name, of in by_size[AT_SIZE].items() if name != base], sorted(curve)
+    below = [sum(of[mb][0] < curve[mb][0] for of in others) for mb in (budgets[0], budgets[-1])]
+    by_size = {size: {name: of for name, of in names.items() if name in TRAINED} for size, names in by_size.items()}
     finding = [
         say("With {:g} M weights {} of {} encodings are below RoPE", float(AT_SIZE[:-1]), below[0], len(others)),
         say("after {:g} MB of text, and {} after {:g} MB", budgets[0], below[1], budgets[-1]),
     ]
-    drawing = Drawing(590, finding, say("loss at 512 tokens, nats per byte, over the FLOPs of training"), look)
+    drawing = Drawing(612, finding, say("loss at 512 tokens, nats per byte, over the FLOPs of training"), look)
     left, right, top, bottom = 40, 430, 124, 530
     points = [of for sizes in by_size.values() for each in sizes.values() for of in each.values()]
-    ends = [loss for loss, _ in points] + [end for pair in bars.values() for end in pair]
+    ends = [loss for loss, _ in points] + [end for pair, _ in bars.values() for end in pair]
     low, high, least, most = min(ends), max(ends), min(flops for _, flops in points), max(flops for _, flops in points)
 
     def y(loss: float) -> float:
@@ -311,16 +309,19 @@ def law(cells: Mapping[tuple[str, str, int], tuple[float, float]], predictions: 
             of, (_, colour) = dict(sorted(names[name].items())), TRAINED[name]
             places = [(x(flops), y(loss)) for loss, flops in of.values()]
             about = f"{name}, {size}: " + ", ".join(f"{loss:.3f} after {mb} MB" for mb, (loss, _) in of.items())
-            drawing.line(places, colour=colour, width=2.5, about=about)
+            drawing.line(places, colour=colour, width=2.5, dash="2 4" if name == "none" else "", about=about)
             for place in places:
                 drawing.dot(*place, radius=3.5, colour=colour)
-    for number, (name, (start, end)) in enumerate(sorted(bars.items())):
-        along = x(by_size[HELD_OUT[0]][name][at][1]) + 7 * (2 * number - len(bars) + 1)
-        bar = f"{name}, {HELD_OUT[0]}: {start:.3f} to {end:.3f} was registered"
-        drawing.line([(along, y(start)), (along, y(end))], colour=TRAINED[name][1], width=3, about=bar)
-    words = "dots: {} MB of text; bars: registered before {:g} M weights were trained"
-    said = say(words, say(", ").join(map(str, budgets)), float(HELD_OUT[0][:-1]))
-    drawing.text(0, bottom + 46, said, colour="soft")
+    order = list(dict.fromkeys(name for name, _ in sorted(bars)))
+    for (name, way), ((start, end), other) in bars.items():
+        along = x(by_size[HELD_OUT[0]][name][at][1]) + 9 * (order.index(name) - 1) + (6 if way == "plane" else 3)
+        bar = f"{name}, {HELD_OUT[0]}, by the {way}: {start:.3f} to {end:.3f} was registered"
+        bar += f", as {start - measured[other]:+.3f} to {end - measured[other]:+.3f} from {other}" if other else ""
+        dash = "3 4" if way == "plane" else ""
+        drawing.line([(along, y(start)), (along, y(end))], colour=TRAINED[name][1], width=2.5, dash=dash, about=bar)
+    drawing.text(0, bottom + 46, say("dots: {} MB of text", say(", ").join(map(str, budgets))), colour="soft")
+    legend = "bars: registered for {:g} M weights, by a fit and (dashes) by a plane"
+    drawing.text(0, bottom + 68, say(legend, float(HELD_OUT[0][:-1])), colour="soft")
     lowest = {name: min(of[0] for names in by_size.values() for of in names.get(name, {}).values()) for name in TRAINED}
     heights = dict(zip(TRAINED, apart([y(lowest[name]) for name in TRAINED], 20, top + 4, bottom - 4), strict=True))
     for name, (label, colour) in TRAINED.items():

@@ -14,8 +14,7 @@ from posenc.lab.measure import measure
 from posenc.lab.records import RunRecord
 from posenc.lab.text import PRESETS, Settings
 
-SMALL = PRESETS["gpu"].settings.changed(steps=1000)
-SIZES = {"30M": SMALL, "120M": SMALL.changed(dim=1024, num_heads=16)}
+SIZES = {"30M": PRESETS["gpu"].settings, "120M": PRESETS["gpu"].settings.changed(dim=1024, num_heads=16)}
 TINY = Settings(length=16, steps=2, batch_size=2, dim=16, num_heads=2, head_dim=8, windows=2, targets=8)
 
 

@@ -3,10 +3,12 @@
 
 import math
 
+import early
 import law
 import law_gpu
 import law_lease
 import pytest
+import rule
 import torch
 from law import Cell
 from torch import nn
@@ -58,7 +60,8 @@ def test_a_multiplier_is_read_between_measured_losses_alone():
     assert math.isnan(law_gpu.multiplier({8: 1.3, 16: 1.35}, {8: 1.2, 16: 1.4}, 16, cost=1.0)[1])  # losses rise
 
 
-def test_the_cells_of_a_gpu_began_after_their_stage_was_registered(capsys):
+@pytest.mark.parametrize("module", [law, law_lease, early, rule], ids=lambda module: module.__name__)
+def test_the_checks_of_registrations_pass(module, capsys):
     if not (law.HERE.parents[1] / ".git").exists() or law._git("rev-parse", "--is-shallow-repository") == "true":
         pytest.skip("the commits are not here")
-    assert law_lease.check() == 0, capsys.readouterr().out
+    assert module.check() == 0, capsys.readouterr().out

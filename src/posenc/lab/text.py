@@ -139,7 +139,7 @@ class Settings(Experiment):
             loaded, given = getattr(corpus, name), getattr(self, name)
             if loaded != given:
                 raise InputError(f"must be {loaded!r}, with which the corpus was loaded", argument=name, value=given)
-        test, least = self.longest + self.windows * self.targets + 1, max(self.steps // MOST_READ, 1)
+        test, least = self.longest + self.windows * self.targets + 1, math.ceil(self.steps / MOST_READ)
         train = least * self.batch_size * self.length + 1
         if len(corpus.test) < test or len(corpus.train) < train:
             needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
@@ -158,7 +158,7 @@ class Settings(Experiment):
             )
         if self.different_passages(corpus) == 1:
             raise InputError(
-                f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so they tell nothing of another text",
+                f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so their loss says nothing of another text",
                 "give a text that does not repeat itself",
                 data=corpus.name,
             )
