@@ -689,7 +689,7 @@ def summary(board: Board) -> str:
         cells = (
             ", ".join(mean_score(row[at]) for at in ENDS),
             ", ".join(f"{loss:.2f}" for loss in losses),
-            _with_half(gain["mean"], gain["low"], gain["high"]),
+            _with_half(gain["mean"], gain["low"], gain["high"], "+").replace("-", "−"),
         )
         rows.append([f"`{name}`", titled(name), *cells, f"{parameters:,}", f"{milliseconds:.0f}", f"{mebibytes:.0f}"])
     head = ["encoding", "what it is", f"mean score: 1×, {factor}×", f"loss on text: 1×, {factor}×"]

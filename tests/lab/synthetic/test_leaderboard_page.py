@@ -169,7 +169,7 @@ def rankings(board):
 def test_a_finding_the_other_way_round_has_the_other_verdict(leaderboard, rankings, monkeypatch):
     replication = leaderboard.replication
     one = {of.finding.id: of for of in replication.judged(rankings, [])}
-    assert one["path-fox"].verdict == one["fire-kerple"].verdict == one["pope-level"].verdict == "reversed"
+    assert one["path-fox"].verdict == one["pope-level"].verdict == "reversed"
     assert one["kerple-alibi"].verdict == one["stick-breaking-level"].verdict == "confirmed"
     assert one["pope-indexing"].verdict == "not measured"
     swapped = [replace(each, better=each.worse, worse=each.better) for each in replication.findings()]
@@ -215,13 +215,10 @@ def test_a_difference_that_is_not_measured_turns_no_verdict(leaderboard, ranking
     assert found["kerple-alibi"] == "confirmed"
 
 
-def test_advice_counts_every_setting(leaderboard):
-    world = leaderboard.World
-    good = [world(10**6, steps, 2, {"rope": (1.0, 1.0), "t5": (1.2, 1.2)}) for steps in (1, 3)]
-    bad = world(10**6, 2, 2, {"rope": (1.3, 1.3), "alibi": (1.2, 1.2), "shaw": (1.0, 1.0)})
-    assert leaderboard.nearest([*good, bad]) == ("rope", [*good, bad])
-    assert leaderboard.behind("rope", bad) == (pytest.approx(0.1), "alibi")  # no server runs `shaw`
-    assert {each.steps for each in leaderboard.of_law()} == {154, 307, 615}  # where `rope` is not always near the best
+def test_the_trainings_of_the_law_judge_findings_too(leaderboard, board):
+    """ALiBi is ahead of RoPE at the training length with 10 and 28 M weights, as README says."""
+    found = {of.finding.id: of.verdict for of in leaderboard.judged_findings(board)}
+    assert found["rope-before-alibi"] == "changes with size, budget or text"
 
 
 def test_rates_change_nothing_where_nothing_has_that_rate(leaderboard, board):
