@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pictures of pages in docs/images, light and dark: python -m website.screens SITE, in docs/.
 
-SITE: the folder of a built site, whose explorer and page that predicts are shown; the reports are made of committed
-results, and the analysis is computed. With Chromium.
+SITE: the folder of a built site, whose explorer and page that predicts are shown; the default comparison is run (two
+minutes), the report of an evaluation is made of committed results, and the analysis is computed. With Chromium.
 """
 
-import gzip
 import io
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +18,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from posenc.analysis import analyze
 from posenc.analysis.target import target_of
-from posenc.lab.text import CORE
 from posenc.report import analyze as analysis_report
-from posenc.report import compare, evaluate
-from website.measured import LEADERBOARD
+from posenc.report import evaluate
 from website.page import DOCS, ROOT
 
 COLOURS = 128
@@ -40,20 +38,12 @@ def shot(tab: Page, name: str, **how: float) -> None:
 
 def reports(folder: Path) -> None:
     """Write a report of each kind that a page shows: report.html, middle.html, analyze.html."""
-    with gzip.open(LEADERBOARD, "rt", encoding="utf-8") as file:
-        text = json.load(file)["tasks"]["text"]
-    text["variants"] = [each for each in text["variants"] if each["encoding"] in CORE]
-    text |= {
-        "complete": True,
-        "created": "",
-        "seconds": 0,
-        "command": "posenc compare",
-        "runs": {"kept_from_before": 0},
-    }
+    command = [sys.executable, "-m", "posenc", "compare", "--out", "posenc-compare"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    shutil.copy(folder / "posenc-compare" / "report.html", folder / "report.html")
     middle = json.loads((ROOT / "benchmarks/evaluations/lost_in_the_middle.json").read_text(encoding="utf-8"))
     analysis = analyze(target_of("sinusoidal"))
     pages = {
-        "report": compare.page(text),
         "middle": evaluate.page(middle),
         "analyze": analysis_report.page(analysis, analysis_report.results(analysis)),
     }
