@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from importlib import metadata
 from pathlib import Path
@@ -103,6 +103,8 @@ def waiting() -> Iterator[Cell]:
     yield from (at_best(first, each, 0, 8) for each in SIX)
     yield from (at_best(first, each, 0, 12) for each in SIX)  # registered behind 3 M; it decides predictions 5 to 7
     yield from (at_best(last, each, 0, budget) for budget in (2, 4) for each in SIX)
+    there = [at_best(last, each, 0, budget) for each in SIX for budget in (2, 4)]
+    yield from (replace(cell, rate=1.0) for cell in there if cell.rate != 1)  # the order there is that of the rates
     yield from (at_best(first, each, 1, 8) for each in SIX)
     yield from (at_best(first, SLOW, 1, budget) for budget in (1, 2, 4))
     yield from (at_best(first, each, 1, 12) for each in SIX)
