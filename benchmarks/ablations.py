@@ -196,13 +196,18 @@ def collected(name: str, out: Path) -> Json:
 
 
 def of_board(models: Json) -> Json:
-    """Models whose differences of two encodings of the leaderboard are those that its pages have: a difference has one interval."""
+    """Models whose levels of encodings of the leaderboard, and differences of two of them, are those that its pages have."""
     from replication import Board, compared
 
     rankings, changed = Board.read(LEADERBOARD).rankings, deepcopy(models)
     for name in (name for name in models if not MODELS[name].changes):
         ranking = rankings[MODELS[name].task]
         there = {variant.name for variant in ranking.trained}
+        of_rows = {variant.name: variant for variant in ranking.trained}
+        for of in filter(None, (*changed[name]["ablations"].values(), changed[name].get("ten"))):
+            for text, levels in of["levels"].items():
+                if text in there:
+                    of["levels"][text] = {at: asdict(ranking.level(of_rows[text], int(at))) for at in levels}
         for ablation, of in changed[name]["ablations"].items():
             first = next(iter(ABLATIONS[ablation].encodings.values()))
             for at, gaps in of["differences"].items() if first in there else ():

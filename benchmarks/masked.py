@@ -5,7 +5,7 @@ and, by --write, benchmarks/masked.md.
     python benchmarks/masked.py            # trains what is missing
     python benchmarks/masked.py --write    # the page, from what there is
 
-15 % of the bytes of English text are replaced by a mask, and the model tells them. Trained at 128 bytes, tested on the same masked bytes
+15 % of the bytes of English text are replaced by a mask, and the model predicts them. Trained at 128 bytes, tested on the same masked bytes
 in the middle of passages of 128, 256 and 512 bytes. Run from the root of the repository.
 """
 
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from posenc import InputError, Transformer, TransformerConfig
 from posenc.encodings import create
 from posenc.encodings.shared import Affine
+from posenc.errors import listed
 from posenc.lab.data.corpora import prose, split
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.muon import Muon
@@ -37,6 +38,10 @@ SHAPE = {"dim": 128, "num_layers": 3, "num_heads": 4}
 STEPS, LENGTH, BATCH, MASKED, MASK, WARM_UP = 600, 128, 16, 0.15, 256, 30
 LENGTHS, PASSAGES = (128, 256, 512), 256
 RATES = {"muon": 0.03, "adamw": 0.006, "tables": 0.03}
+NOTHING = 0.05
+"""Nats below the loss of `none` under which nothing was learned of positions."""
+LOWEST, HIGHEST = 0.25, 4.0
+"""Of the factors of RATES that are tried, each twice the one before, until the best of seed 0 lies between two others."""
 
 
 def text() -> tuple[Tensor, Tensor]:
@@ -56,32 +61,33 @@ def loss(model: nn.Module, tokens: Tensor, masked: Tensor) -> Tensor:
     return F.cross_entropy(logits[masked], tokens[masked], reduction="none")
 
 
-def optimizers_of(model: Transformer) -> list[torch.optim.Optimizer]:
+def optimizers_of(model: Transformer, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for matrices that act on features, AdamW for the rest, as `posenc compare` has them."""
     ends = (model.embedding, model.head)
     matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear | Affine) and m not in ends]
     taken = {id(p) for p in matrices}
     tables = [p for p in model.encoding.parameters() if id(p) not in taken]
     taken |= {id(p) for p in tables}
-    groups = [{"params": [p for p in model.parameters() if id(p) not in taken], "lr": RATES["adamw"]}]
-    groups += [{"params": tables, "lr": RATES["tables"]}] if tables else []
+    groups = [{"params": [p for p in model.parameters() if id(p) not in taken], "lr": rate * RATES["adamw"]}]
+    groups += [{"params": tables, "lr": rate * RATES["tables"]}] if tables else []
     # an encoding with larger scores starts with smaller queries, and needs steps as much smaller
     queries = [m.query.weight for m in model.modules() if isinstance(m, Attention)]
     others = [p for p in matrices if all(p is not q for q in queries)]
     damped = [
-        {"params": [q], "lr": RATES["muon"] * model.query_damping(model.encoding, n)} for n, q in enumerate(queries)
+        {"params": [q], "lr": rate * RATES["muon"] * model.query_damping(model.encoding, n)}
+        for n, q in enumerate(queries)
     ]
-    muon = Muon([{"params": others}, *damped], lr=RATES["muon"], momentum=0.95, weight_decay=0.1)
+    muon = Muon([{"params": others}, *damped], lr=rate * RATES["muon"], momentum=0.95, weight_decay=0.1)
     return [muon, torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def trained(name: str, seed: int, train: Tensor) -> Transformer:
+def trained(name: str, seed: int, train: Tensor, rate: float = 1.0) -> Transformer:
     torch.manual_seed(seed)
     width = SHAPE["dim"] // SHAPE["num_heads"]
     encoding = create(name, **SHAPE, head_dim=width, max_positions=LENGTH, causal=False)
     torch.manual_seed(seed)
     model = Transformer(TransformerConfig(257, **SHAPE, causal=False), encoding)
-    optimizers, drawn = optimizers_of(model), torch.Generator().manual_seed(seed)
+    optimizers, drawn = optimizers_of(model, rate), torch.Generator().manual_seed(seed)
     scales = [torch.optim.lr_scheduler.LambdaLR(each, scale) for each in optimizers]
     for _ in range(STEPS):
         starts = torch.randint(len(train) - LENGTH, (BATCH, 1), generator=drawn)
@@ -140,23 +146,46 @@ def run() -> None:
     torch.set_num_threads(1)
     train, passages = text()
     with flushed_denormals():
-        for seed in SEEDS:
-            for name in ENCODINGS:
-                row = facts["losses"].setdefault(name, {})
-                if str(seed) in row:
-                    continue
+        for name in ENCODINGS:
+            row = facts["losses"].setdefault(name, {})
+            while (job := waiting(row)) is not None:
+                rate, seed = job
                 begun = time.process_time()
-                row[str(seed)] = tested(trained(name, seed, train), passages)
+                row.setdefault(f"{rate:g}", {})[str(seed)] = tested(trained(name, seed, train, rate), passages)
                 NUMBERS.write_text(json.dumps(facts) + "\n")
-                near = statistics.fmean(row[str(seed)][str(LENGTH)])
+                took = f"{time.process_time() - begun:.0f} s"
                 print(
                     time.strftime("%H:%M:%S"),
                     name,
+                    rate,
                     seed,
-                    round(near, 4),
-                    f"{time.process_time() - begun:.0f} s",
+                    round(near(row[f"{rate:g}"][str(seed)]), 4),
+                    took,
                     flush=True,
                 )
+
+
+def near(found: dict[str, Any]) -> float:
+    """The mean loss at the training length."""
+    return statistics.fmean(found[str(LENGTH)])
+
+
+def best(row: dict[str, Any]) -> str:
+    """The factor of the rates at which seed 0 has the least loss at the training length."""
+    return min(row, key=lambda rate: near(row[rate]["0"]))
+
+
+def waiting(row: dict[str, Any]) -> tuple[float, int] | None:
+    """The next factor and seed of an encoding: factors until the best is bracketed, then the other seeds at it. None: all are there."""
+    for rate in (1.0, 0.5, 2.0):
+        if f"{rate:g}" not in row:
+            return rate, 0
+    at, tried = float(best(row)), [float(rate) for rate in row]
+    if at == min(tried) > LOWEST:
+        return at / 2, 0
+    if at == max(tried) < HIGHEST:
+        return at * 2, 0
+    return next(((at, seed) for seed in SEEDS if str(seed) not in row[best(row)]), None)
 
 
 def page(facts: dict[str, Any]) -> str:
@@ -164,17 +193,22 @@ def page(facts: dict[str, Any]) -> str:
     lines = [
         "# Encodings of an encoder",
         "",
-        f"Written by `python benchmarks/masked.py --write`. Bidirectional Transformers ({s['num_layers']} layers, width {s['dim']}) tell the "
+        f"Written by `python benchmarks/masked.py --write`. Bidirectional Transformers ({s['num_layers']} layers, width {s['dim']}) predict the "
         f"{s['masked']:.0%} of the bytes of English text that are masked, after {s['steps']} steps of {s['batch']} x {s['length']} bytes. Loss in nats per "
         f"masked byte, of the same bytes in the middle of {s['passages']} held-out passages; mean over seeds, in brackets the half-width of the 95 % "
         "interval of the difference from `rope`, of passages alone. Processor: " + facts["machine"]["cpu"] + ".",
         "",
-        "| encoding | seeds | " + " | ".join(f"{n} bytes" for n in LENGTHS) + " |",
-        "|---|--:|" + "--:|" * len(LENGTHS),
+        f"| encoding | rate | seeds | {' | '.join(f'{n} bytes' for n in LENGTHS)} | other rates, {LENGTH} bytes, seed 0 |",
+        "|---|--:|--:|" + "--:|" * len(LENGTHS) + "---|",
     ]
-    means = {name: {n: over_seeds(row, n) for n in LENGTHS} for name, row in facts["losses"].items() if row}
-    for name in sorted(means, key=lambda name: means[name][LENGTH].mean().item()):
-        cells = []
+    rows = {name: row for name, row in facts["losses"].items() if row}
+    means = {name: {n: over_seeds(row[best(row)], n) for n in LENGTHS} for name, row in rows.items()}
+    order = sorted(means, key=lambda name: means[name][LENGTH].mean().item())
+    at_edge = [f"`{e}`" for e in order if float(best(rows[e])) in (LOWEST, HIGHEST)]
+    of_none = means["none"][LENGTH].mean().item()
+    idle = [f"`{e}`" for e in order if e != "none" and of_none - means[e][LENGTH].mean().item() < NOTHING]
+    for name in order:
+        cells, row = [], rows[name]
         for n in LENGTHS:
             value, rope = means[name][n], means["rope"][n]
             if value is None:
@@ -183,12 +217,21 @@ def page(facts: dict[str, Any]) -> str:
             between = value - rope
             half = 1.96 * between.std().item() / math.sqrt(len(between))
             cells.append(f"{value.mean():.3f}" + (f" ({half:.3f})" if name != "rope" else ""))
-        lines.append(f"| `{name}` | {len(facts['losses'][name])} | " + " | ".join(cells) + " |")
-    lines += ["", "One text, one size, one budget: other texts, proteins and music were not trained."]
+        tried = sorted(float(rate) for rate in row if rate != best(row))
+        others = ", ".join(f"{near(row[f'{rate:g}']['0']):.3f} (x{rate:g})" for rate in tried)
+        lines.append(f"| `{name}` | x{best(row)} | {len(row[best(row)])} | {' | '.join(cells)} | {others} |")
+    lines += [
+        "",
+        "Rates are times those of the program, each encoding's best of seed 0, by the loss at the training length of these passages."
+        + (f" The best is the lowest or highest rate tried for {listed(at_edge)}." if at_edge else ""),
+        f"Within {NOTHING} nats of `none` at every rate, and so without use of positions in {s['steps']} steps: {listed(idle) if idle else 'none'}.",
+        "One text, one size, one budget: other texts, proteins and music were not trained.",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def over_seeds(row: dict[str, Any], length: int) -> Tensor | None:
+    """(passages,): the mean of the seeds at a rate; None where the encoding ends before."""
     values = [row[seed][str(length)] for seed in row]
     return None if any(v is None for v in values) else torch.tensor(values).mean(0)
 

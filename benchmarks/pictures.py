@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from law_gpu import losses as measured_losses
+from law_gpu import widest
 from law_lease import by_cell
 
 TASKS = Path("benchmarks/leaderboard.json.gz")
@@ -51,11 +52,11 @@ CHINESE = {
     "none is": "一种也没有", "{} are": "有 {} 种",
     "loss at the training length above that of RoPE, nats per byte": "训练长度上的损失，高出 RoPE 的奈特/字节",
     "training steps ({:.1f} M parameters, {} bytes, {} seeds)": "训练步数（{:.1f} M 参数，{} 字节，{} 个种子）",
-    "With {:g} M weights {} of {} encodings are below RoPE": "{0:g} M 权重的 {2} 种编码中，有 {1} 种低于 RoPE",
-    "after {:g} MB of text, and {} after {:g} MB": "（{0:g} MB 文本后）；{2:g} MB 后有 {1} 种",
+    "With {:g} M weights {} of {} encodings are clearly below": "{0:g} M 权重的 {2} 种编码中，有 {1} 种明显低于",
+    "RoPE after {:g} MB of text, and {} after {:g} MB": "RoPE（{0:g} MB 文本后）；{2:g} MB 后：{1}",
     "KERPLE": "KERPLE", "loss at 512 tokens, nats per byte, over the FLOPs of training": "512 个 token 处的损失（奈特/字节），按训练的 FLOP 数",
     "{:g} M": "{:g} M", "{:g} M weights": "{:g} M 权重",
-    "dots: {} MB of text": "圆点：{} MB 文本", "bars: registered for {:g} M weights, by a fit and (dashes) by a plane": "竖条：为 {:g} M 权重登记的预测，按拟合与（虚线）平面", "RoPE + ALiBi": "RoPE + ALiBi",
+    "dots: {} MB of text; clearly: by more than a seed's {:.3f}": "圆点：{} MB 文本；明显：差距大于种子之间的 {:.3f}", "bars: registered for {:g} M weights, by a fit and (dashes) by a plane": "竖条：为 {:g} M 权重登记的预测，按拟合与（虚线）平面", "RoPE + ALiBi": "RoPE + ALiBi",
     "stick-breaking": "折棒注意力", "FoX": "遗忘门 FoX", "Shaw": "Shaw 向量", "projected": "投影的相对偏置",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
@@ -253,16 +254,18 @@ TRAINED = {
     "rope": ("RoPE", "ink"), "rope+alibi": ("RoPE + ALiBi", "blue"), "kerple": ("KERPLE", "green"), "shaw": ("Shaw", "ochre"),
     "alibi": ("ALiBi", "orange"), "stick_breaking": ("stick-breaking", "soft"), "fox": ("FoX", "purple"), "none": ("none", "soft"),
 }  # fmt: skip
-"""How `law` names and draws encodings. Of two that were trained at one size alone, the lines are those of `rope` (`local_nope`), or near them."""
+"""How `law` names and draws encodings. Two that were trained at one size alone are left out."""
 AT_SIZE, HELD_OUT = "3M", ("28M", 16)
 """The size that most encodings had, and what was held out: its size, and MB."""
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def law(cells: Mapping[tuple[str, str, int], tuple[float, float]], predictions: Sequence[Results], look: Look) -> str:
+def law(
+    cells: Mapping[tuple[str, str, int], tuple[float, float]], noise: float, predictions: Sequence[Results], look: Look
+) -> str:
     """The loss over the compute of training, by size and encoding, and what was registered of the size that was held out.
 
-    cells: the loss and the FLOPs of a training, by size, encoding and MB of text."""
+    cells: the loss and the FLOPs of a training, by size, encoding and MB of text. noise: what a seed moves a loss by."""
     say, base = look.say, "rope"
     by_size: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
     for (size, name, budget), made in cells.items():
@@ -276,11 +279,11 @@ def law(cells: Mapping[tuple[str, str, int], tuple[float, float]], predictions: 
             bars[name, way] = tuple(p[end] + (measured[base] if other else 0) for end in ("low", "high")), other
     curve = by_size[AT_SIZE][base]
     others, budgets = [of for name, of in by_size[AT_SIZE].items() if name != base], sorted(curve)
-    below = [sum(of[mb][0] < curve[mb][0] for of in others) for mb in (budgets[0], budgets[-1])]
+    below = [sum(curve[mb][0] - of[mb][0] > noise for of in others) for mb in (budgets[0], budgets[-1])]
     by_size = {size: {name: of for name, of in names.items() if name in TRAINED} for size, names in by_size.items()}
     finding = [
-        say("With {:g} M weights {} of {} encodings are below RoPE", float(AT_SIZE[:-1]), below[0], len(others)),
-        say("after {:g} MB of text, and {} after {:g} MB", budgets[0], below[1], budgets[-1]),
+        say("With {:g} M weights {} of {} encodings are clearly below", float(AT_SIZE[:-1]), below[0], len(others)),
+        say("RoPE after {:g} MB of text, and {} after {:g} MB", budgets[0], below[1] or say("none"), budgets[-1]),
     ]
     drawing = Drawing(612, finding, say("loss at 512 tokens, nats per byte, over the FLOPs of training"), look)
     left, right, top, bottom = 40, 430, 124, 530
@@ -317,9 +320,13 @@ def law(cells: Mapping[tuple[str, str, int], tuple[float, float]], predictions: 
         along = x(by_size[HELD_OUT[0]][name][at][1]) + 9 * (order.index(name) - 1) + (6 if way == "plane" else 3)
         bar = f"{name}, {HELD_OUT[0]}, by the {way}: {start:.3f} to {end:.3f} was registered"
         bar += f", as {start - measured[other]:+.3f} to {end - measured[other]:+.3f} from {other}" if other else ""
+        bar = bar.replace("-", "−")
         dash = "3 4" if way == "plane" else ""
         drawing.line([(along, y(start)), (along, y(end))], colour=TRAINED[name][1], width=2.5, dash=dash, about=bar)
-    drawing.text(0, bottom + 46, say("dots: {} MB of text", say(", ").join(map(str, budgets))), colour="soft")
+    listed = say(", ").join(map(str, budgets))
+    drawing.text(
+        0, bottom + 46, say("dots: {} MB of text; clearly: by more than a seed's {:.3f}", listed, noise), colour="soft"
+    )
     legend = "bars: registered for {:g} M weights, by a fit and (dashes) by a plane"
     drawing.text(0, bottom + 68, say(legend, float(HELD_OUT[0][:-1])), colour="soft")
     lowest = {name: min(of[0] for names in by_size.values() for of in names.get(name, {}).values()) for name in TRAINED}
@@ -586,15 +593,14 @@ def read(path: Path) -> Any:
 
 def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
     """How each picture is drawn from the results below `root`, by its name."""
+    cells = by_cell()
     return {
         "tasks": partial(tasks, read(root / TASKS)),
         "budget": partial(budget, read(root / BUDGETS)),
         "law": partial(
             law,
-            {
-                key: (float(row.mean()), by_cell()[key][0]["flops"])
-                for key, row in measured_losses(by_cell(), seed=0).items()
-            },
+            {key: (float(row.mean()), cells[key][0]["flops"]) for key, row in measured_losses(cells, seed=0).items()},
+            widest().noise[0],
             read(root / LAW / "registration4.json")["predictions"],
         ),
         "longer": partial(longer, read(root / LONGER)),

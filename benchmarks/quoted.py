@@ -72,6 +72,8 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     yield "docs/guides/choose.md", "that of a line through two of them, {} and {}", [of_known[0], new[0]]
     yield "docs/guides/choose.md", "at 4 times the steps it is {} against {}", [last, line]
 
+    yield from _of_frequencies()
+
     ways = len(schedules.SCHEDULES) - 1, len(position_maps.MAPS)  # without the default
     yield "docs/comparison.md", "[{} schedules](frequencies.md), [{} maps](position_maps.md)", [str(n) for n in ways]
     yield "README.md", "| ways to extend RoPE | {} |", [str(sum(ways))]
@@ -176,6 +178,28 @@ def gains(encoding: str) -> list[str]:
         at = [next(v for v in run.variants if v.trained).extra[CONTEXT] for run in runs]
         found.append(f"{np.mean([np.mean(each['32']) - np.mean(each['128']) for each in at]):.3f}".replace("-", "−"))
     return found
+
+
+def _of_frequencies() -> Iterator[tuple[str, str, list[str]]]:
+    """What RoPE's frequencies are worth, on docs/ablations.md."""
+    text = json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))["models"]["text"]
+    of = text["ablations"]["learned_frequencies"]
+
+    def gap(name: str, at: str) -> list[str]:
+        e = of["differences"][at][name]
+        return [f"{abs(e['mean']):.3f}", f"{(e['high'] - e['low']) / 2:.3f}"]
+
+    assert [of["differences"][at]["fope"]["mean"] > 0 for at in "18"] == [True, False], (
+        "docs/ablations.md: above, below"
+    )
+    assert [of["differences"][at]["learned_rope"]["mean"] > 0 for at in "18"] == [False, False], (
+        "docs/ablations.md: below"
+    )
+    page, rope = "docs/ablations.md", f"{of['levels']['rope']['8']['mean']:.3f}"
+    yield page, "have a loss {} ± {} below RoPE's ({}) at 1024 bytes", [*gap("fope", "8"), rope]
+    yield page, "and {} ± {} above it at 128.", gap("fope", "1")
+    yield page, "are {} ± {} better at 1024 bytes", gap("learned_rope", "8")
+    yield page, "and undecided at 128 (−{} ± {})", gap("learned_rope", "1")
 
 
 def decided() -> tuple[int, int]:

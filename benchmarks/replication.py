@@ -297,7 +297,7 @@ WORDS = {
     "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",
     " in the mean of the tasks": "（各任务平均）", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
     "against the training length": "相对于训练长度", "steps": "步", "seeds": "个种子", "seed": "个种子",
-    ", chinese": "，中文", ", code": "，代码", ", prose": "，散文", " in 512 bytes": "（512 字节）",
+    ", chinese": "，中文", ", code": "，代码", ", prose": "，散文", " MB of prose and code": " MB 散文与代码", " in 512 bytes": "（512 字节）",
 }  # fmt: skip
 
 

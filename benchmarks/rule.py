@@ -2,7 +2,7 @@
 """Does the order that `posenc compare` predicts come true? A test of its rule, registered in benchmarks/rule/registration.md.
 
     python benchmarks/rule.py run     # trains the cells that are missing, in their order of value; run again, it goes on
-    python benchmarks/rule.py check   # was the registration committed before each cell began, and is it unchanged?
+    python benchmarks/rule.py check   # is the registration that of each cell, and what of its order does this history show?
     python benchmarks/rule.py judge   # what came of the predictions; --write: into benchmarks/rule.md
 
 A cell is a text, a seed and an encoding: the training of compare's default with branches at 50, 100 and 200 steps, whose trunk goes on to

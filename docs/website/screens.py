@@ -23,9 +23,6 @@ from posenc.report import evaluate
 from website.page import DOCS, ROOT
 
 COLOURS = 128
-CARDS = "grid_table", 1060, 390
-"""An encoding in the row of cards that is the gallery's picture, and the picture's width and height."""
-
 PARTS = {"report": ("h1", 1000), "middle": ("h2", 640), "analyze": ("h1", 800)}
 """Of a report: the first of what the picture shows, and the picture's height."""
 

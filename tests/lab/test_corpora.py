@@ -198,6 +198,21 @@ def test_contexts_that_do_not_fit_are_refused(contexts):
         Settings(contexts=contexts)
 
 
+def test_every_default_context_has_room_for_its_targets():
+    for length, factors in ((8, (1,)), (24, (1,)), (32, (1, 2))):
+        for targets in range(1, length + 1):
+            s = Settings(length=length, factors=factors, targets=targets, windows=2)
+            assert s.length in s.tested_contexts
+            for context in s.tested_contexts:
+                n = s.scored_at_once(context)
+                assert (targets % n, n <= context, context + targets - n <= s.longest) == (0, True, True)
+    text, s = torch.arange(500) % 251, Settings(length=32, factors=(1,), windows=3, targets=32)
+    scores = s.evaluate(Seen(), s.variants("none", s.make_encoding("none"))[0], text)
+    assert scores.extra[CONTEXT].keys() == {8, 32}
+    with pytest.raises(InputError, match="has no room before 31 targets"):
+        Settings(length=32, factors=(1,), targets=31, contexts=(8,))
+
+
 def aggregate(name, by_context):
     scores = {
         seed: VariantScores(name, True, {"1": [2.0] * 4, "8": [2.0] * 4}, 1.0, {CONTEXT: by_context}) for seed in (0, 1)

@@ -178,7 +178,8 @@ class Store(Folder):
                 for name, stored in archived.items():
                     check(name, stored)
             except (ValueError, OSError, msgspec.DecodeError) as error:
-                raise InputError(f"{place}: {error}; nothing was merged", merge=str(directory)) from None
+                why = f"{place}: {error}; nothing was merged"
+                raise InputError(why, "train it again, or leave it out", merge=str(directory)) from None
             new |= archived
             if not paths:
                 raise InputError("has no cells", "name the folder of a run, its --out", merge=str(directory))

@@ -70,7 +70,8 @@ class Settings(Experiment):
     vocab_size: int = 256
     packed: Annotated[bool, "fill training sequences with complete documents, each with positions from 0"] = False
     contexts: Annotated[
-        tuple[int, ...], "also test the same targets with at most so many tokens before them, to see which are of use"
+        tuple[int, ...],
+        "also test the same targets with at most so many tokens before them (default: a quarter of the training length, and all of it)",
     ] = ()
     curve: Annotated[
         bool, "measure the loss at a quarter, half and all of the steps, and predict the order at four times the steps"
@@ -95,6 +96,8 @@ class Settings(Experiment):
             raise InputError(
                 f"must grow from 1 or more to at most {self.longest}, the longest test", contexts=self.contexts
             )
+        if not all(map(self.scored_at_once, self.contexts)):
+            raise InputError(f"has no room before {self.targets} targets", "give fewer targets", contexts=self.contexts)
         if self.curve:
             budgets.check(self.steps)
         bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
@@ -102,7 +105,7 @@ class Settings(Experiment):
             raise InputError("bytes have 256 values", vocab_size=self.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON's types; runs without contexts or curve are those that they were before there were any."""
+        """The settings as JSON's types, without contexts or curve where they are the default."""
         return {name: value for name, value in super().to_dict().items() if name not in ("contexts", "curve") or value}
 
     @property
@@ -112,8 +115,8 @@ class Settings(Experiment):
 
     @property
     def tested_contexts(self) -> tuple[int, ...]:
-        """The contexts asked for; without any, a quarter of the training length and all of it."""
-        return self.contexts or (self.length // 4, self.length)
+        """The contexts asked for; without any, a quarter of the training length, if the targets have room for it, and all of it."""
+        return self.contexts or tuple(filter(self.scored_at_once, (self.length // 4, self.length)))
 
     @property
     def longest(self) -> int:
@@ -223,9 +226,10 @@ class Settings(Experiment):
 
     def scored_at_once(self, context: int) -> int:
         """How many of the targets are scored in one pass: each sees at most `context` tokens, and at least 7/8 of them, or, where the
-        passage has no more before its first target, as many as in the test of the longest length."""
-        most = max(n for n in range(1, self.targets + 1) if self.targets % n == 0 and (n == 1 or 8 * n <= context))
-        return most if context + self.targets - most <= self.longest else self.targets
+        passage has no more before its first target, as many as in the test of the longest length. 0: it has too few for any."""
+        shares = [n for n in range(1, min(self.targets, context) + 1) if self.targets % n == 0]
+        fitting = [n for n in shares if context + self.targets - n <= self.longest]
+        return max((n for n in fitting if n == 1 or 8 * n <= context), default=min(fitting, default=0))
 
     def _seeing(
         self,

@@ -200,7 +200,7 @@ def columns(results: Results, s: Experiment) -> list[Column]:
 
 def _gains(variants: Rows, s: Experiment, key: str) -> list[Column]:
     """A column of what context is worth, where that was measured."""
-    gains = [variant[key] for variant in variants if key in variant]
+    gains = [variant[key] for variant in variants] if key in variants[0] else []
     title = f"gain from {gains[0]['from']} to {gains[0]['to']} {s.unit}s" if gains else ""
     return [Column(title, [_parted(s.criterion, gain) for gain in gains], True)] if gains else []
 

@@ -41,7 +41,7 @@ def table_page(results: Results) -> str:
     tasks = _measured(results)
     settings = {name: settings_of(of) for name, of in tasks.items()}
     drawn = figures_of(results)
-    gains = {v["name"]: v["gain"] for of in tasks.values() for v in of["variants"] if "gain" in v}
+    gains = {v["name"]: v["gain_within"] for of in tasks.values() for v in of["variants"] if "gain_within" in v}
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     scores = {name: {v["name"]: _ends(v, settings[name]) for v in of["variants"]} for name, of in tasks.items()}
     figures = {plot.name: plot.figures for panel in drawn.values() for plot in panel.plots}
@@ -114,7 +114,8 @@ def _costs(tasks: Mapping[str, Results], settings: Mapping[str, Experiment], nam
 
 def mean_score(e: Mapping[str, float] | None) -> str:
     """ "77 (75 to 79)": a mean of scores in points of a hundred, and its interval."""
-    return "–" if e is None else f"{100 * e['mean']:.0f} ({100 * e['low']:.0f} to {100 * e['high']:.0f})"
+    text = "–" if e is None else f"{100 * e['mean']:.0f} ({100 * e['low']:.0f} to {100 * e['high']:.0f})"
+    return text.replace("-", "−")
 
 
 def show_tasks(results: Results, directory: str) -> None:
