@@ -145,6 +145,16 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     theirs = [str(len(off["llama.cpp"])), worst["llama.cpp"]]
     yield page, "for {} of them in llama.cpp (2026.10.11549): {} ", theirs
 
+    page, of = "docs/longer_context.md", {e: cells("longer_Gemma3_text", f"`{e}`") for e in ("linear", "yarn", "ntk")}
+    yield page, "a loss of {} nats per token under truncation", cells("longer_Gemma3_text", "`truncation`")[:1]
+    lower = [number.removeprefix("-") for e in of.values() for number in e[1:3]]
+    least, *_, most = sorted(f"{float(number):.2f}" for number in lower[::2])
+    yield page, "and `ntk` [did](#a-model-with-windows-gemma-3-270m), by {} to {} nats per token", [least, most]
+    yield page, "that of `linear` is {} ± {} lower, that of `yarn` {} ± {} and that of `ntk` {} ± {};", lower
+    text = (ROOT / "benchmarks/longer_Gemma3_text.md").read_text(encoding="utf-8")
+    ((gap, half),) = re.findall(r"\| `yarn` \| \+(\S+) ± (\S+) \|", text)
+    yield page, "`yarn` is within {} ± {} of `linear`", [gap, half]
+
     gemma = json.loads((ROOT / "benchmarks/evaluations/question_in_front_Gemma3.json").read_text(encoding="utf-8"))
     (row,) = gemma["question_in_front"]
     change = [f"{row['loss'][end]:.2f}" for end in ("mean", "low", "high")]
