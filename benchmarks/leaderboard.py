@@ -468,7 +468,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> 
 
 def facts(board: Board) -> str:
     """What was run, and where."""
-    trained_on = " and ".join(sorted(set(map(_trained_on, board.results["tasks"].values()))))
+    machines, programs = zip(*(_trained_on(of).split(" by ") for of in board.results["tasks"].values()), strict=True)
+    every = sorted({program for each in programs for program in each.split(" and ")})
+    trained_on = f"{' and '.join(sorted(set(machines)))} by {'; '.join(every)}"
     encodings = len(board.results["settings"]["encodings"])
     models = sum(len(variant.scores) for ranking in board.rankings.values() for variant in ranking.trained)
     means = {
