@@ -202,12 +202,11 @@ def of_board(models: Json) -> Json:
     rankings, changed = Board.read(LEADERBOARD).rankings, deepcopy(models)
     for name in (name for name in models if not MODELS[name].changes):
         ranking = rankings[MODELS[name].task]
-        there = {variant.name for variant in ranking.trained}
-        of_rows = {variant.name: variant for variant in ranking.trained}
+        there = {variant.name: variant for variant in ranking.trained}
         for of in filter(None, (*changed[name]["ablations"].values(), changed[name].get("ten"))):
             for text, levels in of["levels"].items():
                 if text in there:
-                    of["levels"][text] = {at: asdict(ranking.level(of_rows[text], int(at))) for at in levels}
+                    of["levels"][text] = {at: asdict(ranking.level(there[text], int(at))) for at in levels}
         for ablation, of in changed[name]["ablations"].items():
             first = next(iter(ABLATIONS[ablation].encodings.values()))
             for at, gaps in of["differences"].items() if first in there else ():

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from early import spearman
@@ -23,6 +23,7 @@ from law_fit import fitted, means, points
 from law_lease import CELLS, EXPONENTS, PEAK, PLANS, SIZES, TEN, Cells, by_cell, chosen, finished, judged
 
 DRAWS = 1000
+Value = TypeVar("Value")
 Results = Sequence[tuple[dict[str, Any], float | None]]
 """Predictions, and what was measured or None."""
 Losses = dict[tuple[str, str, int], np.ndarray]
@@ -41,6 +42,16 @@ def losses(cells: Cells, seed: int | None = None, at: tuple[str, ...] = ONCE) ->
         for key, each in cells.items()
         if (some := [e for e in each if seed in (None, e["cell"]["seed"])])
     }
+
+
+def curve_of(table: Mapping[tuple[str, str, int], Value], size: str, encoding: str) -> dict[int, Value]:
+    """By budget, what a table has of a size and an encoding."""
+    return {budget: value for (s, e, budget), value in table.items() if (s, e) == (size, encoding)}
+
+
+def line(before: Sequence[float], last: Sequence[float], doublings: float) -> list[float]:
+    """Lines through the losses of a doubling, so many doublings on."""
+    return [b - doublings * (a - b) for a, b in zip(before, last, strict=True)]
 
 
 def reached(curve: Mapping[int, float], loss: float) -> float:
@@ -72,7 +83,7 @@ def multiplier(own: Mapping[int, float], base: Mapping[int, float], budget: int,
 def compared(cells: Cells, table: Losses, key: tuple[str, str, int], base: str) -> str:
     """The multiplier over `base`, with its interval of 95 % over draws of passages where there is one. table: of one seed."""
     size, encoding, budget = key
-    own, other = ({b: row for (s, e, b), row in table.items() if (s, e) == (size, name)} for name in (encoding, base))
+    own, other = (curve_of(table, size, name) for name in (encoding, base))
     if budget not in own or budget not in other:
         return ""
     cost = cells[key][0]["flops"] / cells[size, base, budget][0]["flops"]
@@ -109,10 +120,7 @@ def by_seed(cells: Cells, base: str) -> Iterator[str]:
     for size, encoding, budget in tables[1]:
         if encoding != base and (size, base, budget) in tables[1]:
             cost = cells[size, encoding, budget][0]["flops"] / cells[size, base, budget][0]["flops"]
-            own, other = (
-                [{b: loss for (s, e, b), loss in t.items() if (s, e) == (size, name)} for t in tables]
-                for name in (encoding, base)
-            )
+            own, other = ([curve_of(table, size, name) for table in tables] for name in (encoding, base))
             both = [f"{multiplier(mine, theirs, budget, cost)[1]:.2f}" for mine, theirs in zip(own, other, strict=True)]
             found.append(f"`{encoding}`, {size.replace('M', ' M')}, {budget} MB: {' and '.join(both)}")
     yield f"The intervals leave out the luck of a seed, which can move a multiplier by more. Seeds 0 and 1: {'; '.join(found)}."
@@ -177,12 +185,10 @@ def orders(size: str = "0.6M") -> Iterator[str]:
     for one, two, far in ((1, 2, 8), (2, 4, 12)):
         names = [e for e in SIX if all((size, e, mb) in table for mb in (one, two, far))]
         before, last, true = ([table[size, e, mb] for e in names] for mb in (one, two, far))
-        doublings = math.log2(far / two)
-        line = spearman([b - doublings * (a - b) for a, b in zip(before, last, strict=True)], true)
-        rank = spearman(last, true)
+        of_line, of_last = spearman(line(before, last, math.log2(far / two)), true), spearman(last, true)
         yield (
             f"- Stage 1, the order at {far} MB of {len(names)} encodings ({size.replace('M', ' M')}): the line through {one} and {two} MB was to be nearer than the loss at {two} MB: "
-            f"{line:.2f} against {rank:.2f}, {'right' if line > rank else '**wrong**'}."
+            f"{of_line:.2f} against {of_last:.2f}, {'right' if of_line > of_last else '**wrong**'}."
         )
 
 
@@ -196,10 +202,9 @@ def early(cells: Cells, size: str, first: int, last: int) -> tuple[list[str], di
     at = {e: next(c for c in cells[size, e, first] if c["cell"]["seed"] == 0) for e in names}
     half, now, then = ([table[size, e, b] for e in names] for b in (first // 2, first, last))
     contexts = {c: [mean(at[e], "context", str(c)) for e in names] for c in CONTEXTS}
-    doublings = math.log2(last / first)
     measures = {
         f"loss at {first} MB": now,
-        f"line through {first // 2} and {first} MB": [b - doublings * (a - b) for a, b in zip(half, now, strict=True)],
+        f"line through {first // 2} and {first} MB": line(half, now, math.log2(last / first)),
         "fall of the last doubling": [b - a for a, b in zip(half, now, strict=True)],
         "gain from 32 to 128 tokens of context": [b - a for a, b in zip(contexts[32], contexts[128], strict=True)],
         "gain from 128 to 512 tokens": [b - a for a, b in zip(contexts[128], contexts[512], strict=True)],
@@ -332,8 +337,9 @@ def page() -> Iterator[str]:
                         "-", "−"
                     )
             yield f"| {size.replace('M', ' M')} | `{encoding}` | {rate:g} | {' | '.join(shown)} | {far} |"
-    near, far_off = widest().noise
-    seeded = " and ".join(map(str, widest().seeded))
+    largest_of_ten = widest()
+    near, far_off = largest_of_ten.noise
+    seeded = " and ".join(map(str, largest_of_ten.seeded))
     yield f"\nA second seed, which cells of {seeded} MB have, moves a loss by up to {near:.3f} nats at 512 tokens. At 4096 it moves those that stay level by up to {far_off:.3f}."
     yield from rates(everything)
     yield from ("", "### Compute multipliers over `rope`", "")
@@ -431,6 +437,7 @@ def changed() -> Iterator[str]:
         return f"{law.losses[one][at] - law.losses[other][at]:.2f}"
 
     nearest = ", ".join(f"`{name}`" for name in law.lowest(0)[0])
+    assert "rope+alibi" in law.lowest(1)[0], "the page says: its loss is as low"
     yield from ("## Advice before and after", "", "| for | before | now | what overturned it |", "|---|---|---|---|")
     yield f"| the lowest loss | `stick_breaking` | {nearest}: not decided | ahead after at most 3 MB; after {law.budget} MB {gap('stick_breaking', 'rope', 0)} behind `rope` |"
     yield f"| longer inputs than in training | `alibi` | `{law.longer}` | after {law.budget} MB {gap('alibi', 'kerple', 1)} behind `kerple` at 8 times the length |"
@@ -484,6 +491,7 @@ def _rates_on_cpu() -> Iterator[str]:
         if e["cell"]["size"] == "3M" and e["cell"]["rate"] == 1 != rates.get(e["cell"]["encoding"])
     }
     if others:
+        assert all(loss < mean(cells["3M", *of], *ONCE) for of, loss in others.items()), "the page says: the rate's"
         fast, slow = (", ".join(f"`{e}`" for e in sorted(rates) if rates[e] == rate) for rate in (2, 1))
         tried = "; ".join(
             f"`{e}` has {loss:.3f} at {mb} MB where rate 2 has {mean(cells['3M', e, mb], *ONCE):.3f}"
