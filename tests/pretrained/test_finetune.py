@@ -1,5 +1,6 @@
 """Fine-tuning: what is trained and what is not, PoSE's positions, and that interpolation recovers by it."""
 
+import shutil
 import signal
 
 import pytest
@@ -99,6 +100,18 @@ def test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint(lora
     more = run(small_model("llama", attention_dropout=0.1), **given | {"steps": 8}, checkpoint=tmp_path / "checkpoint")
     assert more.losses[:6] == uninterrupted.losses
     assert len(more.losses) == 8
+
+
+@pytest.mark.parametrize("left", [None, 0, 99])
+def test_a_checkpoint_that_was_cut_off_is_passed_over(left, tmp_path):
+    """By SIGKILL or a full disk: the state, which the Trainer writes last, is not there or in part; so may our own file be."""
+    run(small_model("llama"), steps=2, checkpoint=tmp_path)
+    state = shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "checkpoint-3") / "trainer_state.json"
+    (tmp_path / "finetuning.sha256").write_text("")
+    state.unlink() if left is None else state.write_text(state.read_text()[:left])
+    steps = []
+    rest = run(small_model("llama"), steps=4, checkpoint=tmp_path, progress=lambda step, _: steps.append(step))
+    assert (rest, steps) == (run(small_model("llama"), steps=4), [3, 4])
 
 
 def test_interrupted_without_a_checkpoint_it_is_as_far_as_it_came():

@@ -136,6 +136,10 @@ def test_passages_are_pieces_of_the_text_that_do_not_overlap(tokenizers, source,
         ("perplexity:protocol=last:last=16", 16, r"length=16: .* needs at least 17 tokens"),
         ("perplexity", 601, r"has 600 tokens with this tokenizer, fewer than the 601"),
         ("perplexity:protocol=last:last=16", 317, r"has 600 tokens .* need 602"),
+        ("repeated:scored=all", 16, r"scored"),
+        ("repeated:period=9", 17, r"length=17: repeated:.*period=9 needs at least 18 tokens"),
+        ("repeated", 1, r"length=1: repeated.* needs at least 2 tokens"),
+        ("repeated", 500, r"has 600 tokens .* need 750"),
     ],
 )
 def test_mistakes_are_named(tokenizers, source, task, length, message):

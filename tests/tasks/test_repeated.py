@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc.errors import InputError
 from posenc.tasks import create
 from references.copier import accuracy
 from references.running import word_file, word_tokenizer
@@ -59,20 +58,6 @@ def test_who_looks_back_far_enough_copies(tokenizers, source):
     assert accuracy(sample, reach=40) > 0.95
     assert accuracy(sample, reach=39) < 0.05
     assert accuracy(natural, reach=160) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("task", "length", "message"),
-    [
-        ("repeated:scored=all", 16, r"scored"),
-        ("repeated:period=9", 17, r"length=17: repeated:.*period=9 needs at least 18 tokens"),
-        ("repeated", 1, r"length=1: repeated.* needs at least 2 tokens"),
-        ("repeated", 800, r"has 900 tokens .* need 1200"),
-    ],
-)
-def test_mistakes_are_named(tokenizers, source, task, length, message):
-    with pytest.raises(InputError, match=message):
-        create(f"{task}:source={source}").sample(tokenizers[False], length)
 
 
 @pytest.mark.parametrize("text", ["perplexity", "perplexity:protocol=last:last=37", "perplexity:protocol=sliding:stride=8", "repeated:scored=last", "repeated:scored=last:period=20"])  # fmt: skip

@@ -73,10 +73,8 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> EncodedPa
     keys = count if cache is None else cache.get_mask_sizes(count, full)[0]
     compiled = torch.compiler.is_compiling()
     if encoding.needs_length and not compiled and int(seen):
-        raise InputError(
-            "its codes depend on the length of the text, so it cannot go on from cached keys: pass use_cache=False",
-            encoding=encoding.known_as,
-        )
+        why = "its codes depend on the length of the text, so it cannot go on from cached keys"
+        raise InputError(why, "pass use_cache=False", encoding=encoding.known_as)
     if isinstance(mask, dict):  # made before the pass, one for each layer type
         mask = mask.get("full_attention", next(iter(mask.values())))
     unpadded = mask is None or (mask.dim() == 2 and not compiled and bool(mask.all()))
@@ -124,10 +122,8 @@ def attend(call: AttentionCall) -> Tensor:
     here, mask = given
     gates, plan.gates = plan.gates, ()
     if any(gate.shape[2] != call.key.shape[2] for gate in gates):
-        raise InputError(
-            "its gates are in no KV cache, so it cannot go on from cached keys: pass use_cache=False",
-            encoding=here.encoding.known_as,
-        )
+        why = "its gates are in no KV cache, so it cannot go on from cached keys"
+        raise InputError(why, "pass use_cache=False", encoding=here.encoding.known_as)
     encoding = here.encoding if plan.layer.rotates else None
     options: dict[str, Any] = {}
     if encoding is not None:

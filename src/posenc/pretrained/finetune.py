@@ -2,8 +2,10 @@
 """Fine-tuning of extended models by transformers' Trainer: windows of documents, PoSE's skipped positions, LoRA."""
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -26,7 +28,6 @@ from posenc.pretrained.stopping import stoppable
 
 needs("transformers", "lab")
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
-from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 SETTINGS = "steps", "learning_rate", "length", "batch_size", "lora", "pose", "target_length", "warmup", "seed"
 STATED = {"output_dir", "max_steps", "learning_rate", "seed", "per_device_train_batch_size", "auto_find_batch_size", "warmup_steps",
@@ -126,8 +127,7 @@ def finetune(
         trainer.remove_callback(PrinterCallback)
         end, own = getattr(tuned, "unload", None), {"forward": tuned.forward} if "forward" in vars(tuned) else {}
         try:
-            last = None if checkpoint is None else get_last_checkpoint(str(checkpoint))
-            seconds = trainer.train(resume_from_checkpoint=last).metrics["train_runtime"]
+            seconds = trainer.train(resume_from_checkpoint=_last(checkpoint)).metrics["train_runtime"]
             end = getattr(tuned, "merge_and_unload", None)
         finally:
             for name in ("forward", "_original_forward"):  # bf16 exchanges it
@@ -139,6 +139,15 @@ def finetune(
             model.config.use_cache = use_cache
     losses = tuple(row["loss"] for row in trainer.state.log_history if "loss" in row)
     return Finetuning(losses, settings, trained, trainer.state.global_step == steps, seconds)
+
+
+def _last(folder: str | Path | None) -> str | None:
+    """The last checkpoint that is complete: the Trainer writes its state as the last file."""
+    complete = {}
+    for file in Path(folder).glob("checkpoint-*/trainer_state.json") if folder else ():
+        with suppress(ValueError):  # killed while writing it
+            complete[json.loads(file.read_text())["global_step"]] = str(file.parent)
+    return complete[max(complete)] if complete else None
 
 
 @dataclass
@@ -153,9 +162,8 @@ class _Watch(TrainerCallback):
             return
         if not math.isfinite(loss):
             cure = "lower learning_rate" if state.global_step > 1 else "posenc.doctor(model) may find the cause"
-            raise InputError(
-                f"the loss is {loss} at step {state.global_step}", f"load it again; {cure}", argument="model"
-            )
+            why = f"the loss is {loss} at step {state.global_step}"
+            raise InputError(why, f"load it again; {cure}", argument="model")
         if self.progress is not None:
             self.progress(state.global_step, loss)
         if self.stopped:
@@ -202,7 +210,7 @@ def _check_same(file: Path, model: Any, texts: list[Tensor], settings: dict[str,
     for values in [*texts, *(p.detach().flatten()[:: max(p.numel() // 64, 1)].float() for p in model.parameters())]:
         digest.update(f"{values.shape}".encode() + values.cpu().numpy().tobytes())
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and file.read_text() != digest.hexdigest():
+    if file.exists() and file.read_text() not in ("", digest.hexdigest()):  # empty: killed while writing it
         cure = "give those again, name another folder, or delete it to begin anew"
         raise InputError("is of another model, text or settings", cure, checkpoint=str(file.parent))
     file.write_text(digest.hexdigest())
@@ -220,9 +228,8 @@ def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) 
         raise InputError(expected, argument="text")
     rows = ids.long().cpu().reshape(-1, ids.shape[-1]).clone()  # inference tensors cannot be trained on
     if rows.shape[-1] < length:
-        raise InputError(
-            f"text has {rows.shape[-1]} tokens, and a window {length}: pass a longer text, or a smaller length"
-        )
+        why = f"text has {rows.shape[-1]} tokens, and a window {length}"
+        raise InputError(why, "pass a longer text, or a smaller length")
     return rows
 
 

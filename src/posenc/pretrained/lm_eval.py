@@ -168,11 +168,8 @@ def _scored(tokenizer: Any, prompt: str, answer: str) -> int:
 def _tokenizer(metadata: Mapping[str, Any]) -> Any:
     given = metadata.get("tokenizer") or metadata.get("pretrained") or metadata.get("model")
     if given is None:
-        raise InputError(
-            "documents are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "
-            "--metadata '{\"tokenizer\": ...}'",
-            argument="tokenizer",
-        )
+        remedy = "name it in lm_eval's --model_args pretrained=... or --metadata '{\"tokenizer\": ...}'"
+        raise InputError("documents are measured with the model's own", remedy, argument="tokenizer")
     return _load(given) if isinstance(given, str) else given
 
 
