@@ -63,7 +63,7 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     )
     new = early.verdicts()[1][1].split(" against ")
     of_rule = cells("rule", "3.")
-    came = [line, last, of_rule[0], of_rule[-1], *new]
+    came = [once, last_once, of_rule[0], of_rule[-1], "0.02", *new]
     if re.findall(r"0\.\d+|\d+(?= %)", FURTHER) != came:
         raise SystemExit(f"posenc.lab.budgets.FURTHER has other numbers than the pages: {came}")
     of_loss = (
