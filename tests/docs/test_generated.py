@@ -1,6 +1,7 @@
 """What programs write into pages and pictures from committed results is what is committed: regenerated, the diff is empty."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,3 +53,28 @@ def test_generated_parts_are_what_their_program_writes(writer, copy):
 def committed(path, copy):
     there = ROOT / path.relative_to(copy)
     return there.read_bytes() if there.exists() else None
+
+
+ESTIMATE = re.compile(r"(\d+\.\d+) ± (\d+\.\d+)")
+QUOTED = ("ablations.md", "claims.md", "longer_context.md")
+
+
+def halves(text):
+    """Half widths by mean, both as they are printed, of what has two digits and more."""
+    found = {}
+    for mean, half in ESTIMATE.findall(text):
+        if float(mean.replace(".", "")) >= 20:
+            found.setdefault(mean, set()).add(half)
+    return found
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_a_difference_has_the_interval_of_the_page_that_is_linked(name):
+    """Except between the methods of one archive that its tables do not set side by side."""
+    page = ROOT / "docs" / name
+    text = page.read_text(encoding="utf-8")
+    links = {page.parent / link for link in re.findall(r"\]\(([\w./]+\.md)", text)}
+    there = halves("\n".join(link.read_text(encoding="utf-8") for link in links if link.exists()))
+    text = re.sub(r"<!-- longer_stories15M_findings.*end of longer_stories15M_findings", "", text, flags=re.DOTALL)
+    own = halves(text)
+    assert [(mean, own[mean], there[mean]) for mean in own.keys() & there.keys() if not own[mean] <= there[mean]] == []

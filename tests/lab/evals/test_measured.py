@@ -48,5 +48,8 @@ def test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_res
         assert longer.generated(page, path.stem, longer.summary(results)) == page
         page_of_model = (MEASURED.parent / f"{path.stem}.md").read_text(encoding="utf-8")
         assert longer.tables(path.stem.removeprefix("longer_"), results) == page_of_model
+        quoting = [each.read_text(encoding="utf-8") for each in (ROOT / "docs").rglob("*.md")]
+        quoting = [text for text in quoting if f"{path.stem}.md" in text]
+        assert all("do not overlap" in text for text in quoting if results.get("overlapping")), path
         for task in (task for at in results["longer"] for task in at["tasks"]):
             assert {row["method"] for row in task["rows"]} >= {"none", "truncation"}

@@ -118,6 +118,12 @@ def test_a_difference_has_one_interval_on_all_pages(ablations, board):
                     assert gaps[each]["mean"] == pytest.approx(e.mean, abs=1e-9)
                     assert (gaps[each]["low"], gaps[each]["high"]) == (pytest.approx(e.low), pytest.approx(e.high))
     assert ("text", "rope", "fope", "8") in again
+    for ablations_of in (models["ablations"] for models in found.values()):
+        for ablation, of in ablations_of.items():
+            first = of["levels"][next(iter(ablations.ABLATIONS[ablation].encodings.values()))]
+            for at, gaps in of["differences"].items():
+                means = {each: of["levels"][each][at]["mean"] - first[at]["mean"] for each in gaps}
+                assert {each: e["mean"] for each, e in gaps.items()} == pytest.approx(means, abs=5e-4), ablation
 
 
 def leaderboard_gap(ranking, at, one, other):
