@@ -8,6 +8,7 @@ from statistics import quantiles
 from typing import Any, NamedTuple
 
 from posenc.analysis.finding import PALETTE
+from posenc.errors import counted
 from posenc.lab.budgets import verdicts
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
@@ -47,7 +48,10 @@ def page(results: Results) -> str:
         s=s,
         panels=shown,
         styles=style,
-        ranked=columns(results, s),
+        ranked=[*columns(results, s), *by_context(variants, s)],
+        rates=sorted({rate for of in results["rates"]["tried"].values() for rate in of}, key=float)
+        if "rates" in results
+        else [],
         budgets=by_budget(results, s) if results.get("curve") else None,
     )
 
@@ -60,39 +64,34 @@ def files(results: Results) -> dict[str, str | bytes]:
 
 def tables(results: Results) -> list[Table]:
     """The ranked table with what each variant costs; where it was measured, after the table of losses by budget."""
-    s = settings_of(results)
-    shown = columns(results, s)
+    s, variants = settings_of(results), results["variants"]
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
         "training, s": lambda v: f"{v['training_seconds']:.1f}",
         "activations, MiB": lambda v: f"{v['memory_bytes'] / 2**20:.0f}",
         "parameters": lambda v: str(v["parameters"]),
     }
-    rows: list[list[Cell]] = []
-    for rank, variant in enumerate(results["variants"]):
-        cells = [column.cells[rank] if column.interval else column.cells[rank][0] for column in shown]
-        of_cost = [of(variant) if variant["trained"] else "–" for of in costs.values()]
-        rows.append([variant["name"], *cells, variant["verdict"], *of_cost])
+    of_cost = [Column(title, [(of(v) if v["trained"] else "–", "") for v in variants]) for title, of in costs.items()]
+    verdict = Column("verdict", [(variant["verdict"], "") for variant in variants])
+    shown = [*columns(results, s), verdict, *by_context(variants, s), *of_cost]
     unit = "points of a hundred" if s.criterion.higher_is_better else f"nats per {s.unit}"
-    head = ["encoding", *(column.title for column in shown), "verdict", *costs]
-    ranked = Table("Which positional encoding?", unit, head, rows)
+    ranked = tabulated("Which positional encoding?", unit, variants, shown)
     return [by_budget(results, s), ranked] if results.get("curve") else [ranked]
 
 
 def by_budget(results: Results, s: Experiment) -> Table:
     """The loss of each encoding at each budget, and where it is predicted to be at four times the last one."""
     curve, m = results["curve"], s.criterion
-    of = {variant["name"]: variant for variant in results["variants"]}
-    gains = _gains([of[row["name"]] for row in curve["rows"]], s, "gain_within")
-    rows: list[list[Cell]] = []
-    for row, verdict, *gain in zip(curve["rows"], verdicts(curve), *(each.cells for each in gains), strict=True):
-        cells: list[Cell] = [m.value(point["mean"]) for point in row["losses"]]
-        behind = row["behind"]
-        between = "–" if behind is None else _parted(m, behind)
-        rows.append([row["name"], *cells, verdict, between, *gain])
-    head = ["encoding", *(f"loss at {budget} steps" for budget in curve["budgets"])]
-    head += [f"predicted at {curve['at']}", "behind the first", *(each.title for each in gains)]
-    return Table("Loss by budget", f"nats per {s.unit} at the training {m.size}", head, rows)
+    rows, of = curve["rows"], {variant["name"]: variant for variant in results["variants"]}
+    shown = [
+        Column(f"loss at {budget} steps", [(m.value(row["losses"][at]["mean"]), "") for row in rows])
+        for at, budget in enumerate(curve["budgets"])
+    ]
+    behind = [_parted(m, row["behind"]) if row["behind"] else ("–", "") for row in rows]
+    shown.append(Column(f"predicted at {curve['at']}", [(verdict, "") for verdict in verdicts(curve)]))
+    shown.append(Column("behind the first", behind, True))
+    shown += gains([of[row["name"]] for row in rows], s, "gain_within")
+    return tabulated("Loss by budget", f"nats per {s.unit} at the training {m.size}", rows, shown)
 
 
 def _parted(m: Criterion, e: Mapping[str, Any]) -> tuple[str, str]:
@@ -164,6 +163,18 @@ class Column(NamedTuple):
     cells: list[tuple[str, str]]
     interval: bool = False
 
+    @property
+    def shown(self) -> list[Cell]:
+        """The cells beside a page, where small print that is no interval is left out."""
+        return [cell if self.interval and cell[1] else cell[0] for cell in self.cells]
+
+
+def tabulated(title: str, unit: str, rows: Rows, columns: Sequence[Column]) -> Table:
+    """A table of encodings. rows: with their names."""
+    cells = zip(*(column.shown for column in columns), strict=True)
+    named = [[row["name"], *of] for row, of in zip(rows, cells, strict=True)]
+    return Table(title, unit, ["encoding", *(column.title for column in columns)], named)
+
 
 def columns(results: Results, s: Experiment) -> list[Column]:
     """The numbers of the ranked table, those at the training condition and at the last first."""
@@ -191,18 +202,32 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
-    for key in ("gain",) if results.get("curve") else ("gain_within", "gain"):
-        table += _gains(variants, s, key)
+    table += gains(variants, s, *(("gain",) if results.get("curve") else ("gain_within", "gain")))
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     return table
 
 
-def _gains(variants: Rows, s: Experiment, key: str) -> list[Column]:
-    """A column of what context is worth, where that was measured."""
-    gains = [variant[key] for variant in variants] if key in variants[0] else []
-    title = f"gain from {gains[0]['from']} to {gains[0]['to']} {s.unit}s" if gains else ""
-    return [Column(title, [_parted(s.criterion, gain) for gain in gains], True)] if gains else []
+def by_context(variants: Rows, s: Experiment) -> list[Column]:
+    """A column of the loss at each context, where that was measured."""
+    found = zip(*(variant.get("by_context", []) for variant in variants), strict=True)
+    return [
+        Column(
+            f"loss with {counted(of[0]['context'], s.unit)} of context",
+            [(s.criterion.value(e["mean"]), "") for e in of],
+        )
+        for of in found
+    ]
+
+
+def gains(variants: Rows, s: Experiment, *keys: str) -> list[Column]:
+    """A column of what context is worth for each of the keys that was measured."""
+    of = [[variant[key] for variant in variants] for key in keys if key in variants[0]]
+    titles = [f"gain from {each[0]['from']} to {each[0]['to']} {s.unit}s" for each in of]
+    return [
+        Column(title, [_parted(s.criterion, gain) for gain in each], True)
+        for title, each in zip(titles, of, strict=True)
+    ]
 
 
 def _level(point: Mapping[str, Any], m: Criterion, learned: bool) -> tuple[str, str]:

@@ -36,20 +36,33 @@ def beside(
 
 def about(results: Mapping[str, Any]) -> dict[str, str]:
     """What the numbers of a report are of, for those who see its tables alone."""
-    one = next(iter(results["tasks"].values())) if isinstance(results.get("tasks"), Mapping) else results
-    s, data, model = one["settings"], one.get("data", {}), one.get("model", {})
-    size = f"{counted(s['num_layers'], 'layer')}, width {s['dim']}, {s['num_heads']} heads" if "num_layers" in s else ""
-    seeds = one.get("seeds", s.get("seeds"))
-    found = {
-        "data": data.get("name") or s.get("text"),
-        "model": size or model.get("name"),
-        "steps": s.get("steps"),
-        "seeds": ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds,
+    several = isinstance(results.get("tasks"), Mapping)
+    of = {task: _facts(one) for task, one in results["tasks"].items()} if several else {"": _facts(results)}
+    found: dict[str, Any] = {}
+    for name, first in next(iter(of.values())).items():
+        each = {
+            task: value if value == task else f"{task}: {value}" for task, facts in of.items() if (value := facts[name])
+        }
+        found[name] = first if all(facts[name] == first for facts in of.values()) else "; ".join(each.values())
+    found |= {
         "versions": ", ".join(f"{name} {at}" for name, at in results["machine"].items() if name in ("posenc", "torch")),
         "made": results.get("created"),
         "command": results["command"],
     }
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def _facts(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Of one task: what differs between tasks."""
+    s, data, model = one["settings"], one.get("data", {}), one.get("model", {})
+    width = f"width {s.get('dim')}, {counted(s.get('num_heads', 0), 'head')}"
+    seeds = one.get("seeds", s.get("seeds"))
+    return {
+        "data": data.get("name") or s.get("text"),
+        "model": f"{counted(s['num_layers'], 'layer')}, {width}" if "num_layers" in s else model.get("name"),
+        "steps": s.get("steps"),
+        "seeds": ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds,
+    }
 
 
 def first_of(panels: Mapping[str, Panel]) -> "Drawing | None":

@@ -2,13 +2,14 @@
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
-from posenc.report.compare import page, settings_of, styles, trade_off
+from posenc.report.compare import by_budget, by_context, gains, page, settings_of, styles, tabulated, trade_off
 from posenc.report.drawn import beside, first_of
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
@@ -41,7 +42,6 @@ def table_page(results: Results) -> str:
     tasks = _measured(results)
     settings = {name: settings_of(of) for name, of in tasks.items()}
     drawn = figures_of(results)
-    gains = {v["name"]: v["gain_within"] for of in tasks.values() for v in of["variants"] if "gain_within" in v}
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     scores = {name: {v["name"]: _ends(v, settings[name]) for v in of["variants"]} for name, of in tasks.items()}
     figures = {plot.name: plot.figures for panel in drawn.values() for plot in panel.plots}
@@ -51,7 +51,7 @@ def table_page(results: Results) -> str:
         r=results,
         file_of=file_of,
         panel=drawn["dots"],
-        gains=gains,
+        gains={v["name"]: v["gain_within"] for of in tasks.values() for v in of["variants"] if "gain_within" in v},
         measured=tasks,
         sizes=sizes,
         scores=scores,
@@ -76,7 +76,8 @@ def figures_of(results: Results) -> dict[str, Panel]:
 
 
 def tables(results: Results) -> list[Table]:
-    """By task, how probably an encoding is within the tolerance of the best; the mean of its scores."""
+    """Of each task, its losses by budget and by context; then of all, how probably an encoding is within the tolerance of the
+    best, and the mean of its scores."""
     ends = {"trained": "training length", "longest": "longest length"}
     tasks = results["settings"]["tasks"]
     head = ["encoding", *(f"{task}, {end}" for task in tasks for end in ends.values())]
@@ -86,7 +87,17 @@ def tables(results: Results) -> list[Table]:
         scores = [mean_score(row[at]).partition(" ") for at in ENDS]
         rows.append([row["encoding"], *near, *((mean, half) if half else mean for mean, _, half in scores)])
     unit = "probability in percent to be within the tolerance of the best; mean of the scores in points of a hundred"
-    return [Table("Positional encodings by task", unit, [*head, "mean score", "mean score, longest length"], rows)]
+    of_all = Table("Positional encodings by task", unit, [*head, "mean score", "mean score, longest length"], rows)
+    return [*(each for task, of in _measured(results).items() for each in _losses(task, of)), of_all]
+
+
+def _losses(task: str, of: Results) -> list[Table]:
+    """The losses of a task by budget and by context, and what context is worth, where these were measured."""
+    s, variants = settings_of(of), of["variants"]
+    found = [by_budget(of, s)] if of.get("curve") else []
+    if seen := [*by_context(variants, s), *gains(variants, s, "gain_within", "gain")]:
+        found.append(tabulated("Loss by context", f"nats per {s.unit}", variants, seen))
+    return [replace(each, title=f"{task}: {each.title}") for each in found]
 
 
 def _ends(variant: Mapping[str, Any], s: Experiment) -> dict[str, Any]:
@@ -120,9 +131,13 @@ def mean_score(e: Mapping[str, float] | None) -> str:
 
 def show_tasks(results: Results, directory: str) -> None:
     """The table of all tasks, and where the files are, on stdout."""
-    out, (table,) = stdout(), tables(results)
+    out, (*of_tasks, table) = stdout(), tables(results)
     for line in results["answer"]:
-        out.print(line, markup=False)
+        out.print(f"- {line}", markup=False)
+    for each in of_tasks:
+        out.print(f"\n{each.caption}", markup=False)
+        print_cells(out, each)
+    out.print()
     last = len(table.head) - 1
     print_cells(out, table, [last - 2, last - 1, *range(last - 2)])
     out.print()
