@@ -19,7 +19,7 @@ from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.report.drawn import about, beside, first_of
 from posenc.report.figures import DASHES, Figure, Rows, Style, axis, intervals, line, lines, point, trained
-from posenc.report.html import Choice, Panel, Plot, plot, rendered
+from posenc.report.html import Choice, Panel, Plot, percent, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
 __all__ = ["files", "page", "show", "tables"]
@@ -48,10 +48,8 @@ def page(results: Results) -> str:
         s=s,
         panels=shown,
         styles=style,
-        ranked=[*columns(results, s), *by_context(variants, s)],
-        rates=sorted({rate for of in results["rates"]["tried"].values() for rate in of}, key=float)
-        if "rates" in results
-        else [],
+        ranked=columns(results, s),
+        contexts=by_context(variants, s),
         budgets=by_budget(results, s) if results.get("curve") else None,
     )
 
@@ -71,8 +69,8 @@ def tables(results: Results) -> list[Table]:
         "activations, MiB": lambda v: f"{v['memory_bytes'] / 2**20:.0f}",
         "parameters": lambda v: str(v["parameters"]),
     }
-    of_cost = [Column(title, [(of(v) if v["trained"] else "–", "") for v in variants]) for title, of in costs.items()]
-    verdict = Column("verdict", [(variant["verdict"], "") for variant in variants])
+    of_cost = [Column(title, [of(v) if v["trained"] else "–" for v in variants]) for title, of in costs.items()]
+    verdict = Column("verdict", [variant["verdict"] for variant in variants])
     shown = [*columns(results, s), verdict, *by_context(variants, s), *of_cost]
     unit = "points of a hundred" if s.criterion.higher_is_better else f"nats per {s.unit}"
     ranked = tabulated("Which positional encoding?", unit, variants, shown)
@@ -83,13 +81,10 @@ def by_budget(results: Results, s: Experiment) -> Table:
     """The loss of each encoding at each budget, and where it is predicted to be at four times the last one."""
     curve, m = results["curve"], s.criterion
     rows, of = curve["rows"], {variant["name"]: variant for variant in results["variants"]}
-    shown = [
-        Column(f"loss at {budget} steps", [(m.value(row["losses"][at]["mean"]), "") for row in rows])
-        for at, budget in enumerate(curve["budgets"])
-    ]
-    behind = [_parted(m, row["behind"]) if row["behind"] else ("–", "") for row in rows]
-    shown.append(Column(f"predicted at {curve['at']}", [(verdict, "") for verdict in verdicts(curve)]))
-    shown.append(Column("behind the first", behind, True))
+    at = {budget: [m.value(row["losses"][i]["mean"]) for row in rows] for i, budget in enumerate(curve["budgets"])}
+    shown = [Column(f"loss at {budget} steps", losses) for budget, losses in at.items()]
+    behind = [_parted(m, row["behind"]) if row["behind"] else "–" for row in rows]
+    shown += [Column(f"predicted at {curve['at']}", verdicts(curve)), Column("behind the first", behind, True)]
     shown += gains([of[row["name"]] for row in rows], s, "gain_within")
     return tabulated("Loss by budget", f"nats per {s.unit} at the training {m.size}", rows, shown)
 
@@ -150,23 +145,22 @@ def show(results: Results, directory: str) -> None:
 def settings_of(results: Results) -> Experiment:
     """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
     default = experiment(results.get("task", "text"))()
-    return default.changed(
-        **{name: results["settings"][name] for name in default.to_dict().keys() & results["settings"]}
-    )
+    known = default.to_dict().keys() & results["settings"]
+    return default.changed(**{name: results["settings"][name] for name in known})
 
 
 class Column(NamedTuple):
-    """A column of the ranked table: its title, and by variant a value with its small print. interval: the small print is the
-    value's interval, which a terminal shows too."""
+    """A column of numbers by variant, some with small print. interval: the small print is the value's interval, which is not left
+    out beside a page."""
 
     title: str
-    cells: list[tuple[str, str]]
+    cells: Sequence[Cell]
     interval: bool = False
 
     @property
     def shown(self) -> list[Cell]:
-        """The cells beside a page, where small print that is no interval is left out."""
-        return [cell if self.interval and cell[1] else cell[0] for cell in self.cells]
+        """The cells beside a page."""
+        return [cell if self.interval or isinstance(cell, str) else cell[0] for cell in self.cells]
 
 
 def tabulated(title: str, unit: str, rows: Rows, columns: Sequence[Column]) -> Table:
@@ -193,41 +187,33 @@ def columns(results: Results, s: Experiment) -> list[Column]:
             table.append(Column(f"change at {s.size_at(condition)}", changes, True))
     if all("exact" in row[0] for row in rows):
         for index, condition in enumerate(s.conditions[:2]):
-            exact = [(m.value(row[index]["exact"]["mean"]), "") for row in rows]
+            exact = [m.value(row[index]["exact"]["mean"]) for row in rows]
             table.append(Column(f"all right at {s.size_at(condition)}", exact))
     near = [row[-1].get("near_best") for row in rows]
     if any(share is not None for share in near):
-        cells = [("–" if share is None else f"{100 * share:.0f} %", "") for share in near]
-        table.append(Column(f"within {m.margin} of the best", cells))
+        shares = ["–" if share is None else percent(share) for share in near]
+        table.append(Column(f"within {m.margin} of the best", shares))
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
-        table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
+        table.append(Column("learned", [f"{each['hits']} of {each['n']}" if each else "–" for each in of]))
     table += gains(variants, s, *(("gain",) if results.get("curve") else ("gain_within", "gain")))
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
-        table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
+        table.append(Column("bits per byte", [f"{row[-1]['bits_per_byte']:.3f}" for row in rows]))
     return table
 
 
 def by_context(variants: Rows, s: Experiment) -> list[Column]:
     """A column of the loss at each context, where that was measured."""
     found = zip(*(variant.get("by_context", []) for variant in variants), strict=True)
-    return [
-        Column(
-            f"loss with {counted(of[0]['context'], s.unit)} of context",
-            [(s.criterion.value(e["mean"]), "") for e in of],
-        )
-        for of in found
-    ]
+    losses = {of[0]["context"]: [s.criterion.value(e["mean"]) for e in of] for of in found}
+    return [Column(f"loss with {counted(context, s.unit)} of context", of) for context, of in losses.items()]
 
 
 def gains(variants: Rows, s: Experiment, *keys: str) -> list[Column]:
     """A column of what context is worth for each of the keys that was measured."""
-    of = [[variant[key] for variant in variants] for key in keys if key in variants[0]]
-    titles = [f"gain from {each[0]['from']} to {each[0]['to']} {s.unit}s" for each in of]
-    return [
-        Column(title, [_parted(s.criterion, gain) for gain in each], True)
-        for title, each in zip(titles, of, strict=True)
-    ]
+    found = [[variant[key] for variant in variants] for key in keys if key in variants[0]]
+    title = f"gain from {{from}} to {{to}} {s.unit}s"
+    return [Column(title.format_map(of[0]), [_parted(s.criterion, gain) for gain in of], True) for of in found]
 
 
 def _level(point: Mapping[str, Any], m: Criterion, learned: bool) -> tuple[str, str]:

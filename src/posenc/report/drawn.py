@@ -40,10 +40,8 @@ def about(results: Mapping[str, Any]) -> dict[str, str]:
     of = {task: _facts(one) for task, one in results["tasks"].items()} if several else {"": _facts(results)}
     found: dict[str, Any] = {}
     for name, first in next(iter(of.values())).items():
-        each = {
-            task: value if value == task else f"{task}: {value}" for task, facts in of.items() if (value := facts[name])
-        }
-        found[name] = first if all(facts[name] == first for facts in of.values()) else "; ".join(each.values())
+        each = [f"{task}: {facts[name]}" if facts[name] != task else task for task, facts in of.items()]
+        found[name] = first if all(facts[name] == first for facts in of.values()) else "; ".join(each)
     found |= {
         "versions": ", ".join(f"{name} {at}" for name, at in results["machine"].items() if name in ("posenc", "torch")),
         "made": results.get("created"),
@@ -122,9 +120,8 @@ def _lines(figure: Figure, ax: "Axes") -> None:
         if "low" in one and not one.get("quiet"):
             ax.vlines(x, one["low"], one["high"], color=colour, alpha=0.55, linewidth=1.2, transform=place)
         (drawn,) = ax.plot(x, y, **options)
-        ax.update_datalim(
-            [(at, value) for at, value in zip(x, y, strict=True) if value == value]
-        )  # beside its points, a line sets no limits
+        points = [(at, value) for at, value in zip(x, y, strict=True) if value == value]
+        ax.update_datalim(points)  # beside its points, a line sets no limits
         if one.get("points") and one.get("label"):
             text = printable(one["name"] if one["label"] is True else one["label"])
             ax.annotate(text, (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)

@@ -91,8 +91,7 @@ class Panel:
     @property
     def names(self) -> set[str]:
         """Of the methods that the figures show."""
-        figures = [figure for plot in self.plots for figure in plot.figures.values()]
-        return {one["name"] for figure in figures for one in figure["series"]}
+        return {one["name"] for plot in self.plots for figure in plot.figures.values() for one in figure["series"]}
 
     @property
     def choices(self) -> list[Choice]:
