@@ -48,7 +48,6 @@ def table_page(results: Results) -> str:
         settings=settings,
         scores=scores,
         mean_score=mean_score,
-        costs={v["name"]: v for v in next(iter(tasks.values()))["variants"]},
     )
 
 
