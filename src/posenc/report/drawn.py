@@ -51,7 +51,7 @@ def about(results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _facts(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Of one task: what differs between tasks."""
+    """What tasks of one report may differ in."""
     s, data, model = one["settings"], one.get("data", {}), one.get("model", {})
     width = f"width {s.get('dim')}, {counted(s.get('num_heads', 0), 'head')}"
     seeds = one.get("seeds", s.get("seeds"))
