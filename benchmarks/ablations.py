@@ -29,12 +29,11 @@ import torch
 
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.experiment import TEN, Run
-from posenc.lab.machine import describe, flushed_denormals
+from posenc.lab.machine import flushed_denormals
 from posenc.lab.records import RunRecord, level
 from posenc.lab.results import collect
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.store import Store, Stored, identity
-from posenc.lab.study import versions
 from posenc.lab.train import Training
 from posenc.report.terminal import Display
 
@@ -171,14 +170,21 @@ def finished(name: str, out: Path) -> dict[Run, Stored[RunRecord]]:
 # ---------------------------------------------------------------- numbers
 
 
-def collected(name: str, out: Path) -> Json:
+def collected(name: str, out: Path, before: Json) -> Json:
     """The numbers of some models: levels, and in each ablation differences from its first encoding, on the seeds that all of its
-    encodings have."""
+    encodings have, with the programs that trained them. before: as of this; an ablation stays as it is there if one of its
+    encodings is neither in the folder nor in the leaderboard."""
     comparison, corpus = planned(name, None)
     models, s = MODELS[name], comparison.settings
-    done = {run: stored.record for run, stored in finished(name, out).items()}
+    done = finished(name, out)
     conditions = (s.trained_at, models.far)
     key = s.criterion.key
+
+    def of(texts: Sequence[str], earlier: Json | None) -> Json | None:
+        found = numbers_of(texts, {run: stored.record for run, stored in done.items()}, conditions, key)
+        programs = sorted({stored.program for run, stored in done.items() if run.encoding in texts})
+        return earlier if found is None else found | {"programs": programs}
+
     return {
         "task": models.task,
         "settings": s.to_dict(),
@@ -186,9 +192,9 @@ def collected(name: str, out: Path) -> Json:
         "criterion": key,
         "conditions": list(conditions),
         "size": {at: s.spelled(at) for at in conditions},
-        "ten": numbers_of(TEN, done, conditions, key) if models.task == "text" else None,
+        "ten": of(TEN, before["ten"]) if models.task == "text" else None,
         "ablations": {
-            each: numbers_of(tuple(ablation.encodings.values()), done, conditions, key)
+            each: of(tuple(ablation.encodings.values()), before["ablations"].get(each))
             for each, ablation in ABLATIONS.items()
             if name in ablation.models
         },
@@ -420,8 +426,8 @@ def main() -> None:
     for name in options.train:
         train(name, options.out, options.seeds)
     if options.collect:
-        found = {name: collected(name, options.out) for name in MODELS}
-        save({**versions(), "machine": describe(torch.device("cpu")), "models": found, "seconds": stored()["seconds"]})
+        found = {name: collected(name, options.out, stored()["models"][name]) for name in MODELS}
+        save(stored() | {"models": found})
     if options.collect or options.board:
         save(stored() | {"models": of_board(stored()["models"])})
     if options.time:

@@ -48,6 +48,7 @@ def tables(name: str, results: Results) -> str:
         "input. Lower is better. Running text counts past the context length alone; answers with a place in the text are "
         f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of it. Methods are set up for each length. Intervals "
         "are 95 % for all methods of a column together (Bonferroni). Milliseconds are processor time per token, in the first task; MiB are the memory above the model's.\n",
+        "\n".join(f"- {limit}" for limit in results["limits"]) + "\n",
     ]
     for at in results["longer"]:
         parts.append(f"## {at['length']} tokens, {at['times']:.3g} times the context length\n\n{table(at)}\n")
@@ -70,11 +71,16 @@ def table(at: Results) -> str:
     return _markdown(lines)
 
 
-def behind(rows: list[Results], method: str, other: str, comparisons: int = 1) -> Estimate:
-    """How much more one method of a task loses than another, paired over documents; the interval is one of so many that hold
-    together."""
+def behind(rows: list[Results], method: str, other: str) -> Estimate:
+    """How much more one method of a task loses than another, paired over documents. The interval is that of `tables`, on every
+    page: one of as many that hold together as the task has other methods."""
     of = {row["method"]: torch.tensor(row["documents"]) for row in rows}
-    return estimate((of[method] - of[other])[None], comparisons)
+    return estimate((of[method] - of[other])[None], len(rows) - 1)
+
+
+def undecided(results: Results) -> str:
+    """The limits of an archive that its differences are not to be read without."""
+    return " ".join(limit for limit in results["limits"] if "undecided" in limit or "overlap" in limit)
 
 
 def best(rows: list[Results]) -> str:
@@ -99,7 +105,7 @@ def behind_best(at: Results) -> str:
 def _behind(rows: list[Results], method: str) -> str:
     if method == best(rows) or all(row["method"] != method for row in rows):
         return "–"
-    gap = behind(rows, method, best(rows), len(rows) - 1)
+    gap = behind(rows, method, best(rows))
     return f"{gap.mean:+.3f} ± {gap.high - gap.mean:.3f}"
 
 
@@ -164,8 +170,8 @@ def findings(results: Results) -> str:
     return "\n".join(
         [
             f"- **Truncating is hard to beat.** Of {len(gaps)} comparisons of {methods} methods and `none` with `truncation`, {count} come "
-            f"out better, in nats: {'; '.join(won)}. {'No' if right == 0 else right} passkey is found. The running text was drawn 256 tokens at a time, so "
-            "nothing farther back could help.",
+            f"out better, in nats: {'; '.join(won)}. {undecided(results)} {'No' if right == 0 else right} passkey is found. The running text was drawn "
+            "256 tokens at a time, so nothing farther back could help.",
             f"- **For endless text**, {listed(endless)} are within 0.04 nats of truncating on running text at every length, in one pass.",
             f"- **On repeated text**, where far tokens matter, {listed(lowest)} are within 0.1 nats of the lowest loss at every length.",
             f"- **`yarn` and `mrrope` are the best schedules.** On running text from {running[1][0]:.3g} times the length on, "
@@ -204,7 +210,7 @@ def summary(results: Results) -> str:
         rows = [of.get(first["method"]) for _, of in columns]
         cells = ["–" if row is None else _loss(row, 2) for row in rows]
         lines.append([f"`{first['method']}`", *cells, *_cost(first)])
-    return "\n\n".join([_markdown(lines), *_nearest(at)])
+    return "\n\n".join([_markdown(lines), " ".join([*_nearest(at), undecided(results)])])
 
 
 def _nearest(at: Results) -> list[str]:

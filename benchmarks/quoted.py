@@ -63,7 +63,7 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     )
     new = early.verdicts()[1][1].split(" against ")
     of_rule = cells("rule", "3.")
-    came = [line, last, of_rule[0], of_rule[-1], *new]
+    came = [once, last_once, of_rule[0], of_rule[-1], "0.02", *new]
     if re.findall(r"0\.\d+|\d+(?= %)", FURTHER) != came:
         raise SystemExit(f"posenc.lab.budgets.FURTHER has other numbers than the pages: {came}")
     of_loss = (
@@ -73,7 +73,7 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     yield "docs/guides/choose.md", "that of a line through two of them, {} and {}", [of_known[0], new[0]]
     yield "docs/guides/choose.md", "at 4 times the steps it is {} against {}", [last_once, once]
 
-    yield from _of_frequencies()
+    yield from _of_ablations()
 
     ways = len(schedules.SCHEDULES) - 1, len(position_maps.MAPS)  # without the default
     yield "docs/comparison.md", "[{} schedules](frequencies.md), [{} maps](position_maps.md)", [str(n) for n in ways]
@@ -158,8 +158,17 @@ def quoted() -> Iterator[tuple[str, str, list[str]]]:
     yield page, "a loss of {} nats per token under truncation", cells("longer_Gemma3_text", "`truncation`")[:1]
     lower = [number.removeprefix("-") for e in of.values() for number in e[1:3]]
     least, *_, most = sorted(f"{float(number):.2f}" for number in lower[::2])
-    yield page, "and `ntk` [did](#a-model-with-windows-gemma-3-270m), by {} to {} nats per token", [least, most]
-    yield page, "that of `linear` is {} ± {} lower, that of `yarn` {} ± {} and that of `ntk` {} ± {};", lower
+    archive = json.loads((ROOT / "benchmarks/evaluations/longer_Gemma3_text.json").read_text(encoding="utf-8"))
+    documents = {row["method"]: row["documents"] for row in archive["longer"][0]["tasks"][0]["rows"]}
+    if any(
+        loss >= truncated for e in of for loss, truncated in zip(documents[e], documents["truncation"], strict=True)
+    ):
+        raise SystemExit(f"{page} says that each document has a lower loss than under truncation: {documents}")
+    apart = [str(archive["overlapping"][0]["apart"]), str(archive["settings"]["samples"])]
+    yield page, "in each of four documents, by {} to {} nats per token", [least, most]
+    yield page, "only {} of the {} do not overlap, which decides nothing", apart
+    yield page, "by {} ± {} under `linear`, {} ± {} under `yarn` and {} ± {} under `ntk`.", lower
+    yield page, "Only {} of the {} documents do not overlap, so these intervals are too narrow", apart
     text = (ROOT / "benchmarks/longer_Gemma3_text.md").read_text(encoding="utf-8")
     ((gap, half),) = re.findall(r"\| `yarn` \| \+(\S+) ± (\S+) \|", text)
     yield page, "`yarn` is within {} ± {} of `linear`", [gap, half]
@@ -199,26 +208,32 @@ def gains(encoding: str) -> list[str]:
     return found
 
 
-def _of_frequencies() -> Iterator[tuple[str, str, list[str]]]:
-    """What RoPE's frequencies are worth, on docs/ablations.md."""
+def _of_ablations() -> Iterator[tuple[str, str, list[str]]]:
+    """What RoPE's frequencies and Transformer-XL's vectors are worth, and copying without positions, on docs/ablations.md."""
     text = json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))["models"]["text"]
-    of = text["ablations"]["learned_frequencies"]
+    of, xl = (text["ablations"][name]["differences"] for name in ("learned_frequencies", "xl"))
 
-    def gap(name: str, at: str) -> list[str]:
-        e = of["differences"][at][name]
+    def gap(e: dict[str, float]) -> list[str]:
         return [f"{abs(e['mean']):.3f}", f"{(e['high'] - e['low']) / 2:.3f}"]
 
-    assert [of["differences"][at]["fope"]["mean"] > 0 for at in "18"] == [True, False], (
-        "docs/ablations.md: above, below"
-    )
-    assert [of["differences"][at]["learned_rope"]["mean"] > 0 for at in "18"] == [False, False], (
-        "docs/ablations.md: below"
-    )
-    page, rope = "docs/ablations.md", f"{of['levels']['rope']['8']['mean']:.3f}"
-    yield page, "have a loss {} ± {} below RoPE's ({}) at 1024 bytes", [*gap("fope", "8"), rope]
-    yield page, "and {} ± {} above it at 128.", gap("fope", "1")
-    yield page, "are {} ± {} better at 1024 bytes", gap("learned_rope", "8")
-    yield page, "and undecided at 128 (−{} ± {})", gap("learned_rope", "1")
+    assert [of[at]["fope"]["mean"] > 0 for at in "18"] == [True, False], "docs/ablations.md: above, below"
+    assert [of[at]["learned_rope"]["mean"] > 0 for at in "18"] == [False, False], "docs/ablations.md: below"
+    page, rope = "docs/ablations.md", text["ablations"]["learned_frequencies"]["levels"]["rope"]["8"]["mean"]
+    yield page, "have a loss {} ± {} below RoPE's ({}) at 1024 bytes", [*gap(of["8"]["fope"]), f"{rope:.3f}"]
+    yield page, "and {} ± {} above it at 128.", gap(of["1"]["fope"])
+    yield page, "are {} ± {} better at 1024 bytes", gap(of["8"]["learned_rope"])
+    yield page, "and undecided at 128 (−{} ± {})", gap(of["1"]["learned_rope"])
+
+    without_v = "benchmarks/ablated.py:XLBiases:biases=u"
+    sure = [(at, name) for at, gaps in xl.items() for name, e in gaps.items() if e["low"] > 0 or e["high"] < 0]
+    assert sure == [("8", without_v)], "docs/ablations.md: higher without v"
+    most = max(xl["1"].values(), key=lambda e: abs(e["mean"]))
+    yield page, "changes the loss at 128 bytes by at most {} ± {}", gap(most)
+    yield page, "it is {} ± {} higher without v", gap(xl["8"][without_v])
+
+    claims = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+    (copied,) = re.findall(r"copy, 32: `none` − `sinusoidal` \+(\S+) ± (\S+) \|", claims)
+    yield page, "of addition, by {} ± {} points", [*copied]
 
 
 def decided() -> tuple[int, int]:

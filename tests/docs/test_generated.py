@@ -1,6 +1,7 @@
 """What programs write into pages and pictures from committed results is what is committed: regenerated, the diff is empty."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,3 +53,19 @@ def test_generated_parts_are_what_their_program_writes(writer, copy):
 def committed(path, copy):
     there = ROOT / path.relative_to(copy)
     return there.read_bytes() if there.exists() else None
+
+
+def estimates(text):
+    """Means and half widths as they are printed, where the mean has two digits and more."""
+    found = re.findall(r"(\d+\.\d+) ± (\d+\.\d+)", text)
+    return {(mean, half) for mean, half in found if float(mean.replace(".", "")) >= 20}
+
+
+@pytest.mark.parametrize("name", ["ablations", "claims", "longer_context"])
+def test_a_difference_has_the_interval_of_the_page_that_is_linked(name):
+    """Except between methods of one archive that its tables do not set side by side."""
+    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    links = {ROOT / "docs" / link for link in re.findall(r"\]\(([\w./]+\.md)", text)}
+    there = set().union(*(estimates(link.read_text(encoding="utf-8")) for link in links))
+    here = estimates(re.sub(r"<!-- (longer_stories15M_findings): .*end of \1", "", text, flags=re.DOTALL))
+    assert [each for each in here - there if each[0] in dict(there)] == []

@@ -18,7 +18,7 @@ from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
 from posenc.lab.leaderboard import compare_tasks
 from posenc.lab.measure import measure
-from posenc.lab.records import BUDGET, Aggregate, VariantScores
+from posenc.lab.records import BUDGET, Aggregate, RunRecord, VariantScores
 from posenc.lab.train import Training
 from posenc.report import leaderboard
 from posenc.report.compare import files, settings_of, show
@@ -201,8 +201,10 @@ def test_each_encoding_is_reported_at_its_best_rate(tmp_path):
     comparison = Comparison(("rope",), 1, replace(TINY, steps=12), rates=(1.0, 0.01, 0.1))
     results = compare(comparison, corpus, tmp_path, engine=InProcess())
     assert results["runs"] == {"planned": 6, "finished": 6, "kept_from_before": 0}
-    assert results["rates"] == {"tried": [0.01, 0.1, 1.0], "best": {"none": 1.0, "rope": 1.0}}
-    assert "at an edge of the sweep, so perhaps better beyond it: none (1) and rope (1)" in results["answer"][-1]
+    rates = results["rates"]
+    assert {*rates["tried"]["rope"]} == {"0.01", "0.1", "1.0"}
+    assert (rates["best"], rates["edge"]) == ({"none": 1.0, "rope": 1.0}, ["none", "rope"])
+    assert "at an edge, so perhaps better beyond it: none (1) and rope (1)" in results["answer"][-1]
     plain = compare(replace(comparison, rates=()), corpus, tmp_path, engine=InProcess())
     assert plain["runs"]["kept_from_before"] == 2
     assert plain["variants"][0]["lengths"] == results["variants"][0]["lengths"]
@@ -210,7 +212,43 @@ def test_each_encoding_is_reported_at_its_best_rate(tmp_path):
     assert "the same learning rates" not in " ".join(results["limits"])
 
 
-@pytest.mark.parametrize("rates", [(1.0,), (2.0, 2.0), (0.0, 1.0), (1.0, float("nan")), (-1.0, 1.0), (1.0, 1e9)])
+def run_of(comparison, seed, rate, loss):
+    """A finished training, and its record, of a loss at the training length."""
+    (settings,) = (each for each, of in comparison.at_rates.items() if of == rate)
+    variant = VariantScores("rope", True, {str(length): [loss] * 4 for length in settings.conditions}, 1.0)
+    return Run.of("rope", seed, settings, "digest"), RunRecord([variant], [loss], 1, 0, 1.0, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("losses", "best", "tried"),
+    [
+        ({(0, 0.5): 2.0, (0, 1.0): 1.9}, 1.0, {0.5, 1.0}),  # rate 2 has not run yet
+        ({(0, 0.5): 2.0, (0, 1.0): 1.9, (0, 2.0): 1.8, (1, 0.5): 1.0, (1, 1.0): 1.0}, 2.0, {0.5, 1.0, 2.0}),
+        ({(0, 0.5): 2.0, (0, 1.0): 2.0, (0, 2.0): 2.1}, 1.0, {0.5, 1.0, 2.0}),  # a tie is no edge
+        ({(0, 0.5): 2.0, (1, 1.0): 1.0, (1, 0.5): 2.1, (2, 2.0): 0.5}, 0.5, {0.5}),  # no seed that all have
+    ],
+)
+def test_rates_are_compared_on_the_same_seeds(losses, best, tried):
+    comparison = Comparison(("rope",), 3, TINY, rates=(0.5, 1.0, 2.0))
+    by = comparison.swept(dict(run_of(comparison, *at, loss) for at, loss in losses.items()))["rope"]
+    assert (next(iter(by)), {*by}) == (best, tried)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        (1.0,),
+        (2.0, 2.0),
+        (1, 1.0, 2),
+        (0.0, 1.0),
+        (1e-320, 1),
+        (1.0, float("nan")),
+        (-1.0, 1.0),
+        (1.0, 1e9),
+        ("a", "b"),
+        0.5,
+    ],
+)
 def test_a_sweep_that_brackets_nothing_is_refused(rates):
     with pytest.raises(InputError, match=r"rates=.*: a sweep has at least two different values"):
         Comparison(("rope",), 1, TINY, rates=rates)

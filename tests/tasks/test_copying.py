@@ -89,19 +89,5 @@ def test_placeholders_and_special_tokens_are_left_out():
     tokens = {"<0x0A>": 0, "[unused7]": 1, "<unk>": 2, "a": 3, "b": 4}
     odd = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(tokens, "<unk>")), unk_token="<unk>")
     assert ordinary_tokens(odd, "tokens") == (3, 4)
-
-
-@pytest.mark.parametrize(
-    ("task", "length", "message"),
-    [
-        ("copying:segment=1", 64, r"segment=1: must be at least 2"),
-        ("copying:distance=15", 64, r"distance=15: cannot be shorter than the segment"),
-        ("copying:kind=letters", 64, r"kind"),
-        ("copying:kind=words", 64, r"kind='words': the tokenizer has 0 such tokens"),
-        ("copying", 31, r"length=31: copying needs at least 32 tokens"),
-        ("copying:distance=50", 65, r"length=65: .* needs at least 66 tokens"),
-    ],
-)
-def test_mistakes_are_named(tokenizers, task, length, message):
-    with pytest.raises(InputError, match=message):
-        create(task).sample(tokenizers[False], length)
+    with pytest.raises(InputError, match="kind='words': the tokenizer has 0 such tokens"):
+        create("copying:kind=words").sample(tokenizer, 64)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,14 +23,13 @@ from posenc.lab.results import Ranking, collect
 from posenc.lab.study import Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
-from posenc.lab.train import build
+from posenc.lab.train import RATES, build
 from posenc.spec import split_list
 
 __all__ = ["EXPERIMENTS", "Comparison", "ComparisonStudy", "Progress", "compare"]
 
 MOST_SEEDS = 1000
 MOST_RATE = 100
-RATES = ("learning_rate", "adamw_learning_rate", "position_learning_rate")
 
 EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, **TASKS}
 """The kinds of comparison by name; a task of your own is added here."""
@@ -61,11 +61,11 @@ class Comparison:
     rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rates and (len(set(self.rates)) < 2 or not all(0 < rate <= MOST_RATE for rate in self.rates)):
-            raise InputError(
-                f"a sweep has at least two different values above 0 and up to {MOST_RATE}", "write three, as in 0.5 1 2",
-                rates=self.rates,
-            )  # fmt: skip
+        given = self.rates if isinstance(self.rates, tuple | list) else (self.rates,)
+        numbers = [rate for rate in given if isinstance(rate, int | float) and 1 / MOST_RATE <= rate <= MOST_RATE]
+        if len(given) == 1 or len({*numbers}) < len(given):
+            needed = f"a sweep has at least two different values from {1 / MOST_RATE} to {MOST_RATE}, each once"
+            raise InputError(needed, "write three, as in 0.5 1 2", rates=self.rates)
         if self.encodings and "none" not in self.encodings:
             object.__setattr__(self, "encodings", ("none", *self.encodings))
 
@@ -87,17 +87,23 @@ class Comparison:
             for rate in self.rates or (1.0,)
         }
 
-    def at_best_rate(self, done: Mapping[Run, RunRecord]) -> dict[Run, RunRecord]:
-        """Of the finished runs, those of each encoding at its best rate, by the mean at the condition of training over its seeds."""
+    def swept(self, done: Mapping[Run, RunRecord]) -> dict[str, dict[float, float]]:
+        """What each encoding scores at each rate that has run, at the condition of training: the mean over the seeds that all of
+        its rates have; of those with most seeds, where none has them all. The best is first; of equal ones, the nearest to 1."""
         m, at = self.settings.criterion, str(self.settings.trained_at)
-        scores: dict[str, dict[float, list[float]]] = {}
+        scores: dict[str, dict[float, dict[int, float]]] = {}
         for each, record in done.items():
             variant = record.variants[0]
             values = variant.extra[m.key][at] if m.higher_is_better else variant.paired[at]
             by_rate = scores.setdefault(each.encoding, {})
-            by_rate.setdefault(self.at_rates[each.settings], []).append(m.worse * fmean(values))
-        best = {name: min((fmean(values), rate) for rate, values in by.items())[1] for name, by in scores.items()}
-        return {each: record for each, record in done.items() if self.at_rates[each.settings] == best[each.encoding]}
+            by_rate.setdefault(self.at_rates[each.settings], {})[each.seed] = fmean(values)
+        found = {}
+        for name, by in scores.items():
+            shared = set.intersection(*map(set, by.values())) or max(map(set, by.values()), key=len)
+            means = {rate: fmean(of[seed] for seed in shared) for rate, of in by.items() if shared <= of.keys()}
+            order = sorted(means, key=lambda rate: (m.worse * means[rate], abs(math.log(rate))))
+            found[name] = {rate: means[rate] for rate in order}
+        return found
 
     def check(self, corpus: Dataset) -> None:
         """Refuse, before any training, what could not be run to its end.
@@ -182,9 +188,10 @@ class ComparisonStudy(Study[Run, RunRecord]):
         return f"{self.describe([cell]):<20} loss {losses} steps" if of else ""
 
     def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
-        with flushed_denormals():
-            (run,) = job
-            return {run: measure(run, self.corpora[run.settings, run.data], partial(tick, what=self.describe(job)))}
+        (run,) = job
+        given = run, self.corpora[run.settings, run.data], partial(tick, what=self.describe(job))
+        with flushed_denormals():  # inside, settings with a denormal number are not found
+            return {run: measure(*given)}
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         return self.of_comparison(*self.comparisons[0], done)[0]
@@ -193,17 +200,23 @@ class ComparisonStudy(Study[Run, RunRecord]):
         self, plan: Comparison, corpus: Dataset, done: Mapping[Run, RunRecord]
     ) -> tuple[dict[str, Any], Ranking]:
         """The results of one of the comparisons, from its runs, and what ranks them."""
-        settings, done = plan.settings, plan.at_best_rate(done) if plan.rates else done
-        ranking = Ranking(collect(done), settings, corpus, swept=bool(plan.rates))
-        best = {run.encoding: plan.at_rates[run.settings] for run in done} if plan.rates else {}
+        settings, swept = plan.settings, plan.swept(done) if plan.rates else {}
+        best = {name: next(iter(by)) for name, by in swept.items()}
+        if swept:
+            done = {run: record for run, record in done.items() if plan.at_rates[run.settings] == best[run.encoding]}
+        ranking = Ranking(collect(done), settings, corpus, swept=bool(swept))
+        lone = {name for name, by in swept.items() if [*by.values()].count(by[best[name]]) == 1 < len(by)}
+        edge = [name for name, by in swept.items() if name in lone and best[name] in (min(by), max(by))]
+        tried = {name: {str(float(rate)): by[rate] for rate in sorted(by)} for name, by in swept.items()}
+        rates = {"measure": settings.criterion.key, "tried": tried, "best": best, "edge": edge}
         results = {
-            **({"rates": {"tried": sorted(plan.rates), "best": best}} if best else {}),
+            **({"rates": rates} if swept else {}),
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(plan.encodings)},
-            "seeds": list(range(plan.seeds)),
+            "seeds": sorted({run.seed for run in done}),
             "data": corpus.facts(),
             "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
-            "answer": [*ranking.answer(), *_of_rates(sorted(plan.rates), best)],
+            "answer": [*ranking.answer(), *_of_rates(plan.rates, swept, edge)],
             **ranking.numbers(),
             "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
@@ -211,16 +224,20 @@ class ComparisonStudy(Study[Run, RunRecord]):
         return results, ranking
 
 
-def _of_rates(tried: Sequence[float], best: Mapping[str, float]) -> list[str]:
+def _of_rates(rates: Sequence[float], swept: Mapping[str, Mapping[float, float]], edge: Sequence[str]) -> list[str]:
     """What the sweep of learning rates found."""
-    if not best:
+    if not swept:
         return []
-    edges = [f"{name} ({rate:g})" for name, rate in best.items() if rate in (tried[0], tried[-1])]
-    within = (
-        "none is at an edge" if not edges else f"at an edge of the sweep, so perhaps better beyond it: {listed(edges)}"
-    )
+
+    def spelled(some: Iterable[float]) -> str:
+        return listed([f"{rate:g}" for rate in sorted(some)])
+
+    edges = [f"{name} ({next(iter(swept[name])):g})" for name in edge]
+    within = f"at an edge, so perhaps better beyond it: {listed(edges)}" if edges else "none is at an edge"
+    left = [f"{name} has {spelled(by)}" for name, by in swept.items() if len(by) < len(rates)]
     return [
-        f"Each encoding is at the best of {listed([f'{rate:g}' for rate in tried])} times the learning rates; {within}."
+        f"Each encoding is at the best of {spelled(rates)} times the learning rates; {within}.",
+        *([f"Not all have run on the same seeds: {listed(left)}."] if left else []),
     ]
 
 

@@ -266,14 +266,18 @@ class Ranking:
             f"{'learning rates from a small sweep' if self.swept else 'the same learning rates for all'}. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
             "that."
         )
-        if self.curve:
+        if self.curve and sum(row["learned"] for row in self.curve["rows"]) > 1:
             at = self.curve["at"]
             notes.append(
                 f"The order at {at} steps is that of straight lines over the logarithm of the steps, whose differences were right to about "
                 f"±{budgets.SPREAD} nats in a test from 200 steps to 800; the losses at {at} steps are not predicted, nor is anything beyond."
             )
-        if len({seed for variant in self.variants for seed in variant.scores}) == 1:
-            notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")
+        seeds = {variant.name: sorted(variant.scores) for variant in self.trained}
+        if any(len(each) == 1 for each in seeds.values()):
+            notes.append("Where one seed was run, the interval covers the test examples, not the luck of training.")
+        if len({*map(tuple, seeds.values())}) > 1:
+            of = [f"{name} ({', '.join(map(str, each))})" for name, each in seeds.items()]
+            notes.append(f"The encodings have different seeds, so that their luck differs, too: {listed(of)}.")
         return notes
 
 

@@ -319,9 +319,6 @@ def _identities(facts: Mapping[C, Mapping[str, Any]]) -> dict[C, str]:
     for cell, of_cell in facts.items():
         other = cells.setdefault(identity(of_cell), cell)
         if other != cell:
-            raise InputError(
-                f"the same for the cells {other} and {cell}, which would share a file",
-                "return what distinguishes them",
-                argument="facts",
-            )
+            why = f"the same for the cells {other} and {cell}, which would share a file"
+            raise InputError(why, "return what distinguishes them", argument="facts")
     return {cell: id for id, cell in cells.items()}

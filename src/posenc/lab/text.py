@@ -160,17 +160,11 @@ class Settings(Experiment):
                 data=corpus.name,
             )
         if self.different_passages(corpus) == 1:
-            raise InputError(
-                f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so their loss says nothing of another text",
-                "give a text that does not repeat itself",
-                data=corpus.name,
-            )
+            why = f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so their loss says nothing of another text"
+            raise InputError(why, "give a text that does not repeat itself", data=corpus.name)
         if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
-            raise InputError(
-                f"no document of {corpus.name} has two {self.unit}s, so there is nothing to predict",
-                "packed=False joins documents",
-                packed=True,
-            )
+            why = f"no document of {corpus.name} has two {self.unit}s, so there is nothing to predict"
+            raise InputError(why, "packed=False joins documents", packed=True)
 
     def different_passages(self, corpus: Corpus) -> int:
         """How many of the test passages, with what is before their targets at the longest length, differ from each other."""

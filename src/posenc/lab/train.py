@@ -18,6 +18,7 @@ from posenc.lab.experiment import Execution, Experiment, Run, current_execution
 from posenc.lab.muon import Muon
 from posenc.lab.transformer import Attention, TransformerBase
 
+RATES = "learning_rate", "adamw_learning_rate", "position_learning_rate"
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
 
@@ -99,14 +100,11 @@ def train(run: Run, part: Any, on_step: Callable[[int], None] = lambda step: Non
 
 def diverged(run: Run, when: str) -> InputError:
     """The error for a loss that is no longer a number."""
-    s = run.settings
-    return InputError(
-        f"the loss of {run.encoding!r} (seed {run.seed}) is no longer finite {when}",
-        "give smaller ones",
-        learning_rate=s.learning_rate,
-        adamw_learning_rate=s.adamw_learning_rate,
-        position_learning_rate=s.position_learning_rate,
+    what, rates = (
+        f"the loss of {run.encoding!r} (seed {run.seed})",
+        {name: getattr(run.settings, name) for name in RATES},
     )
+    return InputError(f"{what} is no longer finite {when}", "give smaller ones, or smaller rates of a sweep", **rates)
 
 
 def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) -> int:

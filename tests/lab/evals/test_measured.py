@@ -2,7 +2,6 @@
 
 import json
 
-import longer
 import pytest
 
 from posenc.report.evaluate import files
@@ -37,16 +36,8 @@ def test_an_example_asks_for_what_its_table_shows(name, monkeypatch, capsys):
     assert asked["pages"] is files
 
 
-def test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results():
-    shown = json.loads((ROOT / longer.RESULTS / f"{longer.SHOWN}.json").read_text(encoding="utf-8"))
-    assert shown["complete"]
-    assert {round(at["times"]) for at in shown["longer"]} == {2, 4, 8}
-    page = (ROOT / longer.PAGE).read_text(encoding="utf-8")
-    assert longer.picture(shown) == (ROOT / longer.PICTURE).read_text(encoding="utf-8")
-    for path in (ROOT / longer.RESULTS).glob("longer_*.json"):
-        results = json.loads(path.read_text(encoding="utf-8"))
-        assert longer.generated(page, path.stem, longer.summary(results)) == page
-        page_of_model = (MEASURED.parent / f"{path.stem}.md").read_text(encoding="utf-8")
-        assert longer.tables(path.stem.removeprefix("longer_"), results) == page_of_model
-        for task in (task for at in results["longer"] for task in at["tasks"]):
-            assert {row["method"] for row in task["rows"]} >= {"none", "truncation"}
+def test_a_page_that_links_the_tables_of_overlapping_documents_says_so():
+    docs = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    overlapping = [path.stem for path in MEASURED.glob("*.json") if read(path.stem).get("overlapping")]
+    assert overlapping
+    assert all("do not overlap" in text for text in docs for name in overlapping if name in text)

@@ -112,11 +112,8 @@ def split(files: Files) -> Split:
         left -= len(texts[trained])
     train, test = texts[:trained], without_copies(texts[:trained], texts[trained:])
     if (remaining := sum(map(len, test))) < HELD_OUT / 2 * size:
-        raise InputError(
-            f"without copies, {remaining} of {size} bytes are left to hold out, less than a twentieth",
-            "give more files, or ones that differ",
-            data=files.name,
-        )
+        why = f"without copies, {remaining} of {size} bytes are left to hold out, less than a twentieth"
+        raise InputError(why, "give more files, or ones that differ", data=files.name)
     return Split(train, test)
 
 

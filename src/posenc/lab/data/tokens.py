@@ -94,11 +94,8 @@ def pretrained(name: str) -> Tokenizer:
         hf: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         vocabulary = hf.get_vocab()
     except Exception as error:  # each kind of tokenizer raises others
-        raise InputError(
-            first_line(error).rstrip("."),
-            "give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer",
-            tokenizer=name,
-        ) from error
+        remedy = "give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer"
+        raise InputError(first_line(error).rstrip("."), remedy, tokenizer=name) from error
     # ids may have gaps, and added ones lie past what tokenizers call their vocabulary's size
     size = max(vocabulary.values(), default=-1) + 1
     eos = hf.eos_token_id

@@ -77,19 +77,15 @@ class Evaluation(Study[Cell, Measured]):
             raise InputError(f"{what} every task needs one; pass the tokenizer that belongs to the model")
         attachment = attached(unwrap(self.model))
         if attachment is not None and len(s.methods) > 1:
+            remedy = "pass the original model, and name that method beside the others"
             raise InputError(
-                f"the model is already extended by {attachment.report.method}",
-                "pass the original model, and name that method beside the others",
-                methods=s.methods[1:],
+                f"the model is already extended by {attachment.report.method}", remedy, methods=s.methods[1:]
             )
         check_causal(self.model)
         rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
         if s.lengths[-1] > rows:
-            raise InputError(
-                f"the unmodified model has a learned table of {rows} positions",
-                f"give lengths of at most {rows}",
-                lengths=s.lengths[-1],
-            )
+            why = f"the unmodified model has a learned table of {rows} positions"
+            raise InputError(why, f"give lengths of at most {rows}", lengths=s.lengths[-1])
         set_up = s.lengths if s.times else s.lengths[-1:]
         for method, length in product((*s.methods, TRUNCATION), set_up):
             try:

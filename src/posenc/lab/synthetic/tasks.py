@@ -259,11 +259,8 @@ class FlipFlop(OfSymbols):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.factors != (1,):
-            raise InputError(
-                "task flip_flop is tested with other shares of ignored instructions, at the length of training",
-                "leave factors out",
-                factors=self.factors,
-            )
+            why = "task flip_flop is tested with other shares of ignored instructions, at the length of training"
+            raise InputError(why, "leave factors out", factors=self.factors)
 
     def size_at(self, condition: int) -> int:
         return condition
