@@ -2,7 +2,9 @@
 """Several budgets from one training: branches equal trainings of their own, orders that are predicted, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,15 @@ import torch
 from lab.conftest import TEXT, TINY
 from posenc import InputError, cli
 from posenc.lab import budgets, data
-from posenc.lab.compare import Comparison, compare
+from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
+from posenc.lab.leaderboard import compare_tasks
 from posenc.lab.measure import measure
 from posenc.lab.records import BUDGET, Aggregate, RunRecord, VariantScores
 from posenc.lab.train import Training
-from posenc.report.compare import files, show
+from posenc.report import leaderboard
+from posenc.report.compare import files, settings_of, show
 
 STEPS = 80
 CURVE = replace(TINY, steps=STEPS, contexts=(4, 16), curve=True)
@@ -141,9 +145,52 @@ def test_the_report_has_the_curve_and_speaks_of_four_times_the_budget(tmp_path, 
     show(results, str(tmp_path))
     assert "loss at" in capsys.readouterr().out
     json.dumps(results, allow_nan=False)
+    boxes = page.split('id="by-budget"')[1].partition('class="plots"')[0]
+    assert set(re.findall('data-method="([^"]+)"', boxes)) == {row["name"] for row in results["curve"]["rows"]}
+    guessing = results["curve"] | {"rows": [row | {"learned": False} for row in results["curve"]["rows"]]}
+    assert "In the order predicted" not in files(results | {"curve": guessing})["report.html"]
     again = compare(comparison, corpus, tmp_path, engine=InProcess())
     assert again["runs"]["kept_from_before"] == 3
     assert again["curve"] == results["curve"]
+
+
+@pytest.fixture(scope="module")
+def of_tasks(tmp_path_factory):
+    """The results of a text and of a generated task, and the folder of their report."""
+    small = {name: getattr(TINY, name) for name in ("batch_size", "dim", "num_layers", "num_heads", "head_dim")}
+    copy = experiment("copy")(length=4, factors=(1, 2), sequences=6, steps=3, **small).load("generated")
+    every = ((data.corpus(TEXT, "numbered lines"), CURVE), copy)
+    plans, folder = [(Comparison(("rope", "t5"), 1, s), of) for of, s in every], tmp_path_factory.mktemp("tasks")
+    return compare_tasks(plans, folder, engine=InProcess(), pages=leaderboard.files), folder
+
+
+def test_a_table_of_tasks_says_all_that_is_found_in_each(of_tasks, capsys):
+    results, folder = of_tasks
+    leaderboard.show_tasks(results, str(folder))
+    shown, page, table = capsys.readouterr().out, *((folder / name).read_text() for name in ("report.html", "table.md"))
+    found = [(task, line) for task, of in results["tasks"].items() for line in of["answer"]]
+    assert results["answer"] == [f"{task}: {line}" for task, line in found]
+    assert all(f"- {task}: {line}" in " ".join(shown.split()) for task, line in found)
+    assert all(f"<li>{line}</li>" in unescape(page) for _, line in found)
+    for title in ("loss with 4 bytes of context", "gain from 4 to 16 bytes", f"predicted at {4 * STEPS}"):
+        assert all(title in each for each in (table, shown))
+    assert (
+        f"data: text: numbered lines; copy\nmodel: 1 layer, width 8, 2 heads\nsteps: text: {STEPS}; copy: 3\n" in table
+    )
+
+
+@pytest.mark.parametrize("task", ["text", "copy"])
+def test_a_page_says_what_a_sweep_changed(task, of_tasks):
+    results, folder = of_tasks
+    tried = {"rope": {"0.5": 0.25, "1.0": 0.125}, "t5": {"1.0": 0.5, "2.0": 0.75}}
+    swept = {"measure": "loss", "tried": tried, "best": {"rope": 1.0, "t5": 2.0}, "edge": ["t5"], "tie": ["rope"]}
+    page = files(results | results["tasks"][task] | {"rates": swept})["report.html"]
+    value = settings_of(results["tasks"][task]).criterion.value
+    assert f"<td>{value(0.25)}</td><td><b>{value(0.125)}</b></td><td>&ndash;</td>" in page
+    assert re.findall("<small>(tied|at an edge)</small>", page) == ["tied", "at an edge"]
+    for each, rates in (((folder / f"{task}.html").read_text(), False), (page, True)):
+        assert ("row is only how" in " ".join(each.split())) != rates
+        assert ("factor: rope 1, t5 2;" in each) == rates
 
 
 # -------------------------------------------------------------------- learning rates

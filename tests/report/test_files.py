@@ -14,7 +14,7 @@ from posenc.lab.engines import InProcess
 from posenc.lab.table import Table, as_csv
 from posenc.report import bench, evaluate
 from posenc.report import compare as compare_report
-from posenc.report.compare import columns, files, settings_of
+from posenc.report.compare import by_context, columns, files, settings_of
 from posenc.report.drawn import drawn, plots_of
 from posenc.report.figures import plain
 from report.eval_results import results as eval_results
@@ -59,10 +59,11 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
         assert float(row["change at 64"]) == pytest.approx(change["mean"], abs=6e-4)
         assert float(row["change at 64 (interval)"]) == pytest.approx((change["high"] - change["low"]) / 2, abs=6e-4)
     markdown = (folder / "table.md").read_text()
-    for column in columns(results, settings_of(results)):
-        assert column.title in markdown
-        for mean, _ in column.cells:
-            assert mean in markdown
+    s, page = settings_of(results), (folder / "report.html").read_text()
+    for column in [*columns(results, s), *by_context(results["variants"], s)]:
+        assert f"| {column.title} |" in markdown
+        assert all((cell if isinstance(cell, str) else " ".join(cell)) in markdown for cell in column.shown)
+    assert all(f"<td>{at['mean']:.3f}</td>" in page for variant in results["variants"] for at in variant["by_context"])
     assert (folder / "figure.svg").read_text().startswith("<?xml")
     assert all(f"{name}: " in markdown for name in ("data", "model", "steps", "seeds", "versions", "made"))
     assert {row["steps"] for row in rows} == {str(results["settings"]["steps"])}

@@ -59,7 +59,7 @@ class Leaderboard(ComparisonStudy):
                 name: [at for at in ENDS if None not in r.chance.values() and r.nobody_learned(end(r, at))]
                 for name, r in rankings.items()
             },
-            "answer": [],
+            "answer": [f"{name}: {line}" for name, of in tasks.items() for line in of["answer"]],
         }
 
 

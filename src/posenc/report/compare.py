@@ -8,6 +8,7 @@ from statistics import quantiles
 from typing import Any, NamedTuple
 
 from posenc.analysis.finding import PALETTE
+from posenc.errors import counted
 from posenc.lab.budgets import verdicts
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
@@ -18,7 +19,7 @@ from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.report.drawn import about, beside, first_of
 from posenc.report.figures import DASHES, Figure, Rows, Style, axis, intervals, line, lines, point, trained
-from posenc.report.html import Choice, Panel, Plot, plot, rendered
+from posenc.report.html import Choice, Panel, Plot, percent, plot, rendered
 from posenc.report.terminal import print_cells, print_files, stdout
 
 __all__ = ["files", "page", "show", "tables"]
@@ -48,6 +49,7 @@ def page(results: Results) -> str:
         panels=shown,
         styles=style,
         ranked=columns(results, s),
+        contexts=by_context(variants, s),
         budgets=by_budget(results, s) if results.get("curve") else None,
     )
 
@@ -60,39 +62,31 @@ def files(results: Results) -> dict[str, str | bytes]:
 
 def tables(results: Results) -> list[Table]:
     """The ranked table with what each variant costs; where it was measured, after the table of losses by budget."""
-    s = settings_of(results)
-    shown = columns(results, s)
+    s, variants = settings_of(results), results["variants"]
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
         "training, s": lambda v: f"{v['training_seconds']:.1f}",
         "activations, MiB": lambda v: f"{v['memory_bytes'] / 2**20:.0f}",
         "parameters": lambda v: str(v["parameters"]),
     }
-    rows: list[list[Cell]] = []
-    for rank, variant in enumerate(results["variants"]):
-        cells = [column.cells[rank] if column.interval else column.cells[rank][0] for column in shown]
-        of_cost = [of(variant) if variant["trained"] else "–" for of in costs.values()]
-        rows.append([variant["name"], *cells, variant["verdict"], *of_cost])
+    of_cost = [Column(title, [of(v) if v["trained"] else "–" for v in variants]) for title, of in costs.items()]
+    verdict = Column("verdict", [variant["verdict"] for variant in variants])
+    shown = [*columns(results, s), verdict, *by_context(variants, s), *of_cost]
     unit = "points of a hundred" if s.criterion.higher_is_better else f"nats per {s.unit}"
-    head = ["encoding", *(column.title for column in shown), "verdict", *costs]
-    ranked = Table("Which positional encoding?", unit, head, rows)
+    ranked = tabulated("Which positional encoding?", unit, variants, shown)
     return [by_budget(results, s), ranked] if results.get("curve") else [ranked]
 
 
 def by_budget(results: Results, s: Experiment) -> Table:
     """The loss of each encoding at each budget, and where it is predicted to be at four times the last one."""
     curve, m = results["curve"], s.criterion
-    of = {variant["name"]: variant for variant in results["variants"]}
-    gains = _gains([of[row["name"]] for row in curve["rows"]], s, "gain_within")
-    rows: list[list[Cell]] = []
-    for row, verdict, *gain in zip(curve["rows"], verdicts(curve), *(each.cells for each in gains), strict=True):
-        cells: list[Cell] = [m.value(point["mean"]) for point in row["losses"]]
-        behind = row["behind"]
-        between = "–" if behind is None else _parted(m, behind)
-        rows.append([row["name"], *cells, verdict, between, *gain])
-    head = ["encoding", *(f"loss at {budget} steps" for budget in curve["budgets"])]
-    head += [f"predicted at {curve['at']}", "behind the first", *(each.title for each in gains)]
-    return Table("Loss by budget", f"nats per {s.unit} at the training {m.size}", head, rows)
+    rows, of = curve["rows"], {variant["name"]: variant for variant in results["variants"]}
+    at = {budget: [m.value(row["losses"][i]["mean"]) for row in rows] for i, budget in enumerate(curve["budgets"])}
+    shown = [Column(f"loss at {budget} steps", losses) for budget, losses in at.items()]
+    behind = [_parted(m, row["behind"]) if row["behind"] else "–" for row in rows]
+    shown += [Column(f"predicted at {curve['at']}", verdicts(curve)), Column("behind the first", behind, True)]
+    shown += gains([of[row["name"]] for row in rows], s, "gain_within")
+    return tabulated("Loss by budget", f"nats per {s.unit} at the training {m.size}", rows, shown)
 
 
 def _parted(m: Criterion, e: Mapping[str, Any]) -> tuple[str, str]:
@@ -151,18 +145,29 @@ def show(results: Results, directory: str) -> None:
 def settings_of(results: Results) -> Experiment:
     """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
     default = experiment(results.get("task", "text"))()
-    return default.changed(
-        **{name: results["settings"][name] for name in default.to_dict().keys() & results["settings"]}
-    )
+    known = default.to_dict().keys() & results["settings"]
+    return default.changed(**{name: results["settings"][name] for name in known})
 
 
 class Column(NamedTuple):
-    """A column of the ranked table: its title, and by variant a value with its small print. interval: the small print is the
-    value's interval, which a terminal shows too."""
+    """A column of numbers by variant, some with small print. interval: the small print is the value's interval, which is not left
+    out beside a page."""
 
     title: str
-    cells: list[tuple[str, str]]
+    cells: Sequence[Cell]
     interval: bool = False
+
+    @property
+    def shown(self) -> list[Cell]:
+        """The cells beside a page."""
+        return [cell if self.interval or isinstance(cell, str) else cell[0] for cell in self.cells]
+
+
+def tabulated(title: str, unit: str, rows: Rows, columns: Sequence[Column]) -> Table:
+    """A table of encodings. rows: with their names."""
+    cells = zip(*(column.shown for column in columns), strict=True)
+    named = [[row["name"], *of] for row, of in zip(rows, cells, strict=True)]
+    return Table(title, unit, ["encoding", *(column.title for column in columns)], named)
 
 
 def columns(results: Results, s: Experiment) -> list[Column]:
@@ -182,27 +187,33 @@ def columns(results: Results, s: Experiment) -> list[Column]:
             table.append(Column(f"change at {s.size_at(condition)}", changes, True))
     if all("exact" in row[0] for row in rows):
         for index, condition in enumerate(s.conditions[:2]):
-            exact = [(m.value(row[index]["exact"]["mean"]), "") for row in rows]
+            exact = [m.value(row[index]["exact"]["mean"]) for row in rows]
             table.append(Column(f"all right at {s.size_at(condition)}", exact))
     near = [row[-1].get("near_best") for row in rows]
     if any(share is not None for share in near):
-        cells = [("–" if share is None else f"{100 * share:.0f} %", "") for share in near]
-        table.append(Column(f"within {m.margin} of the best", cells))
+        shares = ["–" if share is None else percent(share) for share in near]
+        table.append(Column(f"within {m.margin} of the best", shares))
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
-        table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
-    for key in ("gain",) if results.get("curve") else ("gain_within", "gain"):
-        table += _gains(variants, s, key)
+        table.append(Column("learned", [f"{each['hits']} of {each['n']}" if each else "–" for each in of]))
+    table += gains(variants, s, *(("gain",) if results.get("curve") else ("gain_within", "gain")))
     if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
-        table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
+        table.append(Column("bits per byte", [f"{row[-1]['bits_per_byte']:.3f}" for row in rows]))
     return table
 
 
-def _gains(variants: Rows, s: Experiment, key: str) -> list[Column]:
-    """A column of what context is worth, where that was measured."""
-    gains = [variant[key] for variant in variants] if key in variants[0] else []
-    title = f"gain from {gains[0]['from']} to {gains[0]['to']} {s.unit}s" if gains else ""
-    return [Column(title, [_parted(s.criterion, gain) for gain in gains], True)] if gains else []
+def by_context(variants: Rows, s: Experiment) -> list[Column]:
+    """A column of the loss at each context, where that was measured."""
+    found = zip(*(variant.get("by_context", []) for variant in variants), strict=True)
+    losses = {of[0]["context"]: [s.criterion.value(e["mean"]) for e in of] for of in found}
+    return [Column(f"loss with {counted(context, s.unit)} of context", of) for context, of in losses.items()]
+
+
+def gains(variants: Rows, s: Experiment, *keys: str) -> list[Column]:
+    """A column of what context is worth for each of the keys that was measured."""
+    found = [[variant[key] for variant in variants] for key in keys if key in variants[0]]
+    title = f"gain from {{from}} to {{to}} {s.unit}s"
+    return [Column(title.format_map(of[0]), [_parted(s.criterion, gain) for gain in of], True) for of in found]
 
 
 def _level(point: Mapping[str, Any], m: Criterion, learned: bool) -> tuple[str, str]:

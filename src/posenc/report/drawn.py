@@ -36,20 +36,31 @@ def beside(
 
 def about(results: Mapping[str, Any]) -> dict[str, str]:
     """What the numbers of a report are of, for those who see its tables alone."""
-    one = next(iter(results["tasks"].values())) if isinstance(results.get("tasks"), Mapping) else results
-    s, data, model = one["settings"], one.get("data", {}), one.get("model", {})
-    size = f"{counted(s['num_layers'], 'layer')}, width {s['dim']}, {s['num_heads']} heads" if "num_layers" in s else ""
-    seeds = one.get("seeds", s.get("seeds"))
-    found = {
-        "data": data.get("name") or s.get("text"),
-        "model": size or model.get("name"),
-        "steps": s.get("steps"),
-        "seeds": ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds,
+    several = isinstance(results.get("tasks"), Mapping)
+    of = {task: _facts(one) for task, one in results["tasks"].items()} if several else {"": _facts(results)}
+    found: dict[str, Any] = {}
+    for name, first in next(iter(of.values())).items():
+        each = [f"{task}: {facts[name]}" if facts[name] != task else task for task, facts in of.items()]
+        found[name] = first if all(facts[name] == first for facts in of.values()) else "; ".join(each)
+    found |= {
         "versions": ", ".join(f"{name} {at}" for name, at in results["machine"].items() if name in ("posenc", "torch")),
         "made": results.get("created"),
         "command": results["command"],
     }
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def _facts(one: Mapping[str, Any]) -> dict[str, Any]:
+    """What tasks of one report may differ in."""
+    s, data, model = one["settings"], one.get("data", {}), one.get("model", {})
+    width = f"width {s.get('dim')}, {counted(s.get('num_heads', 0), 'head')}"
+    seeds = one.get("seeds", s.get("seeds"))
+    return {
+        "data": data.get("name") or s.get("text"),
+        "model": f"{counted(s['num_layers'], 'layer')}, {width}" if "num_layers" in s else model.get("name"),
+        "steps": s.get("steps"),
+        "seeds": ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds,
+    }
 
 
 def first_of(panels: Mapping[str, Panel]) -> "Drawing | None":
@@ -109,9 +120,8 @@ def _lines(figure: Figure, ax: "Axes") -> None:
         if "low" in one and not one.get("quiet"):
             ax.vlines(x, one["low"], one["high"], color=colour, alpha=0.55, linewidth=1.2, transform=place)
         (drawn,) = ax.plot(x, y, **options)
-        ax.update_datalim(
-            [(at, value) for at, value in zip(x, y, strict=True) if value == value]
-        )  # beside its points, a line sets no limits
+        points = [(at, value) for at, value in zip(x, y, strict=True) if value == value]
+        ax.update_datalim(points)  # beside its points, a line sets no limits
         if one.get("points") and one.get("label"):
             text = printable(one["name"] if one["label"] is True else one["label"])
             ax.annotate(text, (x[0], y[0]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)

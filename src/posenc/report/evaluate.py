@@ -16,15 +16,7 @@ from posenc.lab.table import Cell, Table
 from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, Figure, Rows, Style, axis, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
-from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
-    print_cells,
-    print_files,
-    spread_out,
-    stdout,
-)
-
-# isort: split
-from rich.markup import escape
+from posenc.report.terminal import print_cells, print_files, spread_out, stdout
 
 __all__ = ["files", "page", "show", "tables"]
 
@@ -141,14 +133,9 @@ def methods(results: Results) -> list[str]:
 
 def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A line style per method, the same in every figure."""
-    found = (
-        (colour, dash) for dash in itertools.cycle(DASHES) for colour in PALETTE[:-1]
-    )  # without the palette's grey
-    by_name = {}
-    for method in methods:
-        colour, dash = (NEUTRAL, BASES[method]) if method in BASES else next(found)
-        by_name[method] = {"colour": colour, "dash": dash}
-    return by_name
+    found = ((colour, dash) for dash in itertools.cycle(DASHES) for colour in PALETTE[:-1])  # without its grey
+    of = {method: (NEUTRAL, BASES[method]) if method in BASES else next(found) for method in methods}
+    return {method: {"colour": colour, "dash": dash} for method, (colour, dash) in of.items()}
 
 
 # -------------------------------------------------------------------- one task
@@ -162,7 +149,6 @@ class Section:
     task: Task
     measures: list[Measure]
     cells: list[tuple[str, Mapping[str, Any]]]
-    lengths: list[int]
     panels: dict[str, Panel] = field(default_factory=dict)
 
 
@@ -171,7 +157,7 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
     by_method = {name: m for name in styles for m in task["methods"] if m["method"] == name}
     cells = [(name, cell) for name, method in by_method.items() for cell in method["cells"]]
     lengths = sorted({cell["length"] for _, cell in cells})
-    section = Section(id, task, _measures(results, task), cells, lengths)
+    section = Section(id, task, _measures(results, task), cells)
     if not cells:
         return section
     shown, tokens = section.measures, [f"{n} tokens" for n in lengths]
@@ -219,9 +205,8 @@ def by_depth(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measu
     ends = {0: " (start)", 100: " (end)"}
     marks = [100 * depth for depth in depths] if len(depths) <= 7 else [0, 25, 50, 75, 100]
     ticks = [[mark, f"{mark:.3g} %{ends.get(mark, '')}"] for mark in marks]
-    return lines(
-        series, axis("position of the answer in the text", low=-7, high=107, ticks=ticks), _axis(measure), spread=True
-    )
+    x = axis("position of the answer in the text", low=-7, high=107, ticks=ticks)
+    return lines(series, x, _axis(measure), spread=True)
 
 
 def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure, limit: int | None) -> Figure:
@@ -234,10 +219,8 @@ def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Meas
         series.append(_line(name, [row["length"] for row in points], points, where, measure, styles[name]))
     lengths = sorted({row["length"] for rows in of.values() for row in rows})
     marks = trained(limit) if limit and limit <= NEAR * lengths[-1] else []
-    ticks = [[length, str(length)] for length in lengths]
-    return lines(
-        series, axis("length of the text, tokens", log=True, ticks=ticks), _axis(measure), marks=marks, spread=True
-    )
+    x = axis("length of the text, tokens", log=True, ticks=[[length, str(length)] for length in lengths])
+    return lines(series, x, _axis(measure), marks=marks, spread=True)
 
 
 def _line(
@@ -267,7 +250,7 @@ def show(results: Results, directory: str) -> None:
         out.print(f"- {sentence}", markup=False)
     bracketed = False
     for task, table in zip(results["tasks"], tables(results), strict=True):
-        out.print(f"\n[bold]{escape(task['task'])}[/bold]: {table.unit}")
+        out.print(f"\n{task['task']}: {table.unit}", style="bold", markup=False)
         bracketed |= print_cells(out, table)
     out.print()
     out.print(f"{'In brackets: 95 % intervals; a' if bracketed else 'A'} dash was not measured.", markup=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from posenc.errors import counted
 from posenc.report.figures import plain
 
 
@@ -88,6 +89,11 @@ class Panel:
     key: bool = True
 
     @property
+    def names(self) -> set[str]:
+        """Of the methods that the figures show."""
+        return {one["name"] for plot in self.plots for figure in plot.figures.values() for one in figure["series"]}
+
+    @property
     def choices(self) -> list[Choice]:
         return list({choice.name: choice for plot in self.plots for choice in plot.choices}.values())
 
@@ -142,6 +148,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "prose": prose,
     "breaking": breaking,
     "count": count,
+    "counted": counted,
     "times": times,
     "mebibytes": lambda value: f"{value / 2**20:.0f} MiB",
     "kibibytes": lambda value: f"{value / 2**10:.4g} KiB",
