@@ -95,18 +95,8 @@ def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 --targets 8 --no-curve"
-    flags = [
-        "compare",
-        "--data",
-        str(text),
-        "--out",
-        str(tmp_path / "out"),
-        "--encodings",
-        "rope,none",
-        "--seeds",
-        "1",
-        *flags.split(),
-    ]
+    given = ["--data", str(text), "--out", str(tmp_path / "out"), "--encodings", "rope,none", "--seeds", "1"]
+    flags = ["compare", *given, *flags.split()]
     code, out, err = run(capsys, *flags)
     assert code == 0
     assert "rope + NTK" in out

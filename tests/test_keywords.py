@@ -33,16 +33,8 @@ CALLABLES = {
     **{name: getattr(posenc, name) for name in ("load", "convert_layout", "TransformerConfig", "VisionConfig")},
 }
 OF_ANOTHER_KIND = [
-    "Tensor",
-    "Encoding",
-    "Positions",
-    "PositionMap",
-    "Mapping",
-    "Frequencies",
-    "Any",
-    "Module",
-    "Callable",
-]
+    "Tensor", "Encoding", "Positions", "PositionMap", "Mapping", "Frequencies", "Any", "Module", "Callable",
+]  # fmt: skip
 """Types whose values are refused in the place of a number, a flag or a text."""
 
 

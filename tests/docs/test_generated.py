@@ -10,17 +10,9 @@ import pytest
 from website.page import ROOT
 
 WRITERS = (
-    "ablations.py",
-    "early.py judge --write",
-    "frontier.py",
-    "law_fit.py --write",
-    "longer.py",
-    "pictures.py",
-    "quoted.py",
-    "rule.py judge --write",
-    "six_programs.py --write",
-    "conform_peers/judged.py",
-)
+    "ablations.py", "early.py judge --write", "frontier.py", "law_fit.py --write", "longer.py", "pictures.py",
+    "quoted.py", "rule.py judge --write", "six_programs.py --write", "conform_peers/judged.py",
+)  # fmt: skip
 """Programs of benchmarks/ that write from results alone, without a measurement."""
 PAGES = (".md", ".svg", ".json", ".html")
 

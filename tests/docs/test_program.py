@@ -105,19 +105,8 @@ def test_help_lists_completion_and_typing_errors_import_no_torch():
     assert done.stdout.strip() == ""
 
 
-ANSWERS = [
-    line.split()
-    for line in (
-        "",
-        "--help",
-        "--version",
-        "list",
-        "list rope",
-        "list --cite fox",
-        "--print-completion zsh",
-        "extend --help",
-    )
-]
+LINES = "", "--help", "--version", "list", "list rope", "list --cite fox", "--print-completion zsh", "extend --help"
+ANSWERS = [line.split() for line in LINES]
 
 
 class Gone(StringIO):

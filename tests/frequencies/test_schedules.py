@@ -61,17 +61,9 @@ def test_known_stretches(text):
 
 def test_factors_are_what_most_schedules_go_by():
     assert set(BY_FACTOR) == {
-        "linear",
-        "ntk",
-        "ntk_old",
-        "ntk_fixed",
-        "ntk_mixed",
-        "yarn",
-        "yarn_paper",
-        "yarn_revised",
-        "mrrope",
+        "linear", "ntk", "ntk_old", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised", "mrrope",
         "llama3",
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INTERPOLATE)

@@ -105,17 +105,8 @@ def test_every_word_of_the_settings_has_a_chinese_one():
         + list(found["encodings"])
     )
     untouched = {
-        "θ (theta)",
-        "mscale",
-        "Step",
-        "Token",
-        "position",
-        "distance",
-        "channel",
-        "pair",
-        "bias",
-        "training length",
-    }
+        "θ (theta)", "mscale", "Step", "Token", "position", "distance", "channel", "pair", "bias", "training length",
+    }  # fmt: skip
     assert {text for text in english if text not in WORDS} - untouched == set()
 
 
