@@ -56,7 +56,7 @@ PLAIN = {
     "lab/data/tokens.py:pretrained",
     "lab/store.py:Store.lock", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained",
-    "pretrained/finetune.py:_check_same", "pretrained/stated.py:_code_of",
+    "pretrained/finetune.py:_check_same", "pretrained/finetune.py:_last", "pretrained/stated.py:_code_of",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers, frequencies and digests, in which nothing is looked up by name."""
 PLANTED = {

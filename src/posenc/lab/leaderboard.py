@@ -35,8 +35,12 @@ class Leaderboard(ComparisonStudy):
         names = tuple(comparison.settings.name for comparison, _ in self.comparisons)
         if len(set(names)) < len(names):
             raise InputError("names a task twice", "name each once", task=names)
-        if len({(comparison.encodings, comparison.seeds) for comparison, _ in self.comparisons}) > 1:
-            raise InputError("the tasks of one table compare the same encodings and seeds", argument="encodings")
+        for name in ("encodings", "seeds"):
+            if len(found := {getattr(comparison, name) for comparison, _ in self.comparisons}) > 1:
+                of = " and ".join(map(str, sorted(found)))
+                raise InputError(
+                    f"the tasks of one table have the same, and theirs are {of}", "give them", argument=name
+                )
         super().check()
 
     def describe(self, job: Sequence[Run]) -> str:

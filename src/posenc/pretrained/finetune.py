@@ -145,8 +145,8 @@ def _last(folder: str | Path | None) -> str | None:
     """The last checkpoint that is complete: the Trainer writes its state as the last file."""
     complete = {}
     for file in Path(folder).glob("checkpoint-*/trainer_state.json") if folder else ():
-        with suppress(ValueError):  # killed while writing it
-            complete[json.loads(file.read_text())["global_step"]] = str(file.parent)
+        with suppress(ValueError, TypeError, KeyError):  # killed while writing it
+            complete[int(json.loads(file.read_text())["global_step"])] = str(file.parent)
     return complete[max(complete)] if complete else None
 
 

@@ -120,7 +120,7 @@ def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path):
 
 def test_tasks_of_other_encodings_make_no_table(tmp_path):
     first, second = planned("sort"), planned("copy")
-    with pytest.raises(InputError, match="compare the same encodings"):
+    with pytest.raises(InputError, match="must be the same in all tasks"):
         compare_tasks([(replace(first[0], encodings=("none",)), first[1]), second], tmp_path)
 
 
