@@ -38,9 +38,8 @@ class Leaderboard(ComparisonStudy):
         for name in ("encodings", "seeds"):
             if len(found := {getattr(comparison, name) for comparison, _ in self.comparisons}) > 1:
                 of = " and ".join(map(str, sorted(found)))
-                raise InputError(
-                    f"the tasks of one table have the same, and theirs are {of}", "give them", argument=name
-                )
+                why = f"must be the same in all tasks of a table, and these have {of}"
+                raise InputError(why, "give one for all", argument=name)
         super().check()
 
     def describe(self, job: Sequence[Run]) -> str:
