@@ -194,9 +194,9 @@ def test_a_stopped_command_leaves_nothing_and_goes_on(name, number, given, undis
             assert not results["complete"]
             assert results["cells" if name == "eval" else "runs"]["finished"] == len(list(run.out.glob("cells/*.json")))
             assert "Stopped early" in (run.out / "report.html").read_text()
+            assert re.search(r"^(runs|cells): \d+ of \d+$", (run.out / "table.md").read_text(), re.MULTILINE)
             assert FINISHED.search(err), err
-        if name == "finetune":
-            assert any((tmp_path / "out" / "checkpoint").glob("checkpoint-*"))
+        assert name != "finetune" or any((tmp_path / "out" / "checkpoint").glob("checkpoint-*"))
     if (name, number) == QUICK:
         return  # the rest takes as long again
     before = len(list(run.out.glob("cells/*.json")))

@@ -42,6 +42,9 @@ def about(results: Mapping[str, Any]) -> dict[str, str]:
     for name, first in next(iter(of.values())).items():
         each = [f"{task}: {facts[name]}" if facts[name] != task else task for task, facts in of.items()]
         found[name] = first if all(facts[name] == first for facts in of.values()) else "; ".join(each)
+    if not results.get("complete", True):
+        counts = {unit: results.get(unit, {}) for unit in ("runs", "cells", "trials")}
+        found |= {unit: f"{n['finished']} of {n['planned']}" for unit, n in counts.items() if "planned" in n}
     found |= {
         "versions": ", ".join(f"{name} {at}" for name, at in results["machine"].items() if name in ("posenc", "torch")),
         "made": results.get("created"),

@@ -98,11 +98,8 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
                 )
             for reason, undrawn in settings()["undrawn"].items():
                 if name == "encoding" and terms[0].name in undrawn:
-                    raise InputError(
-                        f"the explorer does not draw it, since {reason}",
-                        f"`posenc analyze {value}` has pictures",
-                        encoding=value,
-                    )
+                    remedy = f"`posenc analyze {value}` has pictures"
+                    raise InputError(f"the explorer does not draw it, since {reason}", remedy, encoding=value)
             if terms[0].name not in names[name]:
                 raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
