@@ -174,12 +174,12 @@ def findings(results: Results) -> str:
             "256 tokens at a time, so nothing farther back could help.",
             f"- **For endless text**, {listed(endless)} are within 0.04 nats of truncating on running text at every length, in one pass.",
             f"- **On repeated text**, where far tokens matter, {listed(lowest)} are within 0.1 nats of the lowest loss at every length.",
-            f"- **`yarn` and `mrrope` are the best schedules.** On running text from {running[1][0]:.3g} times the length on, "
+            f"- **`yarn` and `mrrope` have the lowest losses of the schedules.** On running text from {running[1][0]:.3g} times the length on, "
             f"{listed([f'`{name}`' for name in schedules])} are behind either by {least:.2f} nats and more, with 95 %.",
             f"- **{listed(idle)} alone do not extend**: from {running[1][0]:.3g} times the length on they are within 0.4 nats of the unmodified "
             "model on running text.",
-            f"- **`dual_chunk`, `jet_long` and `rerope`.** On running text the first is behind the second by {paired('dual_chunk', 'jet_long')} nats at {times} times the length, "
-            f"and the second behind the third by {paired('jet_long', 'rerope')}.",
+            f"- **`dual_chunk`, `jet_long` and `rerope`.** On running text the losses of the first and the second differ by {paired('dual_chunk', 'jet_long')} nats at {times} times the length, "
+            f"and those of the second and the third by {paired('jet_long', 'rerope')}.",
         ]
     )
 

@@ -97,16 +97,9 @@ def test_commas_part_encodings_and_lists_of_numbers_stay_together(text, want):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1", 1),
-        ("1e5", 1e5),
-        ("true", True),
-        ("None", None),
-        ("1,2.5", [1.0, 2.5]),
-        ("[1]", [1]),
-        ("1,", [1]),
-        ("half", "half"),
-    ],
-)
+        ("1", 1), ("1e5", 1e5), ("true", True), ("None", None), ("1,2.5", [1.0, 2.5]), ("[1]", [1]), ("1,", [1]),
+        ("half", "half"), ],
+)  # fmt: skip
 def test_literals(text, value):
     assert literal(text) == value
 

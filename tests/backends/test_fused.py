@@ -400,19 +400,9 @@ def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
 @pytest.mark.parametrize(
     "name",
     [
-        "rope",
-        "alibi",
-        "t5",
-        "shaw",
-        "xlnet",
-        "tupe_r",
-        "deberta_v2:shared=false",
-        "sink",
-        "rope+kerple",
-        "rope@rerope:window=8+log_n:train_length=4",
-        "rope@dual_chunk:chunk=6:local=2",
-    ],
-)
+        "rope", "alibi", "t5", "shaw", "xlnet", "tupe_r", "deberta_v2:shared=false", "sink", "rope+kerple",
+        "rope@rerope:window=8+log_n:train_length=4", "rope@dual_chunk:chunk=6:local=2", ],
+)  # fmt: skip
 def test_one_graph_serves_every_length_and_one_every_step(name):
     encoding = create(name, dim=32, num_heads=H, head_dim=8, max_positions=128, causal=True)
     compiled = 0
@@ -457,17 +447,9 @@ def peak_of_a_step(name, dropout_p, n):
 @pytest.mark.parametrize(
     "name",
     [
-        "t5",
-        "alibi",
-        "shaw",
-        "xlnet",
-        "tupe_r",
-        "deberta_v2:shared=false",
-        "rope",
-        "rope@rerope:window=96",
-        "rope@dual_chunk:chunk=96:local=16",
-    ],
-)
+        "t5", "alibi", "shaw", "xlnet", "tupe_r", "deberta_v2:shared=false", "rope", "rope@rerope:window=96",
+        "rope@dual_chunk:chunk=96:local=16", ],
+)  # fmt: skip
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p):
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:

@@ -221,18 +221,38 @@ def run_of(comparison, seed, rate, loss):
 
 
 @pytest.mark.parametrize(
-    ("losses", "best", "tried"),
+    ("losses", "best", "tried", "edge"),
     [
-        ({(0, 0.5): 2.0, (0, 1.0): 1.9}, 1.0, {0.5, 1.0}),  # rate 2 has not run yet
-        ({(0, 0.5): 2.0, (0, 1.0): 1.9, (0, 2.0): 1.8, (1, 0.5): 1.0, (1, 1.0): 1.0}, 2.0, {0.5, 1.0, 2.0}),
-        ({(0, 0.5): 2.0, (0, 1.0): 2.0, (0, 2.0): 2.1}, 1.0, {0.5, 1.0, 2.0}),  # a tie is no edge
-        ({(0, 0.5): 2.0, (1, 1.0): 1.0, (1, 0.5): 2.1, (2, 2.0): 0.5}, 0.5, {0.5}),  # no seed that all have
+        ({(0, 0.5): 2.0, (0, 1.0): 1.9, (0, 2.0): 1.8}, 2.0, "1 seed", True),
+        ({(0, 0.5): 2.0, (0, 1.0): 1.9}, 1.0, "of 0.5 and 1 (1 seed)", True),  # rate 2 has not run yet
+        (
+            {(0, 0.5): 2.0, (0, 1.0): 1.7, (0, 2.0): 1.8, (1, 0.5): 1.0, (1, 1.0): 2.0},
+            1.0,
+            "of 0.5, 1 and 2 (1 seed)",
+            False,
+        ),
+        ({(0, 0.5): 2.0, (0, 1.0): 2.0, (0, 2.0): 2.1}, 1.0, "1 seed", False),
+        ({(0, 2.0): 2.0, (0, 1.0): 2.0}, 1.0, "of 1 and 2", False),  # a tie is no edge
+        (
+            {(0, 0.5): 2.0, (1, 1.0): 1.0, (1, 0.5): 2.1, (2, 2.0): 0.5},
+            0.5,
+            "of 0.5 (2 seeds)",
+            False,
+        ),  # no seed has all
     ],
 )
-def test_rates_are_compared_on_the_same_seeds(losses, best, tried):
-    comparison = Comparison(("rope",), 3, TINY, rates=(0.5, 1.0, 2.0))
-    by = comparison.swept(dict(run_of(comparison, *at, loss) for at, loss in losses.items()))["rope"]
-    assert (next(iter(by)), {*by}) == (best, tried)
+def test_rates_are_compared_on_the_same_seeds(losses, best, tried, edge):
+    comparison = Comparison(["rope"], 2, TINY, rates=(2.0, 0.5, 1.0))
+    swept = comparison.swept(dict(run_of(comparison, *at, loss) for at, loss in losses.items()))
+    assert (swept["rope"].best, swept["rope"].at_edge) == (best, edge)
+    (line,) = comparison.of_rates(swept)
+    assert tried in line
+    assert ("at an edge, so" in line) == edge
+    assert ("none is at an edge" in line) == (not edge and "of 0.5 (" not in line)
+    finished = (
+        replace(comparison, seeds=1).of_rates(swept)[0].startswith("Each encoding is at the best of 0.5, 1 and 2 times")
+    )
+    assert finished == ({rate for _, rate in losses} == {0.5, 1.0, 2.0} and swept["rope"].seeds == 1)
 
 
 NO_SWEEP = [

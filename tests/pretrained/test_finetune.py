@@ -104,10 +104,9 @@ def test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint(lora
 
 @pytest.mark.parametrize("left", [None, 0, 99])
 def test_a_checkpoint_that_was_cut_off_is_passed_over(left, tmp_path):
-    """By SIGKILL or a full disk: the state, which the Trainer writes last, is not there or in part; so may our own file be."""
+    """By SIGKILL or a full disk: the state, which the Trainer writes last, is not there or in part."""
     run(small_model("llama"), steps=2, checkpoint=tmp_path)
     state = shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "checkpoint-3") / "trainer_state.json"
-    (tmp_path / "finetuning.sha256").write_text("")
     state.unlink() if left is None else state.write_text(state.read_text()[:left])
     steps = []
     rest = run(small_model("llama"), steps=4, checkpoint=tmp_path, progress=lambda step, _: steps.append(step))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from posenc.encoding import PerLayer
-from posenc.errors import InputError, listed, unknown
+from posenc.errors import InputError, counted, listed, unknown
 from posenc.lab.engines import Engine, ProcessPool, Tick
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run
 from posenc.lab.machine import describe, flushed_denormals
@@ -66,8 +66,8 @@ class Comparison:
         if len(given) == 1 or len({*numbers}) < len(given):
             needed = f"a sweep has at least two different values from {1 / MOST_RATE} to {MOST_RATE}, each once"
             raise InputError(needed, "write three, as in 0.5 1 2", rates=self.rates)
-        if self.encodings and "none" not in self.encodings:
-            object.__setattr__(self, "encodings", ("none", *self.encodings))
+        first = ("none",) if self.encodings and "none" not in self.encodings else ()
+        object.__setattr__(self, "encodings", (*first, *self.encodings))
 
     def runs(self, corpus: Dataset) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has complete seeds first."""
@@ -87,9 +87,8 @@ class Comparison:
             for rate in self.rates or (1.0,)
         }
 
-    def swept(self, done: Mapping[Run, RunRecord]) -> dict[str, dict[float, float]]:
-        """What each encoding scores at each rate that has run, at the condition of training: the mean over the seeds that all of
-        its rates have; of those with most seeds, where none has them all. The best is first; of equal ones, the nearest to 1."""
+    def swept(self, done: Mapping[Run, RunRecord]) -> dict[str, "Sweep"]:
+        """By encoding, what the finished runs say of its rates, by the mean at the condition of training."""
         m, at = self.settings.criterion, str(self.settings.trained_at)
         scores: dict[str, dict[float, dict[int, float]]] = {}
         for each, record in done.items():
@@ -101,9 +100,23 @@ class Comparison:
         for name, by in scores.items():
             shared = set.intersection(*map(set, by.values())) or max(map(set, by.values()), key=len)
             means = {rate: fmean(of[seed] for seed in shared) for rate, of in by.items() if shared <= of.keys()}
-            order = sorted(means, key=lambda rate: (m.worse * means[rate], abs(math.log(rate))))
-            found[name] = {rate: means[rate] for rate in order}
+            order = sorted(means, key=lambda rate: (m.worse * means[rate], abs(math.log(rate)), rate))
+            found[name] = Sweep({rate: means[rate] for rate in order}, len(shared))
         return found
+
+    def of_rates(self, swept: Mapping[str, "Sweep"]) -> list[str]:
+        """What a sweep found, in words."""
+        if not swept:
+            return []
+        edges = [f"{name} ({of.best:g})" for name, of in swept.items() if of.at_edge]
+        within = f"; at an edge, so perhaps better beyond it: {listed(edges)}" if edges else "; none is at an edge"
+        if all((len(of.scores), of.seeds) == (len(self.rates), self.seeds) for of in swept.values()):
+            return [f"Each encoding is at the best of {_rates(self.rates)} times the learning rates{within}."]
+        ran = [f"{name} of {_rates(of.scores)} ({counted(of.seeds, 'seed')})" for name, of in swept.items()]
+        more = within if edges or all(len(of.scores) > 1 for of in swept.values()) else ""
+        return [
+            f"Not all rates have run. Each encoding is at the best of those with the same seeds: {listed(ran)}{more}."
+        ]
 
     def check(self, corpus: Dataset) -> None:
         """Refuse, before any training, what could not be run to its end.
@@ -134,9 +147,8 @@ def _try(run: Run) -> None:
     settings, model = run.settings, build(run)
     parts, layers = model.encoding, settings.num_layers
     if isinstance(parts, PerLayer) and len(list(parts)) > layers:
-        raise InputError(
-            f"names {len(list(parts))} layers, the model has {layers}", f"pass num_layers={len(list(parts))}"
-        )
+        why = f"names {len(list(parts))} layers, the model has {layers}"
+        raise InputError(why, f"pass num_layers={len(list(parts))}")
     for variant in settings.variants(run.encoding, model.encoding):
         for condition in settings.conditions:
             model.encoding = variant.at(condition)
@@ -201,13 +213,13 @@ class ComparisonStudy(Study[Run, RunRecord]):
     ) -> tuple[dict[str, Any], Ranking]:
         """The results of one of the comparisons, from its runs, and what ranks them."""
         settings, swept = plan.settings, plan.swept(done) if plan.rates else {}
-        best = {name: next(iter(by)) for name, by in swept.items()}
         if swept:
-            done = {run: record for run, record in done.items() if plan.at_rates[run.settings] == best[run.encoding]}
+            done = {
+                run: record for run, record in done.items() if plan.at_rates[run.settings] == swept[run.encoding].best
+            }
         ranking = Ranking(collect(done), settings, corpus, swept=bool(swept))
-        lone = {name for name, by in swept.items() if [*by.values()].count(by[best[name]]) == 1 < len(by)}
-        edge = [name for name, by in swept.items() if name in lone and best[name] in (min(by), max(by))]
-        tried = {name: {str(float(rate)): by[rate] for rate in sorted(by)} for name, by in swept.items()}
+        tried = {name: {str(float(r)): of.scores[r] for r in sorted(of.scores)} for name, of in swept.items()}
+        best, edge = {name: of.best for name, of in swept.items()}, [name for name, of in swept.items() if of.at_edge]
         rates = {"measure": settings.criterion.key, "tried": tried, "best": best, "edge": edge}
         results = {
             **({"rates": rates} if swept else {}),
@@ -216,7 +228,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "seeds": sorted({run.seed for run in done}),
             "data": corpus.facts(),
             "machine": describe(torch.device(plan.execution.device)) | plan.execution.facts(),
-            "answer": [*ranking.answer(), *_of_rates(plan.rates, swept, edge)],
+            "answer": [*ranking.answer(), *plan.of_rates(swept)],
             **ranking.numbers(),
             "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
@@ -224,21 +236,27 @@ class ComparisonStudy(Study[Run, RunRecord]):
         return results, ranking
 
 
-def _of_rates(rates: Sequence[float], swept: Mapping[str, Mapping[float, float]], edge: Sequence[str]) -> list[str]:
-    """What the sweep of learning rates found."""
-    if not swept:
-        return []
+@dataclass(frozen=True)
+class Sweep:
+    """What an encoding scores at learning rates, the best first, in the mean of as many seeds, which all of these have: those of
+    the rate with most seeds, where no seed has all. Of equal ones, the nearest to 1 is first."""
 
-    def spelled(some: Iterable[float]) -> str:
-        return listed([f"{rate:g}" for rate in sorted(some)])
+    scores: Mapping[float, float]
+    seeds: int
 
-    edges = [f"{name} ({next(iter(swept[name])):g})" for name in edge]
-    within = f"at an edge, so perhaps better beyond it: {listed(edges)}" if edges else "none is at an edge"
-    left = [f"{name} has {spelled(by)}" for name, by in swept.items() if len(by) < len(rates)]
-    return [
-        f"Each encoding is at the best of {spelled(rates)} times the learning rates; {within}.",
-        *([f"Not all have run on the same seeds: {listed(left)}."] if left else []),
-    ]
+    @property
+    def best(self) -> float:
+        return next(iter(self.scores))
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best of several is the lowest or highest, and no other is as good."""
+        ends, values = (min(self.scores), max(self.scores)), [*self.scores.values()]
+        return len(values) > 1 and self.best in ends and values.count(values[0]) == 1
+
+
+def _rates(rates: Iterable[float]) -> str:
+    return listed([f"{rate:g}" for rate in sorted(rates)])
 
 
 def compare(

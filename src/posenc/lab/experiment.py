@@ -246,9 +246,8 @@ class Experiment(ABC):
             raise InputError(f"of {self.tokens} tokens each, must be at most {MOST_TOKENS}", batch_size=self.batch_size)
         largest, most = self.conditions[-1], self.MOST["length"]
         if self.size_at(largest) > most:
-            raise InputError(
-                f"tests at {self.spelled(largest)}, must be at most {most}", argument="factors", value=largest
-            )
+            why = f"tests at {self.spelled(largest)}, must be at most {most}"
+            raise InputError(why, argument="factors", value=largest)
 
     # ---------------------------------------------------------------- model, data, test
 

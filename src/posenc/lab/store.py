@@ -119,9 +119,8 @@ class Store(Folder):
             json.dumps(plain, allow_nan=False)
         except ValueError:
             name = type(stored.record).__name__
-            raise InputError(
-                "a number in it is not finite; store None there, or refuse the cell", argument=name
-            ) from None
+            why = "a number in it is not finite; store None there, or refuse the cell"
+            raise InputError(why, argument=name) from None
         self.write(f"cells/{cell}.json", encoded([stored]))
 
     def load(self, cell: str, kind: type[T]) -> Stored[T] | None:

@@ -93,9 +93,8 @@ class Settings(Experiment):
             check_value("contexts", context, int)
         ascending = list(self.contexts) == sorted(set(self.contexts))
         if self.contexts and not (ascending and self.contexts[0] >= 1 and self.contexts[-1] <= self.longest):
-            raise InputError(
-                f"must grow from 1 or more to at most {self.longest}, the longest test", contexts=self.contexts
-            )
+            why = f"must grow from 1 or more to at most {self.longest}, the longest test"
+            raise InputError(why, contexts=self.contexts)
         if not all(map(self.scored_at_once, self.contexts)):
             raise InputError(f"has no room before {self.targets} targets", "give fewer targets", contexts=self.contexts)
         if self.curve:
@@ -153,12 +152,9 @@ class Settings(Experiment):
                 data=corpus.name,
             )
         if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
-            raise InputError(
-                f"its held-out files have no room for {self.windows} passages of {self.longest} {self.unit}s with "
-                f"{self.targets} targets each",
-                "give smaller windows, length or factors, or a longer text",
-                data=corpus.name,
-            )
+            passages = f"{self.windows} passages of {self.longest} {self.unit}s with {self.targets} targets each"
+            remedy = "give smaller windows, length or factors, or a longer text"
+            raise InputError(f"its held-out files have no room for {passages}", remedy, data=corpus.name)
         if self.different_passages(corpus) == 1:
             why = f"all {self.windows} test passages of {self.longest} {self.unit}s are the same, so their loss says nothing of another text"
             raise InputError(why, "give a text that does not repeat itself", data=corpus.name)

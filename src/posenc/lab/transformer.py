@@ -376,13 +376,11 @@ class Transformer(TransformerBase):
         if memory is None and not self.config.cross_attention:
             return None
         if not isinstance(memory, Memory) or len(memory.tokens) != self.config.num_layers:
-            raise InputError(
-                "this decoder reads an encoder, pass decoder.memory(encoder.features(source))", memory=memory
-            )
+            why = "this decoder reads an encoder, pass decoder.memory(encoder.features(source))"
+            raise InputError(why, memory=memory)
         if not self.config.cross_attention:
-            raise InputError(
-                "this model has no cross-attention", "TransformerConfig(cross_attention=True) has it", argument="memory"
-            )
+            why = "this model has no cross-attention"
+            raise InputError(why, "TransformerConfig(cross_attention=True) has it", argument="memory")
         self.cross.share(
             [(b.cross_attention.query, b.cross_attention.key) for b in self.blocks if isinstance(b, Block)]
         )

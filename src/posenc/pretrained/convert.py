@@ -134,11 +134,8 @@ def convert_layout(
     if rotary_dim is None:
         check_even("head_dim - rotary_start" if rotary_start else "head_dim", width)
     if rotary_start < 0 or rotary_start + width > head_dim:
-        raise InputError(
-            f"the rotated channels must lie within head_dim={head_dim}",
-            rotary_dim=rotary_dim,
-            rotary_start=rotary_start,
-        )
+        why = f"the rotated channels must lie within head_dim={head_dim}"
+        raise InputError(why, rotary_dim=rotary_dim, rotary_start=rotary_start)
     of_head = torch.arange(head_dim, device="cpu")  # whatever the default device is
     of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(
         width, source=source, target=target

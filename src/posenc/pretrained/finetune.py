@@ -23,7 +23,7 @@ from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens, modes_restored
 from posenc.pretrained.learned_table import check_rows, has_learned_table, table_of
 from posenc.pretrained.models import model_structure, unwrap
-from posenc.pretrained.scratch import scratch
+from posenc.pretrained.scratch import replacing, scratch
 from posenc.pretrained.stopping import stoppable
 
 needs("transformers", "lab")
@@ -145,7 +145,7 @@ def _last(folder: str | Path | None) -> str | None:
     """The last checkpoint that is complete: the Trainer writes its state as the last file."""
     complete = {}
     for file in Path(folder).glob("checkpoint-*/trainer_state.json") if folder else ():
-        with suppress(ValueError, TypeError, KeyError):  # killed while writing it
+        with suppress(ValueError, TypeError, KeyError, OSError, OverflowError):  # killed while writing it
             complete[int(json.loads(file.read_text())["global_step"])] = str(file.parent)
     return complete[max(complete)] if complete else None
 
@@ -205,15 +205,16 @@ def prepared(
 
 def _check_same(file: Path, model: Any, texts: list[Tensor], settings: dict[str, Any]) -> None:
     """Store a hash of what makes a training the same, but its steps; refuse the checkpoints of another one."""
-    attachment = attached(unwrap(model))
-    digest = hashlib.sha256(repr((settings | {"steps": 0}, attachment and attachment.report.method)).encode())
+    method = (attachment := attached(unwrap(model))) and attachment.report.method
+    digest = hashlib.sha256(repr((settings | {"steps": 0}, method)).encode())
     for values in [*texts, *(p.detach().flatten()[:: max(p.numel() // 64, 1)].float() for p in model.parameters())]:
         digest.update(f"{values.shape}".encode() + values.cpu().numpy().tobytes())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and file.read_text() not in ("", digest.hexdigest()):  # empty: killed while writing it
+    if not file.exists():
+        with replacing(file) as made:
+            made.write_text(digest.hexdigest())
+    elif file.read_text() != digest.hexdigest():
         cure = "give those again, name another folder, or delete it to begin anew"
         raise InputError("is of another model, text or settings", cure, checkpoint=str(file.parent))
-    file.write_text(digest.hexdigest())
 
 
 def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:

@@ -55,9 +55,8 @@ def files(source: str) -> list[Path]:
     if source and path.is_file():
         return [path]
     if not source or not path.is_dir():
-        raise InputError(
-            f"no such file or folder; a Hugging Face dataset is written hf:{source or 'NAME'}", data=source
-        )
+        why = f"no such file or folder; a Hugging Face dataset is written hf:{source or 'NAME'}"
+        raise InputError(why, data=source)
     paths = [each for each in path.rglob("*") if each.suffix.lower() in suffixes and each.is_file()]
     if not paths:
         raise InputError(f"no files with one of the suffixes {' '.join(sorted(suffixes))}", data=source)

@@ -166,9 +166,8 @@ def build(
         raise InputError("the text is empty", data=name)
     shortened = next(stream, None) is not None or sum(map(len, whole)) < sum(map(len, read))
     if shortened and first_held_out is not None:
-        raise InputError(
-            f"is read to its end, more than {limit} bytes", "give more data_tokens, or leave them out", data=name
-        )
+        why = f"is read to its end, more than {limit} bytes"
+        raise InputError(why, "give more data_tokens, or leave them out", data=name)
     train, test = _split(whole, packed, first_held_out)
     divided = sum(map(len, train)) not in accumulate(map(len, whole))  # within a document
     by_file = packed or first_held_out is not None
@@ -233,9 +232,8 @@ def _texts(documents: Iterable[bytes], name: str) -> Iterator[list[str]]:
         try:
             text = document.decode()
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"byte {error.start} of document {number} is not UTF-8, which only tokenizer='bytes' reads", data=name
-            ) from None
+            why = f"byte {error.start} of document {number} is not UTF-8, which only tokenizer='bytes' reads"
+            raise InputError(why, data=name) from None
         yield re.findall(rf"(?s).{{1,{PIECE}}}(?:(?<=\n)|\Z)|.{{1,{PIECE}}}(?= )|.{{1,{PIECE}}}", text)
 
 

@@ -78,9 +78,8 @@ class Evaluation(Study[Cell, Measured]):
         attachment = attached(unwrap(self.model))
         if attachment is not None and len(s.methods) > 1:
             remedy = "pass the original model, and name that method beside the others"
-            raise InputError(
-                f"the model is already extended by {attachment.report.method}", remedy, methods=s.methods[1:]
-            )
+            why = f"the model is already extended by {attachment.report.method}"
+            raise InputError(why, remedy, methods=s.methods[1:])
         check_causal(self.model)
         rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
         if s.lengths[-1] > rows:
@@ -96,12 +95,9 @@ class Evaluation(Study[Cell, Measured]):
         self.check_texts()  # late: long inputs take a while to make
         need, free = self.reading_bytes(), free_bytes(self.device)
         if need > free:
-            raise InputError(
-                f"cache, scores and logits of {self.batch_size} such text(s) take about {need / 2**30:.1f} GiB "
-                f"beside the model, and {free / 2**30:.1f} GiB are free",
-                "give shorter ones, batch_size=1 or dtype=bfloat16",
-                lengths=s.lengths[-1],
-            )
+            what, remedy = f"{self.batch_size} such text(s)", "give shorter ones, batch_size=1 or dtype=bfloat16"
+            why = f"cache, scores and logits of {what} take about {need / 2**30:.1f} GiB beside the model, and {free / 2**30:.1f} GiB are free"
+            raise InputError(why, remedy, lengths=s.lengths[-1])
 
     def check_texts(self) -> None:
         """Raises:

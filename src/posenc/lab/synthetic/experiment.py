@@ -135,10 +135,8 @@ class Synthetic(Experiment):
             steps = f" in steps of {self.stride}" if self.stride > 1 else ""
             raise InputError(f"the lengths of task {self.name} start at {self.shortest}{steps}", length=self.length)
         if self.symbols < (least := self.different(self.size_at(self.conditions[-1]))):
-            raise InputError(
-                f"task {self.name} has {least} different symbols in its longest test", "give as many, or a smaller length or factors",
-                symbols=self.symbols,
-            )  # fmt: skip
+            why = f"task {self.name} has {least} different symbols in its longest test"
+            raise InputError(why, "give as many, or a smaller length or factors", symbols=self.symbols)
 
     # ---------------------------------------------------------------- what a task defines
 
@@ -216,9 +214,8 @@ class Synthetic(Experiment):
     def check_data(self, corpus: SyntheticCorpus) -> None:
         shapes = {condition: tuple(batch.inputs.shape) for condition, batch in corpus.test.items()}
         if shapes != {condition: (self.sequences, self.tokens_at(condition)) for condition in self.conditions}:
-            raise InputError(
-                "the sequences were generated for other settings", "load them for these", length=self.length
-            )
+            why = "the sequences were generated for other settings"
+            raise InputError(why, "load them for these", length=self.length)
 
     def draw(self, part: object, generator: torch.Generator) -> SequenceBatch:
         lengths = range(self.shortest, self.length + 1, self.stride)

@@ -421,9 +421,8 @@ class A5(OfSymbols):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.symbols != len(ELEMENTS):
-            raise InputError(
-                f"the group of task a5 has {len(ELEMENTS)} elements", "leave symbols out", symbols=self.symbols
-            )
+            why = f"the group of task a5 has {len(ELEMENTS)} elements"
+            raise InputError(why, "leave symbols out", symbols=self.symbols)
 
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         factors = torch.randint(self.symbols, (n, length), generator=generator)
