@@ -136,7 +136,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
     positions, no_values = problem.positions, problem.values is None
     restricted = positions.prefix is not None or positions.window is not None or bool(positions.blocks)
     if backend == "sdpa":
-        simple = positions.span is not None and not restricted
+        simple = positions.start is not None and not restricted
         return no_values or (simple and all(term.unsupported(positions) is None for term in problem.bias))
     if backend == "flex":
         mixes = any(isinstance(each, Mixer) for each in problem.modifiers)
