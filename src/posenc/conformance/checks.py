@@ -32,7 +32,7 @@ from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.lab.transformer import Attention, Transformer, TransformerConfig
-from posenc.positions import Positions
+from posenc.positions import Positions, segments
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_logits_stay_near`."""
@@ -125,18 +125,18 @@ def _agree(encoding: Encoding, config: TransformerConfig, p: Positions, layout: 
 def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
     """The calls that a backend may not refuse on a CPU, tested by *backends agree*:
 
-    - `sdpa`: every call; with a term on the values (`Values`) only contiguous text without a window or a prefix, whose
-      other terms have a form in the CPU operator.
+    - `sdpa`: every call; with a term on the values (`Values`) contiguous text, packed and padded too, without a window or
+      a prefix, whose other terms have a form in the CPU operator.
     - `flex`: from PyTorch 2.11 on, every call without gradients, `Values` and `Mixer`, with a softmax.
     - `triton`, in its interpreter: contiguous text in float32 or less without gradients, whose terms have a form in the
       kernel, at most one of them a table that queries are multiplied with; a sink, but no `Values`, score modifier or
       position map.
     - `reference`, and a backend that is not named here: every call.
     """
-    positions, no_values = problem.positions, problem.values is None
+    positions, no_values, visible = problem.positions, problem.values is None, segments.segments(problem.positions)
     restricted = positions.prefix is not None or positions.window is not None or bool(positions.blocks)
     if backend == "sdpa":
-        simple = positions.start is not None and not restricted
+        simple = visible is not None and visible.regular and not restricted
         return no_values or (simple and all(term.unsupported(positions) is None for term in problem.bias))
     if backend == "flex":
         mixes = any(isinstance(each, Mixer) for each in problem.modifiers)
