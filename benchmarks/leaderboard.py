@@ -654,8 +654,9 @@ def choice(made: Mapping[str, Answer], largest: Widest) -> str:
         rows.append([question, ", ".join(f"`{name}`" for name in answer.names), sentence.format(figure)])
     law = f"[The largest budget](../../benchmarks/law.md#on-a-gpu) of ten encodings is {largest.size.removesuffix('M')} M weights and {largest.budget} MB of prose and code"
     of_larger, least, most = larger()
+    several = sum(len(each) > 1 for each in by_cell().values())
     seeds = (
-        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed, which six cells of {' and '.join(map(str, largest.seeded))} MB have, moves a loss by up to {largest.noise[0]:.3f} at 512, and by {largest.noise[1]:.3f} at 4096 where it stays level. "
+        f"one seed: nats per byte at the training length, 512 tokens, and, on other passages, at 8 times that: compare within a column. A second seed, which {several} cells of {' and '.join(map(str, largest.seeded))} MB have, moves a loss by up to {largest.noise[0]:.3f} at 512, and by {largest.noise[1]:.3f} at 4096 where it stays level. "
         f"With {' and '.join(of_larger)} M weights `alibi` is below `rope` at every budget, by {least:.2f} to {most:.2f}."
     )
     losses = [[f"`{e}`", at[0][e], at[1][e]] for e in sorted(largest.losses, key=lambda e: largest.losses[e][0])]
