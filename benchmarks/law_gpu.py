@@ -265,21 +265,24 @@ def widest() -> Widest:
     )
 
 
+def by_setting() -> dict[tuple[str, int], dict[str, tuple[float, float]]]:
+    """By size and budget, the losses of each encoding at the training length and at 8 times it: of seed 0."""
+    near, far = (losses(by_cell(), seed=0, at=at) for at in (ONCE, EIGHT_TIMES))
+    found: dict[tuple[str, int], dict[str, tuple[float, float]]] = defaultdict(dict)
+    for size, encoding, budget in near:
+        key = size, encoding, budget
+        found[size, budget][encoding] = float(near[key].mean()), float(far[key].mean())
+    return found
+
+
 def near_lowest() -> dict[str, tuple[int, int]]:
-    """In how many settings, of how many, an encoding's loss is within MARGIN of the lowest there, at the training length and at 8
-    times it: most settings first. A setting is a size and a budget; seed 0."""
-    ends = [
-        {key: float(row.mean()) for key, row in losses(by_cell(), seed=0, at=at).items()} for at in (ONCE, EIGHT_TIMES)
-    ]
+    """In how many settings, of how many, an encoding's losses are within MARGIN of the lowest there, at both lengths: most settings
+    first."""
     found: dict[str, list[bool]] = defaultdict(list)
-    for size, encoding, budget in ends[0]:
-        found[encoding].append(
-            all(
-                of[size, encoding, budget] - min(loss for (s, _, b), loss in of.items() if (s, b) == (size, budget))
-                <= MARGIN
-                for of in ends
-            )
-        )
+    for of in by_setting().values():
+        lowest = [min(ends) for ends in zip(*of.values(), strict=True)]
+        for encoding, ends in of.items():
+            found[encoding].append(all(loss - least <= MARGIN for loss, least in zip(ends, lowest, strict=True)))
     counts = {encoding: (sum(near), len(near)) for encoding, near in found.items()}
     return dict(sorted(counts.items(), key=lambda item: (-item[1][0], item[0])))
 

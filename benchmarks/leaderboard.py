@@ -44,7 +44,7 @@ import masked  # noqa: E402
 import replication  # noqa: E402
 from ablations import spearman  # noqa: E402
 from archives import archive  # noqa: E402
-from law_gpu import EIGHT_TIMES, MARGIN, Widest, advised, larger, losses, near_lowest, widest  # noqa: E402
+from law_gpu import MARGIN, Widest, advised, by_setting, larger, near_lowest, widest  # noqa: E402
 from law_lease import by_cell  # noqa: E402
 from pairs import BENJAMINI_HOCHBERG, different, found  # noqa: E402
 from replication import Board, Gap, Json, World, fisher, in_seeds, measured  # noqa: E402
@@ -115,11 +115,8 @@ def worlds(results: Json) -> list[World]:
 def of_law() -> list[World]:
     """Every size and budget of the law's trainings on a GPU, seed 0."""
     cells, made = by_cell(), []
-    near, far = losses(cells, seed=0), losses(cells, seed=0, at=EIGHT_TIMES)
-    for size, budget in sorted({(size, mb) for size, _, mb in near}, key=lambda of: (float(of[0][:-1]), of[1])):
-        keys = [key for key in near if (key[0], key[2]) == (size, budget)]
-        of = {key[1]: (float(near[key].mean()), float(far[key].mean())) for key in keys}
-        first = cells[keys[0]][0]
+    for (size, budget), of in sorted(by_setting().items(), key=lambda each: (float(each[0][0][:-1]), each[0][1])):
+        first = cells[size, next(iter(of)), budget][0]
         made.append(World(first["weights"], first["steps"], 1, of, f"{budget} MB of prose and code"))
     return made
 
